@@ -1,0 +1,292 @@
+//! Records: the bytes of one routed expert, as a slot holds them, and where they come from.
+//!
+//! ```text
+//! record = [ gate rows | up rows | pad ][ down rows | pad ]      both parts start at a multiple of 4096
+//! ```
+//!
+//! Every matrix is row-major, rows are whole blocks of its format. A container stores records
+//! exactly like this. A published checkpoint has the same weights in several pieces, and
+//! [`LayerRecords::place`] puts a piece where it belongs when it arrives.
+
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    key::{ExpertKey, LayerIndex},
+    quant::{FormatKind, QuantFormat, ScaleKind, affine},
+};
+
+/// Alignment of a record's parts in a slot and in a container: what O_DIRECT asks for.
+pub const PART_ALIGN: usize = 4096;
+
+/// A file of a catalog, by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileIndex(pub u32);
+
+/// A range of bytes in one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The file.
+    pub file: FileIndex,
+    /// First byte, counted from the start of the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// The three matrices of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixRole {
+    /// `gate_proj`, `[ffn, hidden]`.
+    Gate,
+    /// `up_proj`, `[ffn, hidden]`.
+    Up,
+    /// `down_proj`, `[hidden, ffn]`.
+    Down,
+}
+
+/// Shape and format of a matrix: `[rows, cols]`, row-major, rows made of whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// How weights are packed.
+    pub format: &'static QuantFormat,
+}
+
+impl MatrixShape {
+    /// Bytes of one row.
+    ///
+    /// # Panics
+    /// If `cols` does not tile into blocks; shapes are checked when a checkpoint is opened.
+    pub fn row_bytes(&self) -> usize {
+        self.format.row_bytes(self.cols).expect("shapes were checked when the checkpoint was opened")
+    }
+
+    /// Bytes of the whole matrix.
+    pub fn bytes(&self) -> usize {
+        self.rows * self.row_bytes()
+    }
+}
+
+/// How a record lies in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordLayout {
+    /// `gate_proj`, at the start of the record.
+    pub gate: MatrixShape,
+    /// `up_proj`, right behind `gate_proj`.
+    pub up: MatrixShape,
+    /// `down_proj`, at the start of the second part.
+    pub down: MatrixShape,
+}
+
+impl RecordLayout {
+    /// Byte offset of a matrix in the record.
+    pub fn offset(&self, role: MatrixRole) -> usize {
+        match role {
+            MatrixRole::Gate => 0,
+            MatrixRole::Up => self.gate.bytes(),
+            MatrixRole::Down => self.first_part_bytes(),
+        }
+    }
+
+    /// Shape and format of a matrix.
+    pub fn shape(&self, role: MatrixRole) -> MatrixShape {
+        match role {
+            MatrixRole::Gate => self.gate,
+            MatrixRole::Up => self.up,
+            MatrixRole::Down => self.down,
+        }
+    }
+
+    /// Bytes of gate and up with their padding: where down starts.
+    pub fn first_part_bytes(&self) -> usize {
+        (self.gate.bytes() + self.up.bytes()).next_multiple_of(PART_ALIGN)
+    }
+
+    /// Bytes of the whole record, a multiple of [`PART_ALIGN`].
+    pub fn bytes(&self) -> usize {
+        self.first_part_bytes() + self.down.bytes().next_multiple_of(PART_ALIGN)
+    }
+
+    /// Bytes of weights, without padding: what a token has to bring in.
+    pub fn weight_bytes(&self) -> usize {
+        self.gate.bytes() + self.up.bytes() + self.down.bytes()
+    }
+
+    /// XXH3-64 of the two parts of a record, weights only: padding is not covered.
+    ///
+    /// # Panics
+    /// If `record` is shorter than [`RecordLayout::bytes`].
+    pub fn checksums(&self, record: &[u8]) -> [u64; 2] {
+        let gate_up = &record[..self.gate.bytes() + self.up.bytes()];
+        let down = &record[self.first_part_bytes()..][..self.down.bytes()];
+        [xxh3_64(gate_up), xxh3_64(down)]
+    }
+}
+
+/// Which part of an affine matrix a published tensor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AffinePart {
+    /// The packed codes, `u32` words.
+    Codes,
+    /// One scale per group.
+    Scales,
+    /// One bias per group.
+    Biases,
+}
+
+/// Element type of published scales and biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleSource {
+    /// bf16, stored as it is.
+    Bf16,
+    /// f16, widened exactly to f32.
+    F16,
+    /// f32, stored as it is.
+    F32,
+}
+
+/// Where the bytes of a piece go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// As they are, from this byte of the record on.
+    Copy {
+        /// Offset in the record.
+        at: usize,
+    },
+    /// Into the blocks of an affine matrix.
+    Interleave {
+        /// The matrix.
+        role: MatrixRole,
+        /// What the piece holds of it.
+        part: AffinePart,
+        /// Element type of scales and biases; codes ignore it.
+        source: ScaleSource,
+    },
+}
+
+/// One contiguous read of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The bytes on disk.
+    pub extent: Extent,
+    /// Where they go.
+    pub place: Place,
+}
+
+/// One expert on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What to read. Together the pieces cover every weight of the record exactly once.
+    pub pieces: Vec<Piece>,
+    /// [`RecordLayout::checksums`] of the assembled record, where they are known.
+    pub checksums: Option<[u64; 2]>,
+}
+
+/// All routed experts of one layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerRecords {
+    /// The common layout.
+    pub layout: RecordLayout,
+    /// One record per expert, ascending.
+    pub records: Vec<Record>,
+}
+
+/// Every routed expert of a checkpoint or container, and the files they lie in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Catalog {
+    /// Files, addressed by [`FileIndex`].
+    pub files: Vec<PathBuf>,
+    /// One entry per decoder layer; `None` for layers without routed experts.
+    pub layers: Vec<Option<LayerRecords>>,
+}
+
+impl Catalog {
+    /// Records of a layer that has routed experts.
+    ///
+    /// # Panics
+    /// If the layer has none: asking for them is a bug in the caller.
+    pub fn layer(&self, layer: LayerIndex) -> &LayerRecords {
+        self.layers[layer.index()].as_ref().expect("the layer has routed experts")
+    }
+
+    /// The record of one expert.
+    pub fn record(&self, key: ExpertKey) -> &Record {
+        &self.layer(key.layer).records[key.expert.index()]
+    }
+
+    /// The path of a file.
+    pub fn path(&self, file: FileIndex) -> &PathBuf {
+        &self.files[file.0 as usize]
+    }
+
+    /// Bytes that all records take up in slots.
+    pub fn bytes(&self) -> u64 {
+        let layers = self.layers.iter().flatten();
+        layers.map(|l| l.layout.bytes() as u64 * l.records.len() as u64).sum()
+    }
+}
+
+impl LayerRecords {
+    /// Puts the bytes of one piece where they belong. Pieces may arrive in any order.
+    ///
+    /// # Panics
+    /// If the lengths do not fit; they were checked when the catalog was built.
+    pub fn place(&self, piece: &Piece, bytes: &[u8], record: &mut [u8]) {
+        place_in(&self.layout, piece.place, bytes, record);
+    }
+}
+
+/// See [`LayerRecords::place`]; also used for matrices of the trunk.
+fn place_in(layout: &RecordLayout, place: Place, bytes: &[u8], record: &mut [u8]) {
+    match place {
+        Place::Copy { at } => record[at..at + bytes.len()].copy_from_slice(bytes),
+        Place::Interleave { role, part, source } => {
+            let shape = layout.shape(role);
+            let matrix = &mut record[layout.offset(role)..][..shape.bytes()];
+            interleave(shape, part, source, bytes, matrix);
+        }
+    }
+}
+
+/// Scatters one published tensor of an affine matrix into its blocks.
+///
+/// # Panics
+/// If the format is not affine or a length does not fit the shape.
+pub fn interleave(
+    shape: MatrixShape,
+    part: AffinePart,
+    source: ScaleSource,
+    bytes: &[u8],
+    matrix: &mut [u8],
+) {
+    let FormatKind::Affine { scale, .. } = shape.format.kind else {
+        panic!("only affine matrices are published in parts")
+    };
+    let wide = scale == ScaleKind::F32;
+    let head = affine::head_bytes(wide);
+    let blocks = matrix.chunks_exact_mut(shape.format.block_bytes);
+    let element = match part {
+        AffinePart::Codes => shape.format.block_bytes - head,
+        AffinePart::Scales | AffinePart::Biases if source == ScaleSource::F32 => 4,
+        AffinePart::Scales | AffinePart::Biases => 2,
+    };
+    assert_eq!(bytes.len() / element, blocks.len(), "one element per block");
+    let at = match part {
+        AffinePart::Codes => head,
+        AffinePart::Scales => 0,
+        AffinePart::Biases => head / 2,
+    };
+    for (block, element) in blocks.zip(bytes.chunks_exact(element)) {
+        if part != AffinePart::Codes && source == ScaleSource::F16 {
+            let value = half::f16::from_le_bytes([element[0], element[1]]).to_f32();
+            block[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        } else {
+            block[at..at + element.len()].copy_from_slice(element);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! `cargo xtask tidy`: the architecture, checked.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Who may import whom. A missing row or an extra edge is an error.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("fm-format", &[]),
+    ("fm-text", &[]),
+    ("fm-store", &["fm-format"]),
+    ("fm-kernels", &["fm-format"]),
+    ("fm-model", &["fm-format", "fm-kernels"]),
+    ("fm-convert", &["fm-format", "fm-model"]),
+    ("fm-engine", &["fm-format", "fm-kernels", "fm-model", "fm-store", "fm-text"]),
+    ("fm-cli", &["fm-format", "fm-engine", "fm-convert", "fm-model", "fm-text"]),
+    ("fm-testkit", &["fm-format"]),
+];
+
+/// Where `unsafe` may stand; every other crate forbids it.
+const MAY_BE_UNSAFE: &[&str] = &[
+    "crates/fm-kernels/src/cpu/arch",
+    "crates/fm-kernels/src/cpu/pool.rs",
+    "crates/fm-store/src/slots.rs",
+    "crates/fm-store/src/reader/io_uring.rs",
+    "crates/fm-testkit/src/counting_alloc.rs",
+];
+
+/// Crates that need one of the places above; the others carry `#![forbid(unsafe_code)]`.
+const UNSAFE_CRATES: &[&str] = &["fm-kernels", "fm-store", "fm-testkit"];
+
+/// Names that say nothing about what is inside.
+const EMPTY_NAMES: &[&str] =
+    &["utils.rs", "util.rs", "helpers.rs", "common.rs", "misc.rs", "types.rs", "mod.rs"];
+
+/// Files may grow to here.
+const LINES_MAX: usize = 500;
+
+/// Checks the workspace in the current directory and reports every problem.
+pub(crate) fn run() -> ExitCode {
+    let mut problems = Vec::new();
+    for entry in fs::read_dir("crates").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        check_imports(&name, &entry.path(), &mut problems);
+        check_unsafe_lint(&name, &entry.path(), &mut problems);
+        check_files(&entry.path(), &mut problems);
+    }
+    check_files(Path::new("xtask"), &mut problems);
+    check_readme(&mut problems);
+    problems.sort();
+    problems.iter().for_each(|problem| eprintln!("tidy: {problem}"));
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn check_imports(name: &str, path: &Path, problems: &mut Vec<String>) {
+    let Some((_, allowed)) = MAY_IMPORT.iter().find(|(crate_name, _)| *crate_name == name) else {
+        problems.push(format!(
+            "crates/{name}: not in MAY_IMPORT; add it and say why in ARCHITECTURE.md"
+        ));
+        return;
+    };
+    let text = fs::read_to_string(path.join("Cargo.toml")).unwrap_or_default();
+    let Ok(manifest) = text.parse::<toml::Table>() else {
+        problems.push(format!("crates/{name}/Cargo.toml: not valid TOML"));
+        return;
+    };
+    let sections = ["dependencies", "build-dependencies"];
+    let tables = sections.iter().filter_map(|section| manifest.get(*section)?.as_table());
+    for dependency in tables.flat_map(toml::Table::keys) {
+        if dependency.starts_with("fm-") && !allowed.contains(&dependency.as_str()) {
+            problems.push(format!("crates/{name}: may not import {dependency}"));
+        }
+    }
+    if manifest.get("lints").is_none() {
+        problems.push(format!("crates/{name}/Cargo.toml: `[lints] workspace = true` is missing"));
+    }
+}
+
+fn check_unsafe_lint(name: &str, path: &Path, problems: &mut Vec<String>) {
+    let roots = [path.join("src/lib.rs"), path.join("src/main.rs")];
+    let Some(root) = roots.iter().find_map(|root| fs::read_to_string(root).ok()) else {
+        problems.push(format!("crates/{name}: neither src/lib.rs nor src/main.rs"));
+        return;
+    };
+    if !UNSAFE_CRATES.contains(&name) && !root.contains("#![forbid(unsafe_code)]") {
+        problems.push(format!("crates/{name}: the crate root lacks `#![forbid(unsafe_code)]`"));
+    }
+}
+
+fn check_files(dir: &Path, problems: &mut Vec<String>) {
+    for path in rust_files(dir) {
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let shown = path.display();
+        let lines = text.lines().count();
+        if lines > LINES_MAX {
+            problems.push(format!("{shown}: {lines} lines, limit {LINES_MAX}"));
+        }
+        if EMPTY_NAMES.iter().any(|name| path.ends_with(name)) {
+            problems.push(format!("{shown}: name it after what it holds"));
+        }
+        let in_source = path.components().any(|part| part.as_os_str() == "src");
+        if in_source && !text.starts_with("//!") {
+            problems.push(format!("{shown}: begin with `//!`: what it is and why"));
+        }
+        let may_be_unsafe = MAY_BE_UNSAFE.iter().any(|allowed| path.starts_with(allowed));
+        if !may_be_unsafe && text.lines().any(is_unsafe_code) {
+            problems.push(format!("{shown}: `unsafe` has its own places, see STYLE.md"));
+        }
+        let reads_environment = text.lines().any(|line| line.contains("env::var"));
+        if reads_environment && !(path.starts_with("crates/fm-cli") || path.starts_with("xtask")) {
+            problems.push(format!("{shown}: the environment is read in fm-cli only"));
+        }
+    }
+}
+
+fn is_unsafe_code(line: &str) -> bool {
+    let code = line.split("//").next().unwrap_or_default();
+    code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl")
+}
+
+fn rust_files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            found.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn check_readme(problems: &mut Vec<String>) {
+    let lines = fs::read_to_string("README.md").unwrap_or_default().lines().count();
+    if lines == 0 || lines > 250 {
+        problems.push(format!("README.md: {lines} lines; it has between 1 and 250"));
+    }
+}
