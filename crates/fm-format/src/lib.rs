@@ -1,10 +1,13 @@
 //! What bytes mean: checkpoint files, quant formats, expert records, the container.
 //!
-//! Knows names, offsets, blocks and checksums; knows neither networks nor devices, and reads
-//! nothing but headers and manifests.
+//! Knows names, offsets, blocks and checksums; knows neither networks nor devices.
 
 #![forbid(unsafe_code)]
 
+pub mod error;
 pub mod key;
 pub mod quant;
 pub mod record;
+pub mod source;
+
+pub use error::FormatError;

@@ -17,7 +17,7 @@ use crate::{
     quant::{FormatKind, QuantFormat, ScaleKind, affine},
 };
 
-/// Alignment of a record's parts in a slot and in a container: what O_DIRECT asks for.
+/// Alignment of a record's parts in a slot and in a container: what `O_DIRECT` asks for.
 pub const PART_ALIGN: usize = 4096;
 
 /// A file of a catalog, by position.
@@ -63,7 +63,9 @@ impl MatrixShape {
     /// # Panics
     /// If `cols` does not tile into blocks; shapes are checked when a checkpoint is opened.
     pub fn row_bytes(&self) -> usize {
-        self.format.row_bytes(self.cols).expect("shapes were checked when the checkpoint was opened")
+        self.format
+            .row_bytes(self.cols)
+            .expect("shapes were checked when the checkpoint was opened")
     }
 
     /// Bytes of the whole matrix.

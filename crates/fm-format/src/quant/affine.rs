@@ -31,6 +31,9 @@ fn split<const F32_SCALE: bool>(block: &[u8]) -> (f32, f32, &[u8]) {
 }
 
 /// Decodes one block; multiplication and addition round separately, as in MLX.
+///
+/// # Panics
+/// If the block is shorter than its codes.
 pub fn decode<const BITS: usize, const F32_SCALE: bool>(block: &[u8], out: &mut [f32]) {
     let (scale, bias, codes) = split::<F32_SCALE>(block);
     let (mut window, mut filled, mut bytes) = (0_u32, 0, codes.iter());

@@ -1,0 +1,132 @@
+//! What can be wrong with bytes on disk.
+
+use std::{io, path::PathBuf};
+
+/// Why a checkpoint cannot be read. Messages name the file and, where there is one, the tensor.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// The file system failed.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// The directory holds no weights.
+    #[error("no model found: {} has no config.json with safetensors beside it", path.display())]
+    NoModel {
+        /// The directory.
+        path: PathBuf,
+    },
+
+    /// A JSON file does not parse.
+    #[error("{} is not valid JSON", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where the parser stopped.
+        source: serde_json::Error,
+    },
+
+    /// The header claims more bytes than there are.
+    #[error(
+        "{}: the header is said to take {header} bytes, but the file has {file}; \
+         the download is probably incomplete", path.display()
+    )]
+    HeaderLength {
+        /// The file.
+        path: PathBuf,
+        /// Length the file's first eight bytes give.
+        header: u64,
+        /// Length of the file.
+        file: u64,
+    },
+
+    /// A tensor reaches beyond the end of its file.
+    #[error(
+        "{}: tensor `{tensor}` ends at byte {end}, but the file has {file} bytes; \
+         the download is probably incomplete", path.display()
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// First byte after the tensor.
+        end: u64,
+        /// Length of the file.
+        file: u64,
+    },
+
+    /// Offsets of a tensor make no sense: reversed, overlapping, or not what its shape needs.
+    #[error(
+        "{}: tensor `{tensor}` has bytes {begin}..{end}, but its shape and dtype need {needed} bytes",
+        path.display()
+    )]
+    Extent {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// First byte, counted from the end of the header.
+        begin: u64,
+        /// First byte after it.
+        end: u64,
+        /// What shape and dtype ask for.
+        needed: u64,
+    },
+
+    /// Two tensors share bytes.
+    #[error("{}: tensors `{first}` and `{second}` overlap", path.display())]
+    Overlap {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that begins first.
+        first: String,
+        /// The other.
+        second: String,
+    },
+
+    /// An element type this build does not know.
+    #[error("{}: tensor `{tensor}` has the unknown dtype `{dtype}`", path.display())]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What the header says.
+        dtype: String,
+    },
+
+    /// The same tensor in two files.
+    #[error("tensor `{tensor}` is in {} and in {}", first.display(), second.display())]
+    Duplicate {
+        /// The tensor.
+        tensor: String,
+        /// The file it was found in first.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+
+    /// The index promises a tensor that its shard does not have.
+    #[error("tensor `{tensor}` should be in {} according to the index, but is not", shard.display())]
+    MissingFromShard {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        shard: PathBuf,
+    },
+
+    /// A shard file name that leads out of the directory.
+    #[error("{}: the index names the shard `{shard}`, which is not a plain file name", index.display())]
+    ShardName {
+        /// The index file.
+        index: PathBuf,
+        /// What it says.
+        shard: String,
+    },
+}

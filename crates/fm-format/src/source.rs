@@ -1,0 +1,169 @@
+//! Checkpoints as they are published: a directory with `config.json` and safetensors files.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use crate::{
+    error::FormatError,
+    record::{Extent, FileIndex},
+};
+
+pub mod safetensors;
+
+pub use safetensors::{Dtype, Tensor};
+
+/// An opened checkpoint: its configuration and where every tensor lies. Holds no weights.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// The directory.
+    pub dir: PathBuf,
+    /// `config.json`, unparsed: a model family reads what it knows.
+    pub config: serde_json::Value,
+    /// Weight files, addressed by [`FileIndex`].
+    pub files: Vec<PathBuf>,
+    /// Every tensor of every file, by name.
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+impl Checkpoint {
+    /// Reads configuration and headers of the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// If a file is missing, unreadable, truncated or contradicts itself. Every count and offset
+    /// is checked against the file before anything is allocated for it.
+    pub fn open(dir: &Path) -> Result<Self, FormatError> {
+        let config_path = dir.join("config.json");
+        if !config_path.is_file() {
+            return Err(FormatError::NoModel { path: dir.to_path_buf() });
+        }
+        let config = read_json(&config_path)?;
+        let index_path = dir.join("model.safetensors.index.json");
+        let promised =
+            if index_path.is_file() { read_index(&index_path)? } else { BTreeMap::new() };
+        let files = weight_files(dir, &promised)?;
+        let mut tensors = BTreeMap::<String, Tensor>::new();
+        for (index, path) in files.iter().enumerate() {
+            for tensor in safetensors::read_header(path, FileIndex(index as u32))? {
+                if let Some(first) = tensors.get(&tensor.name) {
+                    return Err(FormatError::Duplicate {
+                        first: files[first.extent.file.0 as usize].clone(),
+                        second: path.clone(),
+                        tensor: tensor.name,
+                    });
+                }
+                tensors.insert(tensor.name.clone(), tensor);
+            }
+        }
+        for (tensor, shard) in promised {
+            let found = tensors.get(&tensor).map(|t| &files[t.extent.file.0 as usize]);
+            let shard = dir.join(shard);
+            if found != Some(&shard) {
+                return Err(FormatError::MissingFromShard { tensor, shard });
+            }
+        }
+        Ok(Self { dir: dir.to_path_buf(), config, files, tensors })
+    }
+
+    /// Bytes of all tensors together.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(|tensor| tensor.extent.bytes).sum()
+    }
+}
+
+/// Reads a JSON file.
+///
+/// # Errors
+/// If it cannot be read or does not parse.
+pub fn read_json(path: &Path) -> Result<serde_json::Value, FormatError> {
+    let text = fs::read(path).map_err(|source| FormatError::Io { path: path.into(), source })?;
+    serde_json::from_slice(&text).map_err(|source| FormatError::Json { path: path.into(), source })
+}
+
+/// Tensor name to shard, from `model.safetensors.index.json`.
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>, FormatError> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let value = read_json(path)?;
+    let index: Index = serde_json::from_value(value)
+        .map_err(|source| FormatError::Json { path: path.into(), source })?;
+    for shard in index.weight_map.values() {
+        let plain = Path::new(shard).file_name().is_some_and(|name| name == shard.as_str());
+        if !plain {
+            return Err(FormatError::ShardName { index: path.into(), shard: shard.clone() });
+        }
+    }
+    Ok(index.weight_map)
+}
+
+/// The files an index names, or else every safetensors file of the directory, by name.
+fn weight_files(
+    dir: &Path,
+    promised: &BTreeMap<String, String>,
+) -> Result<Vec<PathBuf>, FormatError> {
+    let mut files: Vec<PathBuf> = if promised.is_empty() {
+        let entries =
+            fs::read_dir(dir).map_err(|source| FormatError::Io { path: dir.into(), source })?;
+        let paths = entries.flatten().map(|entry| entry.path());
+        paths.filter(|path| path.extension().is_some_and(|ext| ext == "safetensors")).collect()
+    } else {
+        promised.values().map(|shard| dir.join(shard)).collect()
+    };
+    files.sort();
+    files.dedup();
+    if files.is_empty() {
+        return Err(FormatError::NoModel { path: dir.into() });
+    }
+    Ok(files)
+}
+
+/// Opened files of a checkpoint, for what is read once: the trunk.
+#[derive(Debug)]
+pub struct Files {
+    paths: Vec<PathBuf>,
+    opened: Vec<Mutex<Option<File>>>,
+}
+
+impl Files {
+    /// Prepares to read from `paths`; nothing is opened yet.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        let opened = paths.iter().map(|_| Mutex::new(None)).collect();
+        Self { paths, opened }
+    }
+
+    /// Fills `out` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// If the file cannot be opened or ends early: a short read is an error, never zeros.
+    ///
+    /// # Panics
+    /// If another thread panicked while it read from the same file.
+    pub fn read(&self, file: FileIndex, offset: u64, out: &mut [u8]) -> Result<(), FormatError> {
+        use io::{Read, Seek, SeekFrom};
+        let path = &self.paths[file.0 as usize];
+        let io_error = |source| FormatError::Io { path: path.clone(), source };
+        let mut slot = self.opened[file.0 as usize].lock().expect("no reader panicked");
+        let opened = match &mut *slot {
+            Some(opened) => opened,
+            none => none.insert(File::open(path).map_err(io_error)?),
+        };
+        opened.seek(SeekFrom::Start(offset)).map_err(io_error)?;
+        opened.read_exact(out).map_err(io_error)
+    }
+
+    /// Reads a whole extent.
+    ///
+    /// # Errors
+    /// As [`Files::read`].
+    pub fn read_extent(&self, extent: Extent) -> Result<Vec<u8>, FormatError> {
+        let mut bytes = vec![0; extent.bytes as usize];
+        self.read(extent.file, extent.offset, &mut bytes)?;
+        Ok(bytes)
+    }
+}

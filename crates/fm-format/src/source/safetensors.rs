@@ -1,0 +1,255 @@
+//! The safetensors header, read as hostile input: names to offsets, nothing else.
+//!
+//! ```text
+//! u64 header length, little-endian | JSON header | data
+//! ```
+//!
+//! Source: the safetensors format description (huggingface/safetensors, README).
+
+use std::{fs::File, io::Read, path::Path};
+
+use serde_json::Value;
+
+use crate::{
+    error::FormatError,
+    record::{Extent, FileIndex},
+};
+
+/// Longest header we accept: the format's own limit.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// Element type of a tensor on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Dtype {
+    /// IEEE binary64.
+    F64,
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// FP8 with four exponent bits.
+    F8E4m3,
+    /// FP8 with five exponent bits.
+    F8E5m2,
+    /// Signed integers and booleans; width in bytes.
+    Signed(u8),
+    /// Unsigned integers; width in bytes.
+    Unsigned(u8),
+}
+
+impl Dtype {
+    fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "F64" => Self::F64,
+            "F32" => Self::F32,
+            "F16" => Self::F16,
+            "BF16" => Self::Bf16,
+            "F8_E4M3" => Self::F8E4m3,
+            "F8_E5M2" => Self::F8E5m2,
+            "I64" => Self::Signed(8),
+            "I32" => Self::Signed(4),
+            "I16" => Self::Signed(2),
+            "I8" | "BOOL" => Self::Signed(1),
+            "U64" => Self::Unsigned(8),
+            "U32" => Self::Unsigned(4),
+            "U16" => Self::Unsigned(2),
+            "U8" => Self::Unsigned(1),
+            _ => return None,
+        })
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F8E4m3 | Self::F8E5m2 => 1,
+            Self::Signed(bytes) | Self::Unsigned(bytes) => usize::from(bytes),
+        }
+    }
+}
+
+/// One tensor: what it is and where it lies.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// Its bytes; their number has been checked against shape and dtype.
+    pub extent: Extent,
+}
+
+/// Reads the header of one file.
+///
+/// # Errors
+/// If the header is longer than the file, is not JSON, or a tensor's offsets do not fit its shape,
+/// another tensor, or the file.
+pub fn read_header(path: &Path, file: FileIndex) -> Result<Vec<Tensor>, FormatError> {
+    let io_error = |source| FormatError::Io { path: path.into(), source };
+    let mut opened = File::open(path).map_err(io_error)?;
+    let file_bytes = opened.metadata().map_err(io_error)?.len();
+    let mut prefix = [0; 8];
+    if file_bytes < 8 {
+        return Err(FormatError::HeaderLength { path: path.into(), header: 8, file: file_bytes });
+    }
+    opened.read_exact(&mut prefix).map_err(io_error)?;
+    let header_bytes = u64::from_le_bytes(prefix);
+    if header_bytes > HEADER_BYTES_MAX || header_bytes > file_bytes - 8 {
+        return Err(FormatError::HeaderLength {
+            path: path.into(),
+            header: header_bytes,
+            file: file_bytes,
+        });
+    }
+    let mut header = vec![0; header_bytes as usize];
+    opened.read_exact(&mut header).map_err(io_error)?;
+    let data = Data { path, file, start: 8 + header_bytes, file_bytes };
+    let tensors = parse_header(&header, &data)?;
+    refuse_overlaps(path, &tensors)?;
+    Ok(tensors)
+}
+
+/// Where the data of a file begins and ends.
+struct Data<'a> {
+    path: &'a Path,
+    file: FileIndex,
+    start: u64,
+    file_bytes: u64,
+}
+
+fn parse_header(header: &[u8], data: &Data<'_>) -> Result<Vec<Tensor>, FormatError> {
+    let parsed: serde_json::Map<String, Value> = serde_json::from_slice(header)
+        .map_err(|source| FormatError::Json { path: data.path.into(), source })?;
+    let entries = parsed.into_iter().filter(|(name, _)| name != "__metadata__");
+    entries.map(|(name, entry)| parse_tensor(name, &entry, data)).collect()
+}
+
+fn parse_tensor(name: String, entry: &Value, data: &Data<'_>) -> Result<Tensor, FormatError> {
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        dtype: String,
+        shape: Vec<usize>,
+        data_offsets: [u64; 2],
+    }
+    let Entry { dtype, shape, data_offsets: [begin, end] } =
+        <Entry as serde::Deserialize>::deserialize(entry)
+            .map_err(|source| FormatError::Json { path: data.path.into(), source })?;
+    let Some(known) = Dtype::parse(&dtype) else {
+        return Err(FormatError::Dtype { path: data.path.into(), tensor: name, dtype });
+    };
+    let needed = shape
+        .iter()
+        .try_fold(known.bytes() as u64, |bytes, &dim| bytes.checked_mul(dim as u64))
+        .unwrap_or(u64::MAX);
+    if end.checked_sub(begin) != Some(needed) {
+        return Err(FormatError::Extent {
+            path: data.path.into(),
+            tensor: name,
+            begin,
+            end,
+            needed,
+        });
+    }
+    let end = data.start.saturating_add(end);
+    if end > data.file_bytes {
+        return Err(FormatError::Truncated {
+            path: data.path.into(),
+            tensor: name,
+            end,
+            file: data.file_bytes,
+        });
+    }
+    let extent = Extent { file: data.file, offset: data.start + begin, bytes: needed };
+    Ok(Tensor { name, dtype: known, shape, extent })
+}
+
+fn refuse_overlaps(path: &Path, tensors: &[Tensor]) -> Result<(), FormatError> {
+    let mut ascending: Vec<&Tensor> = tensors.iter().filter(|t| t.extent.bytes > 0).collect();
+    ascending.sort_by_key(|tensor| tensor.extent.offset);
+    for pair in ascending.windows(2) {
+        if pair[0].extent.offset + pair[0].extent.bytes > pair[1].extent.offset {
+            return Err(FormatError::Overlap {
+                path: path.into(),
+                first: pair[0].name.clone(),
+                second: pair[1].name.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn header_of(bytes: &[u8]) -> Result<Vec<Tensor>, FormatError> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        read_header(file.path(), FileIndex(0))
+    }
+
+    fn with_header(header: &str, data_bytes: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.resize(bytes.len() + data_bytes, 7);
+        bytes
+    }
+
+    #[test]
+    fn offsets_are_counted_from_the_start_of_the_file() {
+        let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]}}"#;
+        let tensors = header_of(&with_header(header, 16)).unwrap();
+        let offset = 8 + header.len() as u64 + 4;
+        assert_eq!(tensors[0].extent, Extent { file: FileIndex(0), offset, bytes: 12 });
+        assert_eq!(tensors[0].shape, [2, 3]);
+    }
+
+    #[test]
+    fn a_header_longer_than_the_file_is_refused_before_it_is_read() {
+        let mut bytes = u64::MAX.to_le_bytes().to_vec();
+        bytes.extend_from_slice(b"{}");
+        assert!(matches!(header_of(&bytes), Err(FormatError::HeaderLength { .. })));
+        assert!(matches!(header_of(b"short"), Err(FormatError::HeaderLength { .. })));
+    }
+
+    #[test]
+    fn a_tensor_beyond_the_end_of_the_file_is_named() {
+        let header = r#"{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
+        let error = header_of(&with_header(header, 15)).unwrap_err();
+        assert!(
+            matches!(&error, FormatError::Truncated { tensor, .. } if tensor == "w"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_shape_that_overflows_or_does_not_fit_its_bytes_is_refused() {
+        for shape in ["[4611686018427387904,4]", "[3]", "[5]"] {
+            let header =
+                format!(r#"{{"w":{{"dtype":"F32","shape":{shape},"data_offsets":[0,16]}}}}"#);
+            let error = header_of(&with_header(&header, 16)).unwrap_err();
+            assert!(matches!(error, FormatError::Extent { .. }), "{shape}: {error}");
+        }
+    }
+
+    #[test]
+    fn tensors_that_share_bytes_are_refused() {
+        let header = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#;
+        assert!(matches!(header_of(&with_header(header, 8)), Err(FormatError::Overlap { .. })));
+    }
+
+    #[test]
+    fn an_unknown_dtype_is_named() {
+        let header = r#"{"a":{"dtype":"Q9","shape":[4],"data_offsets":[0,4]}}"#;
+        let error = header_of(&with_header(header, 8)).unwrap_err();
+        assert!(error.to_string().contains("unknown dtype `Q9`"), "{error}");
+    }
+}

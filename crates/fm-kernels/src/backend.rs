@@ -1,0 +1,552 @@
+//! A place that can run the model's arithmetic.
+//!
+//! Operations enqueue; only [`Backend::read`] waits. Model code is therefore written in order and
+//! a device may run behind it. Operands are views into buffers: offset, rows, columns, stride.
+
+use std::fmt;
+
+use fm_format::{key::ExpertIndex, record::MatrixShape};
+
+/// Tokens per block of the KV cache: the unit of the online softmax, of forking and of snapshots.
+pub const KV_BLOCK_TOKENS: usize = 64;
+
+/// A device refused or lost work.
+#[derive(Debug, thiserror::Error)]
+#[error("the device failed while {doing}")]
+pub struct DeviceError {
+    /// What it was asked to do.
+    pub doing: &'static str,
+    /// What the driver said.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// What operations return.
+pub type DeviceResult<T = ()> = Result<T, DeviceError>;
+
+/// Numerics in force; always printed. See `ARCHITECTURE.md`, invariant 13.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Numerics {
+    /// Scalar f32 in source order.
+    Reference,
+    /// Fast kernels, f32 activations and KV.
+    F32,
+}
+
+impl Numerics {
+    /// Every variant, in the order of the option's help.
+    pub const ALL: &'static [Self] = &[Self::Reference, Self::F32];
+
+    /// The word of the command line and the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reference => "reference",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A matrix of f32 inside a buffer: row `i` begins at `offset + i · stride`.
+#[derive(Debug)]
+pub struct View<'a, Buf> {
+    /// The buffer.
+    pub buf: &'a Buf,
+    /// Position of the first value.
+    pub offset: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Values in a row.
+    pub cols: usize,
+    /// Distance between the beginnings of two rows.
+    pub stride: usize,
+}
+
+impl<'a, Buf> View<'a, Buf> {
+    /// A matrix at the start of `buf`, rows one after the other.
+    pub fn new(buf: &'a Buf, rows: usize, cols: usize) -> Self {
+        Self { buf, offset: 0, rows, cols, stride: cols }
+    }
+
+    /// The same rows, but only `cols` columns from `first` on.
+    pub fn columns(self, first: usize, cols: usize) -> Self {
+        Self { offset: self.offset + first, cols, ..self }
+    }
+
+    /// The same columns, but only `rows` rows from `first` on.
+    pub fn rows(self, first: usize, rows: usize) -> Self {
+        Self { offset: self.offset + first * self.stride, rows, ..self }
+    }
+}
+
+/// A [`View`] that can be written.
+#[derive(Debug)]
+pub struct ViewMut<'a, Buf> {
+    /// The buffer.
+    pub buf: &'a mut Buf,
+    /// Position of the first value.
+    pub offset: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Values in a row.
+    pub cols: usize,
+    /// Distance between the beginnings of two rows.
+    pub stride: usize,
+}
+
+impl<'a, Buf> ViewMut<'a, Buf> {
+    /// A matrix at the start of `buf`, rows one after the other.
+    pub fn new(buf: &'a mut Buf, rows: usize, cols: usize) -> Self {
+        Self { buf, offset: 0, rows, cols, stride: cols }
+    }
+
+    /// The same columns, but only `rows` rows from `first` on.
+    pub fn rows(self, first: usize, rows: usize) -> Self {
+        Self { offset: self.offset + first * self.stride, rows, ..self }
+    }
+}
+
+/// A weight matrix as it lies in device memory: `[rows, cols]`, rows made of whole blocks.
+#[derive(Debug)]
+pub struct QMatrix<'a, Bytes: ?Sized> {
+    /// `shape.bytes()` bytes.
+    pub bytes: &'a Bytes,
+    /// Rows, columns and format.
+    pub shape: MatrixShape,
+}
+
+// By hand: `derive` would ask for `Bytes: Copy`, and only the borrow is copied.
+impl<Bytes: ?Sized> Clone for QMatrix<'_, Bytes> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Bytes: ?Sized> Copy for QMatrix<'_, Bytes> {}
+
+/// Weights of one expert: gate and up are `[ffn, hidden]`, down is `[hidden, ffn]`.
+#[derive(Debug)]
+pub struct ExpertWeights<'a, Bytes: ?Sized> {
+    /// `gate_proj`.
+    pub gate: QMatrix<'a, Bytes>,
+    /// `up_proj`.
+    pub up: QMatrix<'a, Bytes>,
+    /// `down_proj`.
+    pub down: QMatrix<'a, Bytes>,
+}
+
+/// One row that chose an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertRow {
+    /// Row of the activations.
+    pub row: u32,
+    /// Row of the output.
+    pub target: u32,
+    /// Router weight.
+    pub weight: f32,
+}
+
+/// What becomes of an expert's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// `out[target] = y`, to be combined in ascending expert order afterwards.
+    Store,
+    /// `out[target] += weight · y`, for experts that come in ascending order.
+    Accumulate,
+}
+
+/// Work space of [`Backend::expert_rows`].
+#[derive(Debug)]
+pub struct ExpertScratch<B: Backend> {
+    /// `[rows, ffn]`.
+    pub gate: B::Buf,
+    /// `[rows, ffn]`.
+    pub up: B::Buf,
+    /// Holds `[rows, ffn]`.
+    pub acts: B::Acts,
+    /// `[rows, hidden]`.
+    pub y: B::Buf,
+}
+
+/// How a router chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterSpec {
+    /// Experts per row that are used.
+    pub top_k: usize,
+    /// What the chosen probabilities are divided by.
+    pub scale: RouterScale,
+}
+
+/// What becomes of the chosen probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScale {
+    /// They stay as the softmax over all experts gave them.
+    Plain,
+    /// They are divided by their sum (`norm_topk_prob`).
+    Renormalised,
+}
+
+/// Experts of every row, ascending within a row.
+#[derive(Debug)]
+pub struct Routes<B: Backend> {
+    /// Probabilities of all experts, `[rows, experts]`, for policies and look-ahead.
+    pub scores: B::Buf,
+    /// `top_k` experts per row, ascending.
+    pub ids: Vec<ExpertIndex>,
+    /// Their weights, in the order of `ids`.
+    pub weights: Vec<f32>,
+    /// Experts per row.
+    pub top_k: usize,
+}
+
+/// Rotary position embedding of one layer kind.
+#[derive(Debug)]
+pub struct Rope<'a, Buf> {
+    /// Values of a head; only the first `2 · inv_freq.len()` are rotated.
+    pub head_dim: usize,
+    /// Pairs per head.
+    pub pairs: usize,
+    /// `theta^(-2i / (2 · pairs))`, `[pairs]`.
+    pub inv_freq: &'a Buf,
+    /// Position of every row.
+    pub positions: &'a [u32],
+}
+
+/// Dimensions of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; query head `h` reads `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Values of a query or key head.
+    pub k_dim: usize,
+    /// Values of a value head.
+    pub v_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+}
+
+/// The keys and values of one layer that one session may see.
+///
+/// `keys` is `[blocks, kv_heads, KV_BLOCK_TOKENS, k_dim]`, `values` likewise with `v_dim`; both hold
+/// the blocks of all sessions, and `table[position / KV_BLOCK_TOKENS]` is the block of a position.
+#[derive(Debug)]
+pub struct KvView<'a, Buf> {
+    /// Keys of the layer's pool.
+    pub keys: &'a Buf,
+    /// Values of the layer's pool.
+    pub values: &'a Buf,
+    /// Blocks of this session, by position.
+    pub table: &'a [u32],
+}
+
+/// Dimensions of a gated delta-net layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Key (and query) heads.
+    pub key_heads: usize,
+    /// Value heads; value head `h` reads key head `h / (value_heads / key_heads)`.
+    pub value_heads: usize,
+    /// Values of a key head.
+    pub k_dim: usize,
+    /// Values of a value head.
+    pub v_dim: usize,
+    /// Taps of the convolution.
+    pub conv_taps: usize,
+}
+
+impl DeltaShape {
+    /// Channels of the convolution: queries, keys and values side by side.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.k_dim + self.value_heads * self.v_dim
+    }
+
+    /// Values of the recurrent memory, `[value_heads, v_dim, k_dim]`.
+    pub fn memory_len(&self) -> usize {
+        self.value_heads * self.v_dim * self.k_dim
+    }
+
+    /// Values of the convolution's history, `[conv_taps - 1, channels]`, oldest first.
+    pub fn history_len(&self) -> usize {
+        (self.conv_taps - 1) * self.channels()
+    }
+}
+
+/// Inputs of [`Backend::delta_net`] for the rows of one session.
+#[derive(Debug)]
+pub struct DeltaInputs<'a, Buf> {
+    /// `[rows, channels]`: queries, keys and values after the convolution; queries and keys are
+    /// normalised in place.
+    pub qkv: ViewMut<'a, Buf>,
+    /// `[rows, value_heads]`: decay projection.
+    pub a: View<'a, Buf>,
+    /// `[rows, value_heads]`: write-strength projection.
+    pub b: View<'a, Buf>,
+    /// `-exp(A_log)`, `[value_heads]`.
+    pub neg_a: &'a Buf,
+    /// `[value_heads]`.
+    pub dt_bias: &'a Buf,
+}
+
+/// A place that can run the model's arithmetic.
+///
+/// Required methods are the primitives; provided methods are fusions written with them, which a
+/// backend overrides to be faster. Shapes are checked when a model is loaded; a mismatch here is a
+/// bug in the caller and panics.
+///
+/// No operation may let a row depend on which other rows stand beside it (invariant 2).
+pub trait Backend: Send + Sized + 'static {
+    /// f32 values on the device.
+    type Buf: Send + fmt::Debug;
+    /// Packed weights the device owns.
+    type Packed: AsRef<Self::Bytes> + Send + fmt::Debug;
+    /// Packed weights, borrowed: of the trunk or of an expert slot.
+    type Bytes: ?Sized;
+    /// Activations prepared for matrix products.
+    type Acts: Send + fmt::Debug;
+
+    /// Numerics in force.
+    fn numerics(&self) -> Numerics;
+
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    fn alloc(&self, len: usize) -> DeviceResult<Self::Buf>;
+    /// A copy of `values`.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    fn upload(&self, values: &[f32]) -> DeviceResult<Self::Buf>;
+    /// Takes packed weights over.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    fn upload_packed(&self, bytes: Vec<u8>) -> DeviceResult<Self::Packed>;
+    /// Copies device values to the host; waits for everything enqueued before.
+    ///
+    /// # Errors
+    /// If the device failed since the last call.
+    fn read(&self, src: View<'_, Self::Buf>, dst: &mut [f32]) -> DeviceResult;
+    /// Copies host values to the device.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn write(&self, src: &[f32], dst: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// Drops `guard` once everything enqueued so far has finished. Without it an expert slot could
+    /// be refilled while the device still reads it: a wrong token, and no error.
+    fn hold<G: Send + 'static>(&self, guard: G);
+
+    /// Room for the activations of up to `rows` rows of up to `cols` values.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    fn acts(&self, rows: usize, cols: usize) -> DeviceResult<Self::Acts>;
+    /// Prepares activations once for all matrices that read them.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn prepare(&self, x: View<'_, Self::Buf>, acts: &mut Self::Acts) -> DeviceResult;
+    /// `y[i] = W x[i]` for every prepared row; `y` is `[rows, w.rows]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn matmul(
+        &self,
+        w: QMatrix<'_, Self::Bytes>,
+        x: &Self::Acts,
+        y: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+    /// As [`Backend::matmul`] for the activations of the given rows only: `y[i] = W x[rows[i]]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn matmul_rows(
+        &self,
+        w: QMatrix<'_, Self::Bytes>,
+        x: &Self::Acts,
+        rows: &[ExpertRow],
+        y: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+    /// `out[i] = table[ids[i]]`, decoded.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn embed(
+        &self,
+        table: QMatrix<'_, Self::Bytes>,
+        ids: &[u32],
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+
+    /// `out[i] = x[i] / sqrt(mean(x[i]²) + eps) · weight`. Source: Zhang, Sennrich, 2019,
+    /// arXiv:1910.07467.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn rms_norm(
+        &self,
+        x: View<'_, Self::Buf>,
+        weight: &Self::Buf,
+        eps: f32,
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+    /// [`Backend::rms_norm`] of every head in place: `x` is `[rows, heads · weight.len()]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn rms_norm_heads(
+        &self,
+        x: ViewMut<'_, Self::Buf>,
+        weight: &Self::Buf,
+        eps: f32,
+    ) -> DeviceResult;
+    /// `x = rms_norm(x) · silu(z)` per head: norm before gate. `x`, `z` are `[rows, heads · dim]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn gated_norm_heads(
+        &self,
+        x: ViewMut<'_, Self::Buf>,
+        z: View<'_, Self::Buf>,
+        weight: &Self::Buf,
+        eps: f32,
+    ) -> DeviceResult;
+    /// `x[i] += bias` for every row.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn add_bias(&self, bias: &Self::Buf, x: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// `acc += x`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn add(&self, x: View<'_, Self::Buf>, acc: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// `gate = silu(gate) · up`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn silu_mul(&self, up: View<'_, Self::Buf>, gate: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// `x = sigmoid(gate) · x`, element by element, or row by row if `gate` has one column.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn sigmoid_mul(&self, gate: View<'_, Self::Buf>, x: ViewMut<'_, Self::Buf>) -> DeviceResult;
+
+    /// Rotates the halves of every head: `x` is `[rows, heads · head_dim]`. Source: Su et al.,
+    /// 2021, arXiv:2104.09864, half-split as in GPT-NeoX.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn rope(&self, rope: &Rope<'_, Self::Buf>, x: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// Puts `rows` rows of one session, from `position` on, into the blocks of `pool`:
+    /// `x` is `[rows, kv_heads · dim]`, `pool` is `[blocks, kv_heads, KV_BLOCK_TOKENS, dim]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn kv_write(
+        &self,
+        x: View<'_, Self::Buf>,
+        position: u32,
+        table: &[u32],
+        dim: usize,
+        pool: &mut Self::Buf,
+    ) -> DeviceResult;
+    /// Copies one block of `len` values inside a pool: a fork writes into its own copy.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut Self::Buf) -> DeviceResult;
+    /// Causal attention of the rows of one session; row `i` stands at `position + i` and sees
+    /// itself and all before it. `q` is `[rows, heads · k_dim]`, `out` `[rows, heads · v_dim]`.
+    /// The softmax runs online, block by block in ascending order. Source: Milakov, Gimelshein,
+    /// 2018, arXiv:1805.02867.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn attention(
+        &self,
+        shape: AttentionShape,
+        q: View<'_, Self::Buf>,
+        kv: &KvView<'_, Self::Buf>,
+        position: u32,
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+
+    /// Depthwise causal convolution, then SiLU, of the rows of one session: `x` is
+    /// `[rows, channels]`, in place; `weight` is `[taps, channels]`, the last tap multiplies the
+    /// current row; `history` is `[taps - 1, channels]`, oldest first, and is advanced.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn causal_conv(
+        &self,
+        weight: &Self::Buf,
+        history: &mut Self::Buf,
+        x: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+    /// Gated delta rule over the rows of one session; `memory` is `[value_heads, v_dim, k_dim]`
+    /// and is advanced, `out` is `[rows, value_heads · v_dim]`. Source: Yang, Kautz, Hatamizadeh,
+    /// *Gated Delta Networks*, 2024, arXiv:2412.06464.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn delta_net(
+        &self,
+        shape: DeltaShape,
+        inputs: DeltaInputs<'_, Self::Buf>,
+        memory: &mut Self::Buf,
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+
+    /// Softmax over all experts in f32, then the `top_k` largest; of equals the lower index.
+    /// `logits` is `[rows, experts]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn route(
+        &self,
+        spec: RouterSpec,
+        logits: View<'_, Self::Buf>,
+        routes: &mut Routes<Self>,
+    ) -> DeviceResult;
+    /// `out[rows[i].target] = y[i]`, or `+= rows[i].weight · y[i]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn scatter_rows(
+        &self,
+        y: View<'_, Self::Buf>,
+        rows: &[ExpertRow],
+        combine: Combine,
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+
+    /// Fusion: one expert over the rows that chose it, `y = down(silu(gate x) · (up x))`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn expert_rows(
+        &self,
+        w: &ExpertWeights<'_, Self::Bytes>,
+        x: &Self::Acts,
+        rows: &[ExpertRow],
+        scratch: &mut ExpertScratch<Self>,
+        combine: Combine,
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult {
+        let (count, ffn, hidden) = (rows.len(), w.gate.shape.rows, w.down.shape.rows);
+        self.matmul_rows(w.gate, x, rows, ViewMut::new(&mut scratch.gate, count, ffn))?;
+        self.matmul_rows(w.up, x, rows, ViewMut::new(&mut scratch.up, count, ffn))?;
+        let up = View::new(&scratch.up, count, ffn);
+        self.silu_mul(up, ViewMut::new(&mut scratch.gate, count, ffn))?;
+        self.prepare(View::new(&scratch.gate, count, ffn), &mut scratch.acts)?;
+        self.matmul(w.down, &scratch.acts, ViewMut::new(&mut scratch.y, count, hidden))?;
+        self.scatter_rows(View::new(&scratch.y, count, hidden), rows, combine, out)
+    }
+}

@@ -1,0 +1,399 @@
+//! Backends whose memory is the host's: buffers are vectors, operations finish before they return.
+//!
+//! [`Host`] is the glue (views, loops, who runs in parallel) and is written once; [`Kernels`] are
+//! the inner loops and differ between the scalar reference and the CPU.
+
+use std::cell::RefCell;
+
+use fm_format::quant::QuantFormat;
+
+use crate::{
+    backend::{
+        AttentionShape, Backend, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertRow, KvView,
+        Numerics, QMatrix, Rope, RouterSpec, Routes, View, ViewMut,
+    },
+    reference::{activation, attention, delta_net::DeltaStep, norm, rope, router},
+};
+
+mod delta_net;
+mod matmul;
+mod view;
+
+/// How the tasks of one operation are shared out. Which thread runs a task never changes a bit.
+pub trait Parallel: Send + 'static {
+    /// Threads that work on one operation.
+    fn threads(&self) -> usize;
+
+    /// Runs `task(i, chunk)` for every chunk of `data`; the last may be shorter.
+    fn for_each_chunk<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    );
+
+    /// Runs `task(i, a_chunk, b_chunk)` for the chunks of two slices side by side.
+    fn for_each_pair<A: Send, B: Send>(
+        &self,
+        a: (&mut [A], usize),
+        b: (&mut [B], usize),
+        task: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+    );
+}
+
+/// The inner loops of a host backend.
+pub trait Kernels: Parallel + Sync {
+    /// Numerics that these loops give.
+    const NUMERICS: Numerics;
+
+    /// `Σ a[i] · b[i]`, in an order that depends on the length only.
+    fn dot(&self, a: &[f32], b: &[f32]) -> f32;
+
+    /// `acc += scale · x`.
+    fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]);
+
+    /// `out[i] = row · x[i]`; each result in an order that depends on the row's length only.
+    fn row_dots(
+        &self,
+        format: &'static QuantFormat,
+        row: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    );
+
+    /// One token of one delta-net head, see [`crate::reference::delta_net::delta_step`].
+    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]);
+}
+
+/// Activations of a host backend, row by row.
+#[derive(Debug)]
+pub struct HostActs {
+    values: Vec<f32>,
+    rows: usize,
+    cols: usize,
+}
+
+impl HostActs {
+    /// Row stride: one cache line more than the row, because rows at a stride of 2048 or 4096
+    /// bytes fall into the same few sets of the L1 cache.
+    fn stride(cols: usize) -> usize {
+        cols.next_multiple_of(16) + 16
+    }
+}
+
+/// The activations that one matrix product reads: all prepared rows, or those that chose an expert.
+#[derive(Clone, Copy, Debug)]
+pub struct RowSelection<'a> {
+    acts: &'a HostActs,
+    chosen: Option<&'a [ExpertRow]>,
+}
+
+impl<'a> RowSelection<'a> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.chosen.map_or(self.acts.rows, <[_]>::len)
+    }
+
+    /// Values in a row.
+    pub fn cols(&self) -> usize {
+        self.acts.cols
+    }
+
+    /// The `i`-th selected row.
+    pub fn row(&self, i: usize) -> &'a [f32] {
+        let row = self.chosen.map_or(i, |chosen| chosen[i].row as usize);
+        &self.acts.values[row * HostActs::stride(self.acts.cols)..][..self.acts.cols]
+    }
+}
+
+/// A backend in host memory.
+#[derive(Debug)]
+pub struct Host<K> {
+    kernels: K,
+    /// Results of an operation that come out in another order than they are wanted in. Grows to
+    /// the largest operation once and is reused from then on.
+    scratch: RefCell<Vec<f32>>,
+}
+
+impl<K: Kernels> Host<K> {
+    pub(crate) fn new(kernels: K) -> Self {
+        Self { kernels, scratch: RefCell::default() }
+    }
+
+    /// Threads that work on one operation.
+    pub fn threads(&self) -> usize {
+        self.kernels.threads()
+    }
+}
+
+impl<K: Kernels> Backend for Host<K> {
+    type Buf = Vec<f32>;
+    type Packed = Vec<u8>;
+    type Bytes = [u8];
+    type Acts = HostActs;
+
+    fn numerics(&self) -> Numerics {
+        K::NUMERICS
+    }
+
+    fn alloc(&self, len: usize) -> DeviceResult<Vec<f32>> {
+        Ok(vec![0.0; len])
+    }
+
+    fn upload(&self, values: &[f32]) -> DeviceResult<Vec<f32>> {
+        Ok(values.to_vec())
+    }
+
+    fn upload_packed(&self, bytes: Vec<u8>) -> DeviceResult<Vec<u8>> {
+        Ok(bytes)
+    }
+
+    fn read(&self, src: View<'_, Vec<f32>>, dst: &mut [f32]) -> DeviceResult {
+        for (i, dst) in dst.chunks_exact_mut(src.cols).enumerate() {
+            dst.copy_from_slice(src.row(i));
+        }
+        Ok(())
+    }
+
+    fn write(&self, src: &[f32], mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for (i, src) in src.chunks_exact(dst.cols).enumerate() {
+            dst.row(i).copy_from_slice(src);
+        }
+        Ok(())
+    }
+
+    fn hold<G: Send + 'static>(&self, guard: G) {
+        drop(guard); // every operation has finished by the time it returns
+    }
+
+    fn acts(&self, rows: usize, cols: usize) -> DeviceResult<HostActs> {
+        Ok(HostActs { values: vec![0.0; rows * HostActs::stride(cols)], rows: 0, cols: 0 })
+    }
+
+    fn prepare(&self, x: View<'_, Vec<f32>>, acts: &mut HostActs) -> DeviceResult {
+        (acts.rows, acts.cols) = (x.rows, x.cols);
+        let rows = acts.values.chunks_exact_mut(HostActs::stride(x.cols));
+        for (i, row) in rows.take(x.rows).enumerate() {
+            row[..x.cols].copy_from_slice(x.row(i));
+        }
+        Ok(())
+    }
+
+    fn matmul(&self, w: QMatrix<'_, [u8]>, x: &HostActs, y: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        self.matmul_selected(w, &RowSelection { acts: x, chosen: None }, y);
+        Ok(())
+    }
+
+    fn matmul_rows(
+        &self,
+        w: QMatrix<'_, [u8]>,
+        x: &HostActs,
+        rows: &[ExpertRow],
+        y: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        self.matmul_selected(w, &RowSelection { acts: x, chosen: Some(rows) }, y);
+        Ok(())
+    }
+
+    fn embed(
+        &self,
+        table: QMatrix<'_, [u8]>,
+        ids: &[u32],
+        mut out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        let row_bytes = table.shape.row_bytes();
+        for (i, id) in ids.iter().enumerate() {
+            let row = &table.bytes[*id as usize * row_bytes..][..row_bytes];
+            table.shape.format.decode_row(row, out.row(i));
+        }
+        Ok(())
+    }
+
+    fn rms_norm(
+        &self,
+        x: View<'_, Vec<f32>>,
+        weight: &Vec<f32>,
+        eps: f32,
+        mut out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        for i in 0..x.rows {
+            let row = x.row(i);
+            let scale = norm::rms_scale(self.kernels.dot(row, row), row.len(), eps);
+            norm::scale_row(row, scale, weight, out.row(i));
+        }
+        Ok(())
+    }
+
+    fn rms_norm_heads(
+        &self,
+        mut x: ViewMut<'_, Vec<f32>>,
+        weight: &Vec<f32>,
+        eps: f32,
+    ) -> DeviceResult {
+        for i in 0..x.rows {
+            for head in x.row(i).chunks_exact_mut(weight.len()) {
+                let scale = norm::rms_scale(self.kernels.dot(head, head), head.len(), eps);
+                norm::scale_row_in_place(head, scale, weight);
+            }
+        }
+        Ok(())
+    }
+
+    fn gated_norm_heads(
+        &self,
+        mut x: ViewMut<'_, Vec<f32>>,
+        z: View<'_, Vec<f32>>,
+        weight: &Vec<f32>,
+        eps: f32,
+    ) -> DeviceResult {
+        for i in 0..x.rows {
+            let heads = x.row(i).chunks_exact_mut(weight.len());
+            for (head, z) in heads.zip(z.row(i).chunks_exact(weight.len())) {
+                let scale = norm::rms_scale(self.kernels.dot(head, head), head.len(), eps);
+                norm::scale_row_in_place(head, scale, weight);
+                head.iter_mut().zip(z).for_each(|(x, z)| *x *= activation::silu(*z));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_bias(&self, bias: &Vec<f32>, mut x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for i in 0..x.rows {
+            x.row(i).iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+        }
+        Ok(())
+    }
+
+    fn add(&self, x: View<'_, Vec<f32>>, mut acc: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for i in 0..x.rows {
+            acc.row(i).iter_mut().zip(x.row(i)).for_each(|(acc, x)| *acc += x);
+        }
+        Ok(())
+    }
+
+    fn silu_mul(&self, up: View<'_, Vec<f32>>, mut gate: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for i in 0..up.rows {
+            let pairs = gate.row(i).iter_mut().zip(up.row(i));
+            pairs.for_each(|(gate, up)| *gate = activation::silu(*gate) * up);
+        }
+        Ok(())
+    }
+
+    fn sigmoid_mul(&self, gate: View<'_, Vec<f32>>, mut x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for i in 0..x.rows {
+            if let [gate] = gate.row(i) {
+                let gate = activation::sigmoid(*gate);
+                x.row(i).iter_mut().for_each(|x| *x *= gate);
+            } else {
+                let pairs = x.row(i).iter_mut().zip(gate.row(i));
+                pairs.for_each(|(x, gate)| *x *= activation::sigmoid(*gate));
+            }
+        }
+        Ok(())
+    }
+
+    fn rope(&self, spec: &Rope<'_, Vec<f32>>, mut x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for (i, position) in spec.positions.iter().enumerate() {
+            for head in x.row(i).chunks_exact_mut(spec.head_dim) {
+                rope::rotate_half_split(&mut head[..2 * spec.pairs], *position, spec.inv_freq);
+            }
+        }
+        Ok(())
+    }
+
+    fn kv_write(
+        &self,
+        x: View<'_, Vec<f32>>,
+        position: u32,
+        table: &[u32],
+        dim: usize,
+        pool: &mut Vec<f32>,
+    ) -> DeviceResult {
+        view::kv_write(&x, position as usize, table, dim, pool);
+        Ok(())
+    }
+
+    fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut Vec<f32>) -> DeviceResult {
+        let from = from as usize * len;
+        pool.copy_within(from..from + len, to as usize * len);
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        shape: AttentionShape,
+        q: View<'_, Vec<f32>>,
+        kv: &KvView<'_, Vec<f32>>,
+        position: u32,
+        mut out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        let kernels = &self.kernels;
+        kernels.for_each_chunk(out.contiguous(), shape.v_dim, |task, out| {
+            let (row, head) = (task / shape.heads, task % shape.heads);
+            let q = &q.row(row)[head * shape.k_dim..][..shape.k_dim];
+            let position = position as usize + row;
+            attention::attend(kernels, shape, q, (kv, head), position, out);
+        });
+        Ok(())
+    }
+
+    fn causal_conv(
+        &self,
+        weight: &Vec<f32>,
+        history: &mut Vec<f32>,
+        mut x: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        for i in 0..x.rows {
+            delta_net::conv_row(weight, history, x.row(i));
+        }
+        Ok(())
+    }
+
+    fn delta_net(
+        &self,
+        shape: DeltaShape,
+        inputs: DeltaInputs<'_, Vec<f32>>,
+        memory: &mut Vec<f32>,
+        out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        self.delta_rows(shape, inputs, memory, out);
+        Ok(())
+    }
+
+    fn route(
+        &self,
+        spec: RouterSpec,
+        logits: View<'_, Vec<f32>>,
+        routes: &mut Routes<Self>,
+    ) -> DeviceResult {
+        let (rows, experts, top_k) = (logits.rows, logits.cols, spec.top_k);
+        routes.top_k = top_k;
+        routes.ids.resize(rows * top_k, fm_format::key::ExpertIndex(0));
+        routes.weights.resize(rows * top_k, 0.0);
+        let ids = routes.ids.chunks_exact_mut(top_k);
+        let chosen = ids.zip(routes.weights.chunks_exact_mut(top_k));
+        let scores = routes.scores.chunks_exact_mut(experts);
+        for (i, ((ids, weights), scores)) in chosen.zip(scores).enumerate() {
+            router::softmax(logits.row(i), scores);
+            router::choose(scores, spec.scale, ids, weights);
+        }
+        Ok(())
+    }
+
+    fn scatter_rows(
+        &self,
+        y: View<'_, Vec<f32>>,
+        rows: &[ExpertRow],
+        combine: Combine,
+        mut out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        for (i, row) in rows.iter().enumerate() {
+            let out = out.row(row.target as usize);
+            match combine {
+                Combine::Store => out.copy_from_slice(y.row(i)),
+                Combine::Accumulate => self.kernels.axpy(row.weight, y.row(i), out),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! Gated delta net on the host: heads are shared out, tokens run in order.
+
+use crate::{
+    backend::{DeltaInputs, DeltaShape, View, ViewMut},
+    reference::{
+        activation::{sigmoid, silu, softplus},
+        delta_net::DeltaStep,
+    },
+};
+
+use super::{Host, Kernels};
+
+/// Added to the sum of squares before a query or key is normalised.
+const L2_EPS: f32 = 1e-6;
+
+impl<K: Kernels> Host<K> {
+    /// See [`crate::Backend::delta_net`].
+    pub(super) fn delta_rows(
+        &self,
+        shape: DeltaShape,
+        inputs: DeltaInputs<'_, Vec<f32>>,
+        memory: &mut [f32],
+        mut out: ViewMut<'_, Vec<f32>>,
+    ) {
+        let DeltaInputs { mut qkv, a, b, neg_a, dt_bias } = inputs;
+        let rows = qkv.rows;
+        self.normalise(shape, &mut qkv);
+        let qkv =
+            View { buf: &*qkv.buf, offset: qkv.offset, rows, cols: qkv.cols, stride: qkv.stride };
+        let keys_at = shape.key_heads * shape.k_dim;
+        let values_at = 2 * keys_at;
+        let kernels = &self.kernels;
+        let head_rows = |head: usize, memory: &mut [f32], out: &mut [f32]| {
+            let key_head = head / (shape.value_heads / shape.key_heads);
+            for (i, out) in out.chunks_exact_mut(shape.v_dim).enumerate() {
+                let row = qkv.row(i);
+                let decay = neg_a[head] * softplus(a.row(i)[head] + dt_bias[head]);
+                let step = DeltaStep {
+                    query: &row[key_head * shape.k_dim..][..shape.k_dim],
+                    key: &row[keys_at + key_head * shape.k_dim..][..shape.k_dim],
+                    value: &row[values_at + head * shape.v_dim..][..shape.v_dim],
+                    decay: decay.exp(),
+                    beta: sigmoid(b.row(i)[head]),
+                };
+                kernels.delta_step(step, memory, out);
+            }
+        };
+        let head_memory = (memory, shape.v_dim * shape.k_dim);
+        if rows == 1 {
+            let out = (out.row(0), shape.v_dim);
+            return self.kernels.for_each_pair(head_memory, out, head_rows);
+        }
+        let needed = rows * shape.value_heads * shape.v_dim;
+        let mut scratch = self.scratch.borrow_mut();
+        if scratch.len() < needed {
+            scratch.resize(needed, 0.0);
+        }
+        let by_head = (&mut scratch[..needed], rows * shape.v_dim);
+        self.kernels.for_each_pair(head_memory, by_head, head_rows);
+        for i in 0..rows {
+            for (head, out) in out.row(i).chunks_exact_mut(shape.v_dim).enumerate() {
+                out.copy_from_slice(&scratch[(head * rows + i) * shape.v_dim..][..shape.v_dim]);
+            }
+        }
+    }
+
+    /// Brings queries and keys to unit length, and queries to `k_dim^-0.5` on top.
+    fn normalise(&self, shape: DeltaShape, qkv: &mut ViewMut<'_, Vec<f32>>) {
+        let query_scale = (shape.k_dim as f32).sqrt().recip();
+        for i in 0..qkv.rows {
+            let queries_keys = &mut qkv.row(i)[..2 * shape.key_heads * shape.k_dim];
+            for (head, x) in queries_keys.chunks_exact_mut(shape.k_dim).enumerate() {
+                let unit = (self.kernels.dot(x, x) + L2_EPS).sqrt().recip();
+                let scale = if head < shape.key_heads { unit * query_scale } else { unit };
+                x.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+    }
+}
+
+/// One row of the causal convolution: `x` is `[channels]`, see [`crate::Backend::causal_conv`].
+pub(super) fn conv_row(weight: &[f32], history: &mut [f32], x: &mut [f32]) {
+    let channels = x.len();
+    let (past, current) = weight.split_at(weight.len() - channels);
+    let taps = past.len() / channels;
+    for (channel, x) in x.iter_mut().enumerate() {
+        let mut sum = current[channel] * *x;
+        for tap in 0..taps {
+            sum += past[tap * channels + channel] * history[tap * channels + channel];
+        }
+        for tap in 1..taps {
+            history[(tap - 1) * channels + channel] = history[tap * channels + channel];
+        }
+        if taps > 0 {
+            history[(taps - 1) * channels + channel] = *x;
+        }
+        *x = silu(sum);
+    }
+}

@@ -1,0 +1,52 @@
+//! Matrix products on the host: weight rows are shared out, each result is one task's alone.
+
+use crate::backend::{QMatrix, ViewMut};
+
+use super::{Host, Kernels, RowSelection};
+
+/// Tasks per thread: enough that a late thread costs little, few enough that a task streams a
+/// long run of weights.
+const TASKS_PER_THREAD: usize = 4;
+
+impl<K: Kernels> Host<K> {
+    /// `y[i] = W x[i]` for the selected rows.
+    pub(super) fn matmul_selected(
+        &self,
+        w: QMatrix<'_, [u8]>,
+        x: &RowSelection<'_>,
+        mut y: ViewMut<'_, Vec<f32>>,
+    ) {
+        assert_eq!((y.rows, y.cols), (x.rows(), w.shape.rows), "y is [rows, w.rows]");
+        assert_eq!(x.cols(), w.shape.cols, "weights fit the activations");
+        let tokens = x.rows();
+        if tokens == 0 {
+            return;
+        }
+        let tasks = self.kernels.threads() * TASKS_PER_THREAD;
+        let rows_per_task = w.shape.rows.div_ceil(tasks).max(1);
+        let row_bytes = w.shape.row_bytes();
+        // One weight row gives one value per token: `out` is [w.rows, tokens].
+        let kernels = &self.kernels;
+        let products = |task: usize, out: &mut [f32]| {
+            let weights = w.bytes[task * rows_per_task * row_bytes..].chunks_exact(row_bytes);
+            for (weights, out) in weights.zip(out.chunks_exact_mut(tokens)) {
+                kernels.row_dots(w.shape.format, weights, x, out);
+            }
+        };
+        if tokens == 1 {
+            return self.kernels.for_each_chunk(y.row(0), rows_per_task, products);
+        }
+        let mut scratch = self.scratch.borrow_mut();
+        let needed = w.shape.rows * tokens;
+        if scratch.len() < needed {
+            scratch.resize(needed, 0.0);
+        }
+        self.kernels.for_each_chunk(&mut scratch[..needed], rows_per_task * tokens, products);
+        let by_weight = &scratch[..needed];
+        self.kernels.for_each_chunk(y.contiguous(), w.shape.rows, |token, y| {
+            for (y, column) in y.iter_mut().zip(by_weight.chunks_exact(tokens)) {
+                *y = column[token];
+            }
+        });
+    }
+}

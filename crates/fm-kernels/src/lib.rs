@@ -1,0 +1,11 @@
+//! What a machine can compute: the [`Backend`] trait and the backends that live in host memory.
+//!
+//! `reference` is scalar, safe and obviously right; `cpu` is fast. Both are the same [`host`]
+//! glue over different inner loops, and the conformance suite holds one to the other.
+
+pub mod backend;
+pub mod host;
+pub mod reference;
+pub mod tolerance;
+
+pub use backend::{Backend, DeviceError};

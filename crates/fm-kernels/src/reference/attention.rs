@@ -1,0 +1,105 @@
+//! Attention of one query head over the blocks of its session, with an online softmax.
+
+use crate::{
+    backend::{AttentionShape, KV_BLOCK_TOKENS, KvView},
+    host::Kernels,
+};
+
+/// One query head at `position`: sees positions `0..=position`.
+///
+/// ```text
+/// per block of 64 positions, ascending:
+///   s_t ← scale · q·k_t          m' ← max(m, max s)
+///   l   ← l · e^(m−m') + Σ e^(s_t−m')
+///   out ← out · e^(m−m') + Σ e^(s_t−m') v_t
+/// out ← out / l
+/// ```
+///
+/// The block is the unit whatever the chunking of a prompt, so a row's bits depend on nothing but
+/// its own history. `q` is `[k_dim]`, `out` is `[v_dim]`, `head` is a query head.
+pub fn attend<K: Kernels>(
+    kernels: &K,
+    shape: AttentionShape,
+    q: &[f32],
+    (kv, head): (&KvView<'_, Vec<f32>>, usize),
+    position: usize,
+    out: &mut [f32],
+) {
+    let kv_head = head / (shape.heads / shape.kv_heads);
+    let (mut peak, mut sum) = (f32::NEG_INFINITY, 0.0);
+    let mut scores = [0.0; KV_BLOCK_TOKENS];
+    out.fill(0.0);
+    for (first, block) in (0..=position).step_by(KV_BLOCK_TOKENS).zip(kv.table) {
+        let lane = (*block as usize * shape.kv_heads + kv_head) * KV_BLOCK_TOKENS;
+        let scores = &mut scores[..KV_BLOCK_TOKENS.min(position + 1 - first)];
+        let keys = kv.keys[lane * shape.k_dim..].chunks_exact(shape.k_dim);
+        for (score, key) in scores.iter_mut().zip(keys) {
+            *score = shape.scale * kernels.dot(q, key);
+        }
+        let higher = scores.iter().copied().fold(peak, f32::max);
+        let fade = (peak - higher).exp(); // e^-∞ = 0 for the first block
+        peak = higher;
+        sum *= fade;
+        out.iter_mut().for_each(|out| *out *= fade);
+        let values = kv.values[lane * shape.v_dim..].chunks_exact(shape.v_dim);
+        for (score, value) in scores.iter().zip(values) {
+            let share = (score - peak).exp();
+            sum += share;
+            kernels.axpy(share, value, out);
+        }
+    }
+    out.iter_mut().for_each(|out| *out /= sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::Scalar;
+    use proptest::prelude::*;
+
+    /// Plain softmax over all positions in f64, keys and values laid out by position.
+    fn naive(q: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], scale: f32) -> Vec<f64> {
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+        };
+        let weights: Vec<f64> =
+            keys.iter().map(|key| (f64::from(scale) * dot(q, key)).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        (0..values[0].len())
+            .map(|i| weights.iter().zip(values).map(|(w, v)| w / sum * f64::from(v[i])).sum())
+            .collect()
+    }
+
+    fn noise(seed: usize, len: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i + 1) as f32 * (seed as f32 + 0.37)).sin()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn matches_the_plain_softmax_across_blocks(position in 0_usize..200, seed in 0_usize..50) {
+            let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim: 5, v_dim: 7, scale: 0.9 };
+            let blocks = position / KV_BLOCK_TOKENS + 1;
+            // The table is reversed, so that a block's number is not its position.
+            let table: Vec<u32> = (0..blocks as u32).rev().collect();
+            let keys = noise(seed, blocks * 3 * KV_BLOCK_TOKENS * 5);
+            let values = noise(seed + 1, blocks * 3 * KV_BLOCK_TOKENS * 7);
+            let q = noise(seed + 2, 5);
+            let kv = KvView { keys: &keys, values: &values, table: &table };
+            for head in 0..shape.heads {
+                let mut out = vec![0.0; 7];
+                attend(&Scalar, shape, &q, (&kv, head), position, &mut out);
+                let rows = |data: &[f32], dim: usize| -> Vec<Vec<f32>> {
+                    (0..=position).map(|at| {
+                        let block = table[at / KV_BLOCK_TOKENS] as usize;
+                        let row = (block * 3 + head / 2) * KV_BLOCK_TOKENS + at % KV_BLOCK_TOKENS;
+                        data[row * dim..][..dim].to_vec()
+                    }).collect()
+                };
+                let want = naive(&q, &rows(&keys, 5), &rows(&values, 7), shape.scale);
+                for (got, want) in out.iter().zip(want) {
+                    prop_assert!((f64::from(*got) - want).abs() < 1e-5, "head {head}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Named tolerances: how far two correct implementations may lie apart, and why.
+
+/// One dot product of noise of unit size in f32: summation order moves the last bits only.
+pub const DOT_F32: f32 = 2e-5;
+
+/// Several dependent f32 operations (an expert, an attention row), relative to the largest value.
+pub const CHAINED_F32: f32 = 1e-4;
