@@ -338,6 +338,16 @@ pub trait Backend: Send + Sized + 'static {
     /// # Errors
     /// If the device fails.
     fn write(&self, src: &[f32], dst: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// `dst = src`, on the device.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn copy(&self, src: View<'_, Self::Buf>, dst: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// `dst = 0`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn zero(&self, dst: ViewMut<'_, Self::Buf>) -> DeviceResult;
     /// Drops `guard` once everything enqueued so far has finished. Without it an expert slot could
     /// be refilled while the device still reads it: a wrong token, and no error.
     fn hold<G: Send + 'static>(&self, guard: G);
@@ -524,6 +534,17 @@ pub trait Backend: Send + Sized + 'static {
         y: View<'_, Self::Buf>,
         rows: &[ExpertRow],
         combine: Combine,
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
+    /// `out[i] += Σ_j weights[i · top_k + j] · y[i · top_k + j]`, in ascending `j`: what
+    /// [`Combine::Store`] kept, added in the order and with the rounding of [`Combine::Accumulate`].
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn combine_rows(
+        &self,
+        y: View<'_, Self::Buf>,
+        weights: &[f32],
         out: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;
 

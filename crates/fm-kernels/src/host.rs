@@ -162,6 +162,20 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
+    fn copy(&self, src: View<'_, Vec<f32>>, mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for i in 0..src.rows {
+            dst.row(i).copy_from_slice(src.row(i));
+        }
+        Ok(())
+    }
+
+    fn zero(&self, mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        for i in 0..dst.rows {
+            dst.row(i).fill(0.0);
+        }
+        Ok(())
+    }
+
     fn hold<G: Send + 'static>(&self, guard: G) {
         drop(guard); // every operation has finished by the time it returns
     }
@@ -392,6 +406,21 @@ impl<K: Kernels> Backend for Host<K> {
             match combine {
                 Combine::Store => out.copy_from_slice(y.row(i)),
                 Combine::Accumulate => self.kernels.axpy(row.weight, y.row(i), out),
+            }
+        }
+        Ok(())
+    }
+
+    fn combine_rows(
+        &self,
+        y: View<'_, Vec<f32>>,
+        weights: &[f32],
+        mut out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        let top_k = weights.len() / out.rows.max(1);
+        for (i, weights) in weights.chunks_exact(top_k.max(1)).enumerate() {
+            for (j, weight) in weights.iter().enumerate() {
+                self.kernels.axpy(*weight, y.row(i * top_k + j), out.row(i));
             }
         }
         Ok(())

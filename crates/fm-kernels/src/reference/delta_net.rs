@@ -11,10 +11,15 @@
 /// | `beta`  | scalar in `[0, 1]` | strength of the write                    |
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaStep<'a> {
+    /// `[k_dim]`.
     pub query: &'a [f32],
+    /// `[k_dim]`.
     pub key: &'a [f32],
+    /// `[v_dim]`.
     pub value: &'a [f32],
+    /// In `(0, 1]`.
     pub decay: f32,
+    /// In `[0, 1]`.
     pub beta: f32,
 }
 
