@@ -1,0 +1,38 @@
+//! Families this build can run. One file each, named after `model_type` in `config.json`; adding a
+//! family means adding a file under `arch/` and its name here.
+
+use fm_format::source::Checkpoint;
+
+use crate::{error::LoadError, spec::ModelSpec};
+
+mod config;
+mod experts;
+mod qwen;
+
+/// Turns a list of module names into the two things the rest of the engine asks for.
+macro_rules! architectures {
+    ($($model_type:ident),+ $(,)?) => {
+        $(mod $model_type;)+
+
+        /// Every `model_type` this build runs.
+        pub const MODEL_TYPES: &[&str] = &[$(stringify!($model_type)),+];
+
+        /// Describes the model in a checkpoint; reads no weights.
+        ///
+        /// # Errors
+        /// If the family is unknown, or configuration and tensors do not match it exactly.
+        pub fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
+            let model_type = model_type(checkpoint);
+            $(if model_type == stringify!($model_type) {
+                return $model_type::describe(checkpoint);
+            })+
+            Err(LoadError::UnknownModel { model_type: model_type.to_owned() })
+        }
+    };
+}
+
+architectures! { qwen3_5_moe, qwen3_moe, qwen3_next }
+
+fn model_type(checkpoint: &Checkpoint) -> &str {
+    checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default()
+}

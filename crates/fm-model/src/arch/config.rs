@@ -1,0 +1,172 @@
+//! Reading a family's part of `config.json`.
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::{
+    error::{FieldValue, LoadError},
+    spec::Rotary,
+};
+
+/// Deserialises a configuration; unknown keys are allowed, missing ones named.
+pub(super) fn parse<T: DeserializeOwned>(
+    model_type: &'static str,
+    config: &Value,
+) -> Result<T, LoadError> {
+    T::deserialize(config).map_err(|source| LoadError::Config { model_type, source })
+}
+
+/// Refuses a value that the family's arithmetic has no meaning for.
+pub(super) fn require(
+    holds: bool,
+    field: &'static str,
+    found: impl Into<FieldValue>,
+    expected: &'static str,
+) -> Result<(), LoadError> {
+    if holds { Ok(()) } else { Err(LoadError::Field { field, found: found.into(), expected }) }
+}
+
+/// Base of the rotary frequencies where a configuration names none.
+const THETA_DEFAULT: f64 = 10_000.0;
+
+/// `rope_theta`, `partial_rotary_factor` and their newer home `rope_parameters`.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct RopeConfig {
+    rope_theta: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    rope_scaling: Option<RopeParameters>,
+    rope_parameters: Option<RopeParameters>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RopeParameters {
+    rope_theta: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    // mlx-lm renames the key.
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+}
+
+impl RopeConfig {
+    /// Rotated dimensions and base for heads of `head_dim`.
+    pub(super) fn rotary(
+        &self,
+        head_dim: usize,
+        default_factor: f64,
+    ) -> Result<Rotary, LoadError> {
+        let nested = [&self.rope_parameters, &self.rope_scaling];
+        for parameters in nested.into_iter().flatten() {
+            let kind = parameters.rope_type.as_deref().unwrap_or("default");
+            // Multimodal rope is plain rope for text.
+            let plain = matches!(kind, "default" | "mrope");
+            require(plain, "rope_type", kind, "this build knows `default`")?;
+        }
+        let nested = self.rope_parameters.as_ref();
+        let theta = nested.and_then(|p| p.rope_theta).or(self.rope_theta).unwrap_or(THETA_DEFAULT);
+        let factor = nested.and_then(|p| p.partial_rotary_factor);
+        let factor = factor.or(self.partial_rotary_factor).unwrap_or(default_factor);
+        let dim = (head_dim as f64 * factor) as usize;
+        require(dim > 0 && dim.is_multiple_of(2) && dim <= head_dim, "partial_rotary_factor", dim,
+            "the rotated part of a head is an even number of values, at most the head")?;
+        Ok(Rotary { dim, theta })
+    }
+}
+
+/// What the feed-forward networks of the Qwen families have in common.
+#[derive(Debug, Deserialize)]
+pub(super) struct MoeConfig {
+    pub(super) num_experts: usize,
+    pub(super) num_experts_per_tok: usize,
+    pub(super) moe_intermediate_size: usize,
+    pub(super) intermediate_size: Option<usize>,
+    pub(super) shared_expert_intermediate_size: Option<usize>,
+    pub(super) norm_topk_prob: Option<bool>,
+    #[serde(default)]
+    pub(super) mlp_only_layers: Vec<usize>,
+    #[serde(default = "one")]
+    pub(super) decoder_sparse_step: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl MoeConfig {
+    /// Whether a layer has routed experts.
+    pub(super) fn is_sparse(&self, layer: usize) -> bool {
+        self.num_experts > 0
+            && !self.mlp_only_layers.contains(&layer)
+            && (layer + 1).is_multiple_of(self.decoder_sparse_step)
+    }
+
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        require(self.decoder_sparse_step > 0, "decoder_sparse_step", 0, "expected at least 1")?;
+        let (experts, top_k) = (self.num_experts, self.num_experts_per_tok);
+        require(experts <= usize::from(u16::MAX), "num_experts", experts, "at most 65535")?;
+        require(
+            experts == 0 || (1..=experts).contains(&top_k),
+            "num_experts_per_tok",
+            top_k,
+            "expected at least 1 and at most num_experts",
+        )?;
+        require(self.moe_intermediate_size > 0, "moe_intermediate_size", 0, "expected at least 1")
+    }
+}
+
+/// Dimensions every Qwen decoder has.
+#[derive(Debug, Deserialize)]
+pub(super) struct TrunkConfig {
+    pub(super) hidden_size: usize,
+    pub(super) vocab_size: usize,
+    pub(super) num_hidden_layers: usize,
+    pub(super) num_attention_heads: usize,
+    pub(super) num_key_value_heads: usize,
+    pub(super) head_dim: Option<usize>,
+    pub(super) rms_norm_eps: f32,
+    pub(super) max_position_embeddings: u32,
+    #[serde(default = "silu")]
+    pub(super) hidden_act: String,
+    pub(super) tie_word_embeddings: Option<bool>,
+    #[serde(default)]
+    pub(super) use_sliding_window: bool,
+}
+
+fn silu() -> String {
+    "silu".to_owned()
+}
+
+impl TrunkConfig {
+    pub(super) fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        let positive = [
+            ("hidden_size", self.hidden_size),
+            ("vocab_size", self.vocab_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim()),
+            ("max_position_embeddings", self.max_position_embeddings as usize),
+        ];
+        for (field, value) in positive {
+            require(value > 0, field, value, "expected at least 1")?;
+        }
+        require(
+            self.num_hidden_layers <= usize::from(u16::MAX),
+            "num_hidden_layers",
+            self.num_hidden_layers,
+            "at most 65535",
+        )?;
+        require(
+            self.num_attention_heads.is_multiple_of(self.num_key_value_heads),
+            "num_key_value_heads",
+            self.num_key_value_heads,
+            "expected a divisor of num_attention_heads",
+        )?;
+        require(self.hidden_act == "silu", "hidden_act", self.hidden_act.as_str(),
+            "this family uses `silu`")?;
+        require(!self.use_sliding_window, "use_sliding_window", "true", "expected false")
+    }
+}

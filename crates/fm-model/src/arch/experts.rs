@@ -1,0 +1,178 @@
+//! Where the routed experts of a layer lie: fused, stacked, one by one, or in a container.
+
+use fm_format::{
+    quant::QuantFormat,
+    record::{
+        AffinePart, Extent, LayerRecords, MatrixRole, MatrixShape, Piece, Place, Record,
+        RecordLayout, ScaleSource,
+    },
+    source::Tensor,
+};
+
+use crate::{
+    error::LoadError,
+    weights::{Weights, float_matrix_format},
+};
+
+/// Dimensions of a layer's routed experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertDims {
+    pub(super) experts: usize,
+    pub(super) hidden: usize,
+    pub(super) ffn: usize,
+}
+
+impl ExpertDims {
+    fn shape(&self, role: MatrixRole, format: &'static QuantFormat) -> MatrixShape {
+        let (rows, cols) = match role {
+            MatrixRole::Gate | MatrixRole::Up => (self.ffn, self.hidden),
+            MatrixRole::Down => (self.hidden, self.ffn),
+        };
+        MatrixShape { rows, cols, format }
+    }
+}
+
+const ROLES: [(MatrixRole, &str); 3] = [
+    (MatrixRole::Gate, "gate_proj"),
+    (MatrixRole::Up, "up_proj"),
+    (MatrixRole::Down, "down_proj"),
+];
+
+/// Finds the experts of the layer whose feed-forward network is called `mlp`.
+pub(super) fn layer_records(
+    weights: &Weights<'_>,
+    mlp: &str,
+    dims: ExpertDims,
+) -> Result<LayerRecords, LoadError> {
+    if weights.has(&format!("{mlp}.experts.gate_up_proj")) {
+        fused(weights, mlp, dims)
+    } else if weights.has(&format!("{mlp}.switch_mlp.gate_proj.weight")) {
+        stacked(weights, mlp, dims)
+    } else {
+        separate(weights, mlp, dims)
+    }
+}
+
+/// The `index`-th of `count` equal slices of a tensor.
+fn slice(tensor: &Tensor, index: usize, count: usize) -> Extent {
+    let bytes = tensor.extent.bytes / count as u64;
+    Extent { offset: tensor.extent.offset + index as u64 * bytes, bytes, ..tensor.extent }
+}
+
+/// `experts.gate_up_proj [E, 2I, H]` (gate first) and `experts.down_proj [E, H, I]`.
+fn fused(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {
+    let ExpertDims { experts, hidden, ffn } = dims;
+    let gate_up =
+        weights.shaped(&format!("{mlp}.experts.gate_up_proj"), &[experts, 2 * ffn, hidden])?;
+    let down = weights.shaped(&format!("{mlp}.experts.down_proj"), &[experts, hidden, ffn])?;
+    let (upper, lower) = (float_matrix_format(gate_up)?, float_matrix_format(down)?);
+    let layout = RecordLayout {
+        gate: dims.shape(MatrixRole::Gate, upper),
+        up: dims.shape(MatrixRole::Up, upper),
+        down: dims.shape(MatrixRole::Down, lower),
+    };
+    let copy = |extent, role| Piece { extent, place: Place::Copy { at: layout.offset(role) } };
+    let record = |expert| Record {
+        pieces: vec![
+            copy(slice(gate_up, expert, experts), MatrixRole::Gate),
+            copy(slice(down, expert, experts), MatrixRole::Down),
+        ],
+        checksums: None,
+    };
+    Ok(LayerRecords { layout, records: (0..experts).map(record).collect() })
+}
+
+/// `switch_mlp.{gate,up,down}_proj`, each stacked over experts, each plain or affine.
+fn stacked(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {
+    let mut records = vec![Record { pieces: Vec::new(), checksums: None }; dims.experts];
+    let mut formats = Vec::with_capacity(ROLES.len());
+    let mut plain = Vec::new();
+    for (role, projection) in ROLES {
+        let module = format!("{mlp}.switch_mlp.{projection}");
+        if weights.has(&format!("{module}.scales")) {
+            let (format, parts, source) = stacked_affine(weights, &module, role, dims)?;
+            formats.push(format);
+            for (expert, record) in records.iter_mut().enumerate() {
+                record.pieces.extend(parts.map(|(part, tensor)| Piece {
+                    extent: slice(tensor, expert, dims.experts),
+                    place: Place::Interleave { role, part, source },
+                }));
+            }
+        } else {
+            let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
+            let expected = [dims.experts, shape.rows, shape.cols];
+            let tensor = weights.shaped(&format!("{module}.weight"), &expected)?;
+            formats.push(float_matrix_format(tensor)?);
+            plain.push((role, tensor));
+        }
+    }
+    let layout = RecordLayout {
+        gate: dims.shape(MatrixRole::Gate, formats[0]),
+        up: dims.shape(MatrixRole::Up, formats[1]),
+        down: dims.shape(MatrixRole::Down, formats[2]),
+    };
+    for (role, tensor) in plain {
+        for (expert, record) in records.iter_mut().enumerate() {
+            let extent = slice(tensor, expert, dims.experts);
+            record.pieces.push(Piece { extent, place: Place::Copy { at: layout.offset(role) } });
+        }
+    }
+    Ok(LayerRecords { layout, records })
+}
+
+/// Any float kind: rows and columns of a shape do not depend on it.
+const FLOAT: fm_format::quant::FloatKind = fm_format::quant::FloatKind::F32;
+
+type AffineParts<'a> = [(AffinePart, &'a Tensor); 3];
+
+fn stacked_affine<'a>(
+    weights: &Weights<'a>,
+    module: &str,
+    role: MatrixRole,
+    dims: ExpertDims,
+) -> Result<(&'static QuantFormat, AffineParts<'a>, ScaleSource), LoadError> {
+    let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
+    let packing = weights.packing(module, &[dims.experts, shape.rows], shape.cols)?;
+    let parts = [
+        (AffinePart::Codes, weights.tensor(&format!("{module}.weight"))?),
+        (AffinePart::Scales, weights.tensor(&format!("{module}.scales"))?),
+        (AffinePart::Biases, weights.tensor(&format!("{module}.biases"))?),
+    ];
+    Ok((packing.format, parts, packing.element))
+}
+
+/// `experts.{e}.{gate,up,down}_proj.weight`, all experts alike.
+fn separate(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {
+    let mut layout: Option<RecordLayout> = None;
+    let mut records = Vec::with_capacity(dims.experts);
+    for expert in 0..dims.experts {
+        let mut tensors = Vec::with_capacity(ROLES.len());
+        let mut formats = Vec::with_capacity(ROLES.len());
+        for (role, projection) in ROLES {
+            let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
+            let name = format!("{mlp}.experts.{expert}.{projection}.weight");
+            let tensor = weights.shaped(&name, &[shape.rows, shape.cols])?;
+            formats.push(float_matrix_format(tensor)?);
+            tensors.push(tensor);
+        }
+        let own = RecordLayout {
+            gate: dims.shape(MatrixRole::Gate, formats[0]),
+            up: dims.shape(MatrixRole::Up, formats[1]),
+            down: dims.shape(MatrixRole::Down, formats[2]),
+        };
+        let layout = *layout.get_or_insert(own);
+        if own != layout {
+            let (tensor, found) = (tensors[0].name.clone(), tensors[0].dtype);
+            return Err(LoadError::Dtype { tensor, expected: "the dtype of expert 0", found });
+        }
+        let pieces = ROLES.iter().zip(tensors).map(|((role, _), tensor)| Piece {
+            extent: tensor.extent,
+            place: Place::Copy { at: layout.offset(*role) },
+        });
+        records.push(Record { pieces: pieces.collect(), checksums: None });
+    }
+    let Some(layout) = layout else {
+        return Err(LoadError::MissingTensor { tensor: format!("{mlp}.experts.0") });
+    };
+    Ok(LayerRecords { layout, records })
+}

@@ -1,0 +1,92 @@
+//! Qwen3.5-MoE: the network of Qwen3-Next with flat delta-net projections, inside a multimodal
+//! checkpoint whose vision tower and MTP head are skipped by name.
+
+use fm_format::source::Checkpoint;
+use fm_kernels::backend::{DeltaShape, RouterScale};
+use serde::Deserialize;
+
+use crate::{error::LoadError, spec::ModelSpec, weights::Weights};
+
+use super::{
+    config::{MoeConfig, RopeConfig, TrunkConfig, parse},
+    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig, OutputGate},
+};
+
+const MODEL_TYPE: &str = "qwen3_5_moe";
+
+/// Prefix and head as transformers, mlx-lm and text-only exports write them.
+const NAMES: [(&str, &str); 3] = [
+    ("model.language_model.", "lm_head"),
+    ("language_model.model.", "language_model.lm_head"),
+    ("model.", "lm_head"),
+];
+
+/// Vision towers and MTP heads, by either publisher.
+const SKIPPED: [&str; 5] =
+    ["model.visual.", "visual.", "vision_tower.", "mtp.", "language_model.mtp."];
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    trunk: TrunkConfig,
+    #[serde(flatten)]
+    moe: MoeConfig,
+    #[serde(flatten)]
+    rope: RopeConfig,
+    #[serde(flatten)]
+    linear: LinearConfig,
+    #[serde(default = "gated")]
+    attn_output_gate: bool,
+}
+
+fn gated() -> bool {
+    true
+}
+
+/// See [`super::describe`].
+pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
+    let config = &checkpoint.config;
+    let text = config.get("text_config").unwrap_or(config);
+    let Config { trunk, moe, rope, linear, attn_output_gate } = parse(MODEL_TYPE, text)?;
+    trunk.check()?;
+    moe.check()?;
+    let publisher = qwen::publisher(checkpoint);
+    let weights = Weights::new(checkpoint);
+    // The outer configuration decides where both say something.
+    let outer = config.get("tie_word_embeddings").and_then(serde_json::Value::as_bool);
+    let family = Family {
+        model_type: MODEL_TYPE,
+        trunk: &trunk,
+        moe: &moe,
+        rotary: rope.rotary(trunk.head_dim(), 0.25)?,
+        router_scale: RouterScale::Renormalised, // the family has no key for it
+        output_gate: if attn_output_gate { OutputGate::PerHead } else { OutputGate::None },
+        norm: publisher.zero_centred_norm(),
+        names: qwen::names(&weights, &NAMES),
+        tied: outer.or(trunk.tie_word_embeddings).unwrap_or(false),
+        linear: Some(Linear {
+            attends: linear.attends(trunk.num_hidden_layers)?,
+            shape: linear.shape()?,
+            publisher,
+            inputs,
+        }),
+        skipped: &SKIPPED,
+    };
+    qwen::describe(weights, &family)
+}
+
+fn inputs(
+    weights: &Weights<'_>,
+    layer: &str,
+    shape: DeltaShape,
+    hidden: usize,
+) -> Result<DeltaInputsSpec, LoadError> {
+    let matrix =
+        |name: &str, rows| weights.matrix(&format!("{layer}linear_attn.{name}"), rows, hidden);
+    Ok(DeltaInputsSpec {
+        qkv: matrix("in_proj_qkv", shape.channels())?,
+        z: matrix("in_proj_z", shape.value_heads * shape.v_dim)?,
+        b: matrix("in_proj_b", shape.value_heads)?,
+        a: matrix("in_proj_a", shape.value_heads)?,
+    })
+}

@@ -1,0 +1,54 @@
+//! Qwen3-MoE: attention with per-head query and key norms, routed experts, no shared one.
+
+use fm_format::source::Checkpoint;
+use fm_kernels::backend::RouterScale;
+use serde::Deserialize;
+
+use crate::{
+    error::LoadError,
+    spec::{ModelSpec, VectorTransform},
+    weights::Weights,
+};
+
+use super::{
+    config::{MoeConfig, RopeConfig, TrunkConfig, parse},
+    qwen::{self, Family, OutputGate},
+};
+
+const MODEL_TYPE: &str = "qwen3_moe";
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    trunk: TrunkConfig,
+    #[serde(flatten)]
+    moe: MoeConfig,
+    #[serde(flatten)]
+    rope: RopeConfig,
+}
+
+/// See [`super::describe`].
+pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
+    let Config { trunk, mut moe, rope } = parse(MODEL_TYPE, &checkpoint.config)?;
+    trunk.check()?;
+    moe.check()?;
+    moe.shared_expert_intermediate_size = None; // the family has none
+    let router_scale = match moe.norm_topk_prob {
+        Some(true) => RouterScale::Renormalised,
+        Some(false) | None => RouterScale::Plain,
+    };
+    let family = Family {
+        model_type: MODEL_TYPE,
+        trunk: &trunk,
+        moe: &moe,
+        rotary: rope.rotary(trunk.head_dim(), 1.0)?,
+        router_scale,
+        output_gate: OutputGate::None,
+        norm: VectorTransform::Plain,
+        names: ("model.", "lm_head"),
+        tied: trunk.tie_word_embeddings.unwrap_or(false),
+        linear: None,
+        skipped: &[],
+    };
+    qwen::describe(Weights::new(checkpoint), &family)
+}

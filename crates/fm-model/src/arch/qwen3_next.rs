@@ -1,0 +1,107 @@
+//! Qwen3-Next: gated delta net with gated attention in between, routed experts and a shared one.
+//!
+//! Queries, keys, values and output gates of the delta net are stored per key head:
+//! `in_proj_qkvz` is `[q | k | v · r | z · r]` and `in_proj_ba` is `[b · r | a · r]` for each key
+//! head, with `r` value heads per key head.
+
+use std::ops::Range;
+
+use fm_format::source::Checkpoint;
+use fm_kernels::backend::{DeltaShape, RouterScale};
+use serde::Deserialize;
+
+use crate::{
+    error::LoadError,
+    spec::{ModelSpec, VectorTransform},
+    weights::Weights,
+};
+
+use super::{
+    config::{MoeConfig, RopeConfig, TrunkConfig, parse},
+    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig, OutputGate, Publisher},
+};
+
+const MODEL_TYPE: &str = "qwen3_next";
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    trunk: TrunkConfig,
+    #[serde(flatten)]
+    moe: MoeConfig,
+    #[serde(flatten)]
+    rope: RopeConfig,
+    #[serde(flatten)]
+    linear: LinearConfig,
+}
+
+/// See [`super::describe`].
+pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
+    let Config { trunk, moe, rope, linear } = parse(MODEL_TYPE, &checkpoint.config)?;
+    trunk.check()?;
+    moe.check()?;
+    let publisher = qwen::publisher(checkpoint);
+    let router_scale = match moe.norm_topk_prob {
+        Some(false) => RouterScale::Plain,
+        Some(true) | None => RouterScale::Renormalised,
+    };
+    let family = Family {
+        model_type: MODEL_TYPE,
+        trunk: &trunk,
+        moe: &moe,
+        rotary: rope.rotary(trunk.head_dim(), 0.25)?,
+        router_scale,
+        output_gate: OutputGate::PerHead,
+        norm: publisher.zero_centred_norm(),
+        names: ("model.", "lm_head"),
+        tied: trunk.tie_word_embeddings.unwrap_or(false),
+        linear: Some(Linear {
+            attends: linear.attends(trunk.num_hidden_layers)?,
+            shape: linear.shape()?,
+            publisher,
+            inputs,
+        }),
+        skipped: &["mtp."],
+    };
+    qwen::describe(Weights::new(checkpoint), &family)
+}
+
+fn inputs(
+    weights: &Weights<'_>,
+    layer: &str,
+    shape: DeltaShape,
+    hidden: usize,
+) -> Result<DeltaInputsSpec, LoadError> {
+    let DeltaShape { key_heads, value_heads, k_dim, v_dim, .. } = shape;
+    let per_key_head = value_heads / key_heads;
+    let values = per_key_head * v_dim;
+    let group = 2 * k_dim + 2 * values;
+    let qkvz = format!("{layer}linear_attn.in_proj_qkvz");
+    let qkvz = weights.matrix(&qkvz, key_heads * group, hidden)?;
+    let ba = format!("{layer}linear_attn.in_proj_ba");
+    let ba = weights.matrix(&ba, 2 * value_heads, hidden)?;
+    let part = |first: usize, len: usize| -> Vec<Range<usize>> {
+        (0..key_heads).map(|head| head * group + first..head * group + first + len).collect()
+    };
+    let half = |first: usize| -> Vec<Range<usize>> {
+        let begin = |head: usize| (2 * head + first) * per_key_head;
+        (0..key_heads).map(|head| begin(head)..begin(head) + per_key_head).collect()
+    };
+    let qkv = [part(0, k_dim), part(k_dim, k_dim), part(2 * k_dim, values)].concat();
+    Ok(DeltaInputsSpec {
+        qkv: qkvz.select(qkv),
+        z: qkvz.select(part(2 * k_dim + values, values)),
+        b: ba.select(half(0)),
+        a: ba.select(half(1)),
+    })
+}
+
+impl Publisher {
+    /// Norms of the hybrids are stored around zero; mlx-lm adds the one when it converts.
+    pub(super) fn zero_centred_norm(self) -> VectorTransform {
+        match self {
+            Self::HuggingFace => VectorTransform::PlusOne,
+            Self::Mlx => VectorTransform::Plain,
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Why a checkpoint cannot be run.
+
+use std::path::PathBuf;
+
+use fm_format::{FormatError, source::Dtype};
+use fm_kernels::DeviceError;
+
+use crate::arch::MODEL_TYPES;
+
+/// Why a checkpoint cannot be run. Messages name the tensor or the field, what was expected and
+/// what was found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The bytes on disk are not a checkpoint.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+
+    /// A family this build does not have.
+    #[error("model type `{model_type}` is not supported; known: {}", MODEL_TYPES.join(", "))]
+    UnknownModel {
+        /// What `config.json` says.
+        model_type: String,
+    },
+
+    /// `config.json` lacks a field or has it in another type.
+    #[error("config.json does not describe a {model_type} model")]
+    Config {
+        /// The family that tried to read it.
+        model_type: &'static str,
+        /// Which field, and why.
+        source: serde_json::Error,
+    },
+
+    /// A field has a value the family has no meaning for.
+    #[error("config.json: `{field}` is {found}; {expected}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        found: FieldValue,
+        /// What it may be.
+        expected: &'static str,
+    },
+
+    /// A tensor is not there.
+    #[error("tensor `{tensor}` is missing; the checkpoint is incomplete or of another family")]
+    MissingTensor {
+        /// The tensor.
+        tensor: String,
+    },
+
+    /// A tensor nobody asked for.
+    #[error("tensor `{tensor}` has no place in a {model_type} model; nothing is ignored silently")]
+    UnknownTensor {
+        /// The tensor.
+        tensor: String,
+        /// The family.
+        model_type: &'static str,
+    },
+
+    /// A tensor has another shape than the configuration asks for.
+    #[error("tensor `{tensor}` has shape {found:?}, config.json asks for {expected:?}")]
+    Shape {
+        /// The tensor.
+        tensor: String,
+        /// What the configuration asks for.
+        expected: Vec<usize>,
+        /// What is there.
+        found: Vec<usize>,
+    },
+
+    /// A tensor has an element type that makes no sense for it.
+    #[error("tensor `{tensor}` has dtype {found:?}, expected {expected}")]
+    Dtype {
+        /// The tensor.
+        tensor: String,
+        /// What it may be.
+        expected: &'static str,
+        /// What it is.
+        found: Dtype,
+    },
+
+    /// The shapes of a quantised module belong to no known format.
+    #[error(
+        "`{module}`: {packed} words and {groups} scales per row of {cols} weights \
+         are no affine format (2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128)"
+    )]
+    Packing {
+        /// The module.
+        module: String,
+        /// Words of 32 bits per row.
+        packed: usize,
+        /// Scales per row.
+        groups: usize,
+        /// Weights per row, from the configuration.
+        cols: usize,
+    },
+
+    /// The shapes say one thing, `quantization` in `config.json` another.
+    #[error(
+        "`{module}`: its shapes mean {found_bits} bits in groups of {found_group}, \
+         config.json says {bits} bits in groups of {group}"
+    )]
+    Quantization {
+        /// The module.
+        module: String,
+        /// Width of a code, from the shapes.
+        found_bits: u64,
+        /// Weights per group, from the shapes.
+        found_group: u64,
+        /// Width of a code, from the configuration.
+        bits: u64,
+        /// Weights per group, from the configuration.
+        group: u64,
+    },
+
+    /// A quantisation mode this build does not read.
+    #[error("`{module}` is quantised in mode `{mode}`; this build reads `affine`")]
+    QuantizationMode {
+        /// The module.
+        module: String,
+        /// The mode.
+        mode: String,
+    },
+
+    /// The container's records are not those of the configuration.
+    #[error("layer {layer} of the container in {} does not match config.json", dir.display())]
+    Container {
+        /// The layer.
+        layer: usize,
+        /// The container.
+        dir: PathBuf,
+    },
+}
+
+/// A value of `config.json` as an error shows it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FieldValue {
+    /// A number.
+    Number(u64),
+    /// A word.
+    Word(String),
+}
+
+impl std::fmt::Display for FieldValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Word(word) => write!(f, "`{word}`"),
+        }
+    }
+}
+
+impl From<usize> for FieldValue {
+    fn from(number: usize) -> Self {
+        Self::Number(number as u64)
+    }
+}
+
+impl From<&str> for FieldValue {
+    fn from(word: &str) -> Self {
+        Self::Word(word.to_owned())
+    }
+}

@@ -1,0 +1,214 @@
+//! Routed experts, seen from a layer: activations in, weighted sums out.
+
+use fm_format::{
+    key::{ExpertIndex, LayerIndex},
+    record::{LayerRecords, MatrixRole},
+};
+use fm_kernels::{
+    Backend,
+    backend::{DeviceResult, ExpertRow, ExpertScratch, ExpertWeights, QMatrix, Routes, ViewMut},
+};
+
+/// Experts that could not be had, and why. Rows that did not choose them are complete.
+#[derive(Debug, thiserror::Error)]
+#[error("{} of the experts of layer {} could not be read", experts.len(), layer.0)]
+pub struct ExpertsLost {
+    /// The layer.
+    pub layer: LayerIndex,
+    /// The experts, ascending.
+    pub experts: Vec<ExpertIndex>,
+    /// Why the first of them was lost.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// The operands of a layer's routed experts.
+#[derive(Debug)]
+pub struct ExpertBatch<'a, B: Backend> {
+    /// The layer.
+    pub layer: LayerIndex,
+    /// Which experts each row chose.
+    pub routes: &'a Routes<B>,
+    /// `[rows, hidden]`, prepared.
+    pub x: &'a B::Acts,
+    /// `[rows, hidden]`; the weighted sums are added to it.
+    pub out: ViewMut<'a, B::Buf>,
+    /// Work space.
+    pub scratch: &'a mut MoeScratch<B>,
+}
+
+/// Work space of the routed experts.
+#[derive(Debug)]
+pub struct MoeScratch<B: Backend> {
+    /// Of one expert over the rows that chose it.
+    pub expert: ExpertScratch<B>,
+    /// `[ARRIVAL_ROWS_MAX · top_k, hidden]`: results that wait for their turn.
+    pub results: B::Buf,
+}
+
+/// Batches of up to this many rows compute experts as they arrive and add them up afterwards;
+/// larger ones take them in ascending order, because keeping every result would cost
+/// `rows · top_k · hidden` floats.
+pub const ARRIVAL_ROWS_MAX: usize = 16;
+
+/// Who holds the experts' bytes and who multiplies is the implementor's business.
+pub trait RoutedExperts<B: Backend>: Send {
+    /// A request in flight.
+    type Ticket;
+
+    /// All router scores of a layer, `[rows, experts]`: for policies and look-ahead.
+    fn observe(&mut self, _layer: LayerIndex, _scores: &B::Buf) {}
+
+    /// Starts to bring in what `routes` chose; returns at once.
+    ///
+    /// # Errors
+    /// If the request cannot be made at all.
+    fn begin(
+        &mut self,
+        layer: LayerIndex,
+        routes: &Routes<B>,
+    ) -> Result<Self::Ticket, ExpertsFailed>;
+
+    /// `out[row] += Σ weight · expert(x[row])`, in ascending expert order whatever the arrival.
+    ///
+    /// # Errors
+    /// [`ExpertsFailed::Lost`] after all other experts have been added.
+    fn finish(
+        &mut self,
+        device: &B,
+        ticket: Self::Ticket,
+        batch: ExpertBatch<'_, B>,
+    ) -> Result<(), ExpertsFailed>;
+}
+
+/// Why a layer's experts did not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExpertsFailed {
+    /// Some experts could not be had; everything else was computed.
+    #[error(transparent)]
+    Lost(#[from] ExpertsLost),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] fm_kernels::DeviceError),
+}
+
+/// The rows of a batch, grouped by the expert they chose. Reused from step to step.
+#[derive(Debug, Default)]
+pub struct RowsByExpert {
+    /// The union of all chosen experts, ascending.
+    pub union: Vec<ExpertIndex>,
+    /// `rows[starts[i]..starts[i + 1]]` chose `union[i]`.
+    starts: Vec<u32>,
+    rows: Vec<ExpertRow>,
+}
+
+impl RowsByExpert {
+    /// Groups the rows of `routes`. `target` says which row of the output the `j`-th choice of row
+    /// `i` writes to.
+    pub fn group<B: Backend>(&mut self, routes: &Routes<B>, target: impl Fn(usize, usize) -> usize) {
+        self.union.clear();
+        self.union.extend_from_slice(&routes.ids);
+        self.union.sort_unstable();
+        self.union.dedup();
+        self.starts.clear();
+        self.starts.resize(self.union.len() + 1, 0);
+        for id in &routes.ids {
+            self.starts[self.position(*id) + 1] += 1;
+        }
+        for i in 1..self.starts.len() {
+            self.starts[i] += self.starts[i - 1];
+        }
+        let unset = ExpertRow { row: 0, target: 0, weight: 0.0 };
+        self.rows.clear();
+        self.rows.resize(routes.ids.len(), unset);
+        // Rows go in ascending order into their group; `starts` is the cursor and is put back.
+        for (choice, (id, weight)) in routes.ids.iter().zip(&routes.weights).enumerate() {
+            let (row, j) = (choice / routes.top_k, choice % routes.top_k);
+            let group = self.position(*id);
+            let at = self.starts[group] as usize;
+            self.starts[group] += 1;
+            let target = target(row, j) as u32;
+            self.rows[at] = ExpertRow { row: row as u32, target, weight: *weight };
+        }
+        self.starts.rotate_right(1);
+        self.starts[0] = 0;
+    }
+
+    fn position(&self, id: ExpertIndex) -> usize {
+        self.union.binary_search(&id).expect("the union holds every chosen expert")
+    }
+
+    /// The rows that chose an expert of the union.
+    ///
+    /// # Panics
+    /// If nobody chose it.
+    pub fn rows(&self, expert: ExpertIndex) -> &[ExpertRow] {
+        let group = self.position(expert);
+        &self.rows[self.starts[group] as usize..self.starts[group + 1] as usize]
+    }
+}
+
+/// The matrices of a record that lies in host memory.
+pub fn expert_weights<'a>(layer: &LayerRecords, record: &'a [u8]) -> ExpertWeights<'a, [u8]> {
+    let matrix = |role: MatrixRole| {
+        let shape = layer.layout.shape(role);
+        QMatrix { bytes: &record[layer.layout.offset(role)..][..shape.bytes()], shape }
+    };
+    ExpertWeights {
+        gate: matrix(MatrixRole::Gate),
+        up: matrix(MatrixRole::Up),
+        down: matrix(MatrixRole::Down),
+    }
+}
+
+impl<B: Backend> MoeScratch<B> {
+    /// Room for `rows` rows of experts of the given dimensions.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(device: &B, rows: usize, dims: MoeDims) -> DeviceResult<Self> {
+        let MoeDims { hidden, ffn, top_k } = dims;
+        Ok(Self {
+            expert: ExpertScratch {
+                gate: device.alloc(rows * ffn)?,
+                up: device.alloc(rows * ffn)?,
+                acts: device.acts(rows, ffn)?,
+                y: device.alloc(rows * hidden)?,
+            },
+            results: device.alloc(rows.min(ARRIVAL_ROWS_MAX) * top_k * hidden)?,
+        })
+    }
+}
+
+/// Largest dimensions of any feed-forward network of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MoeDims {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Widest intermediate.
+    pub ffn: usize,
+    /// Experts per row.
+    pub top_k: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fm_kernels::reference::Reference;
+
+    #[test]
+    fn rows_are_grouped_ascending_and_keep_their_weights() {
+        let ids = [1, 7, 0, 7, 1, 2].map(ExpertIndex).to_vec();
+        let weights = vec![0.1, 0.2, 0.3, 0.4, 0.5, 0.6];
+        let routes: Routes<Reference> = Routes { scores: Vec::new(), ids, weights, top_k: 2 };
+        let mut groups = RowsByExpert::default();
+        for _ in 0..2 {
+            groups.group(&routes, |row, j| row * 2 + j);
+            assert_eq!(groups.union, [0, 1, 2, 7].map(ExpertIndex));
+            let row = |row, target, weight| ExpertRow { row, target, weight };
+            assert_eq!(groups.rows(ExpertIndex(1)), [row(0, 0, 0.1), row(2, 4, 0.5)]);
+            assert_eq!(groups.rows(ExpertIndex(7)), [row(0, 1, 0.2), row(1, 3, 0.4)]);
+            assert_eq!(groups.rows(ExpertIndex(2)), [row(2, 5, 0.6)]);
+        }
+    }
+}

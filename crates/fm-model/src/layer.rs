@@ -1,0 +1,51 @@
+//! The building blocks of a decoder. A family does not write them again; it says which it has.
+
+pub(crate) mod attention;
+pub(crate) mod delta_net;
+pub(crate) mod mlp;
+pub(crate) mod moe;
+
+use std::ops::Range;
+
+use fm_kernels::{
+    Backend,
+    backend::{View, ViewMut},
+};
+
+use crate::state::{Session, kv_blocks::KvPool};
+
+/// The rows of one step, and the state they advance.
+#[derive(Debug)]
+pub(crate) struct StepRows<'a, B: Backend> {
+    /// Consecutive rows of one session each.
+    pub(crate) segments: &'a [Segment],
+    /// Position of every row.
+    pub(crate) positions: &'a [u32],
+    /// Sessions, addressed by [`Segment::session`].
+    pub(crate) sessions: &'a mut [Session<B>],
+    /// Keys and values of all of them.
+    pub(crate) pool: &'a mut KvPool<B>,
+}
+
+/// Consecutive rows of one session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// Place of the session in the runner's list.
+    pub(crate) session: usize,
+    /// Its rows in the batch.
+    pub(crate) rows: Range<usize>,
+    /// Position of the first of them.
+    pub(crate) position: u32,
+}
+
+impl Segment {
+    /// The segment's rows of a matrix that has one row per row of the batch.
+    pub(crate) fn of<'a, Buf>(&self, buf: &'a Buf, cols: usize) -> View<'a, Buf> {
+        View::new(buf, self.rows.end, cols).rows(self.rows.start, self.rows.len())
+    }
+
+    /// As [`Segment::of`], to write.
+    pub(crate) fn of_mut<'a, Buf>(&self, buf: &'a mut Buf, cols: usize) -> ViewMut<'a, Buf> {
+        ViewMut::new(buf, self.rows.end, cols).rows(self.rows.start, self.rows.len())
+    }
+}

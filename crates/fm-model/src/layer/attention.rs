@@ -1,0 +1,172 @@
+//! Softmax attention with grouped key/value heads, head norms, rotary positions and, in some
+//! families, a sigmoid gate on the output.
+
+use fm_kernels::{
+    Backend,
+    backend::{AttentionShape, DeviceResult, Rope, View, ViewMut},
+};
+
+use crate::{
+    error::LoadError,
+    load::{Linear, Loader, Matrix},
+    spec::AttentionSpec,
+};
+
+use super::StepRows;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Attention<B: Backend> {
+    shape: AttentionShape,
+    /// Which of the model's attention layers this is.
+    kv_layer: usize,
+    q: Linear<B>,
+    gate: Option<Matrix<B>>,
+    k: Linear<B>,
+    v: Linear<B>,
+    o: Linear<B>,
+    q_norm: Option<B::Buf>,
+    k_norm: Option<B::Buf>,
+    /// `theta^(-2i / dim)`.
+    inv_freq: B::Buf,
+    pairs: usize,
+    norm_eps: f32,
+}
+
+/// Work space, enough for the widest attention layer.
+#[derive(Debug)]
+pub(crate) struct AttentionScratch<B: Backend> {
+    q: B::Buf,
+    gate: B::Buf,
+    k: B::Buf,
+    v: B::Buf,
+    mixed: B::Buf,
+    acts: B::Acts,
+}
+
+impl<B: Backend> AttentionScratch<B> {
+    /// Room for `rows` rows of any of the given layers.
+    pub(crate) fn new<'a>(
+        device: &B,
+        rows: usize,
+        layers: impl Iterator<Item = &'a AttentionSpec> + Clone,
+    ) -> DeviceResult<Self> {
+        let widest =
+            |of: fn(&AttentionShape) -> usize| layers.clone().map(|l| of(&l.shape)).max();
+        let q = widest(|s| s.heads * s.k_dim).unwrap_or(0);
+        let mixed = widest(|s| s.heads * s.v_dim).unwrap_or(0);
+        let k = widest(|s| s.kv_heads * s.k_dim).unwrap_or(0);
+        let v = widest(|s| s.kv_heads * s.v_dim).unwrap_or(0);
+        Ok(Self {
+            q: device.alloc(rows * q)?,
+            gate: device.alloc(rows * mixed)?,
+            k: device.alloc(rows * k)?,
+            v: device.alloc(rows * v)?,
+            mixed: device.alloc(rows * mixed)?,
+            acts: device.acts(rows, mixed)?,
+        })
+    }
+}
+
+impl<B: Backend> Attention<B> {
+    pub(crate) fn load(
+        loader: &Loader<'_, B>,
+        spec: &AttentionSpec,
+        kv_layer: usize,
+        norm_eps: f32,
+    ) -> Result<Self, LoadError> {
+        let vector = |v: &Option<_>| v.as_ref().map(|v| loader.vector(v)).transpose();
+        let pairs = spec.rotary.dim / 2;
+        let inv_freq: Vec<f32> = (0..pairs)
+            .map(|i| spec.rotary.theta.powf(-2.0 * i as f64 / spec.rotary.dim as f64) as f32)
+            .collect();
+        Ok(Self {
+            shape: spec.shape,
+            kv_layer,
+            q: loader.linear(&spec.q)?,
+            gate: spec.gate.as_ref().map(|gate| loader.matrix(gate)).transpose()?,
+            k: loader.linear(&spec.k)?,
+            v: loader.linear(&spec.v)?,
+            o: loader.linear(&spec.o)?,
+            q_norm: vector(&spec.q_norm)?,
+            k_norm: vector(&spec.k_norm)?,
+            inv_freq: loader.device.upload(&inv_freq)?,
+            pairs,
+            norm_eps,
+        })
+    }
+
+    /// `out = o(gate · attend(q, k, v))` for prepared rows `x`; advances keys and values.
+    pub(crate) fn forward(
+        &self,
+        device: &B,
+        step: &mut StepRows<'_, B>,
+        x: &B::Acts,
+        scratch: &mut AttentionScratch<B>,
+        out: ViewMut<'_, B::Buf>,
+    ) -> DeviceResult {
+        let rows = step.positions.len();
+        let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = self.shape;
+        let AttentionScratch { q, gate, k, v, mixed, acts } = scratch;
+        project(device, &self.q, x, ViewMut::new(q, rows, heads * k_dim))?;
+        project(device, &self.k, x, ViewMut::new(k, rows, kv_heads * k_dim))?;
+        project(device, &self.v, x, ViewMut::new(v, rows, kv_heads * v_dim))?;
+        self.place(device, step.positions, &self.q_norm, ViewMut::new(q, rows, heads * k_dim))?;
+        self.place(device, step.positions, &self.k_norm, ViewMut::new(k, rows, kv_heads * k_dim))?;
+        for segment in step.segments {
+            let table = &step.sessions[segment.session].table;
+            let keys = segment.of(k, kv_heads * k_dim);
+            let values = segment.of(v, kv_heads * v_dim);
+            let place = (self.kv_layer, table);
+            step.pool.write(device, place, segment.position, keys, values)?;
+            let kv = step.pool.view(self.kv_layer, table);
+            let queries = segment.of(q, heads * k_dim);
+            let mixed = segment.of_mut(mixed, heads * v_dim);
+            device.attention(self.shape, queries, &kv, segment.position, mixed)?;
+        }
+        if let Some(gate_proj) = &self.gate {
+            device.matmul(gate_proj.view(), x, ViewMut::new(gate, rows, heads * v_dim))?;
+            let gate = View::new(&*gate, rows, heads * v_dim);
+            device.sigmoid_mul(gate, ViewMut::new(mixed, rows, heads * v_dim))?;
+        }
+        device.prepare(View::new(&*mixed, rows, heads * v_dim), acts)?;
+        project(device, &self.o, acts, out)
+    }
+
+    /// Norm and rotation of query or key heads.
+    fn place(
+        &self,
+        device: &B,
+        positions: &[u32],
+        norm: &Option<B::Buf>,
+        x: ViewMut<'_, B::Buf>,
+    ) -> DeviceResult {
+        let ViewMut { buf, offset, rows, cols, stride } = x;
+        if let Some(weight) = norm {
+            let x = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
+            device.rms_norm_heads(x, weight, self.norm_eps)?;
+        }
+        let rope = Rope {
+            head_dim: self.shape.k_dim,
+            pairs: self.pairs,
+            inv_freq: &self.inv_freq,
+            positions,
+        };
+        device.rope(&rope, ViewMut { buf, offset, rows, cols, stride })
+    }
+}
+
+/// `y = W x + bias`.
+fn project<B: Backend>(
+    device: &B,
+    linear: &Linear<B>,
+    x: &B::Acts,
+    y: ViewMut<'_, B::Buf>,
+) -> DeviceResult {
+    let ViewMut { buf, offset, rows, cols, stride } = y;
+    device.matmul(linear.weight.view(), x, ViewMut { buf: &mut *buf, offset, rows, cols, stride })?;
+    match &linear.bias {
+        Some(bias) => device.add_bias(bias, ViewMut { buf, offset, rows, cols, stride }),
+        None => Ok(()),
+    }
+}

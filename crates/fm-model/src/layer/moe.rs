@@ -1,0 +1,122 @@
+//! Mixture of experts: a router, routed experts from the store, perhaps a shared expert.
+
+use fm_format::key::LayerIndex;
+use fm_kernels::{
+    Backend,
+    backend::{DeviceResult, RouterSpec, Routes, View, ViewMut},
+};
+
+use crate::{
+    error::LoadError,
+    experts::{ExpertBatch, ExpertsFailed, MoeScratch, RoutedExperts},
+    load::{Loader, Matrix},
+    spec::MoeSpec,
+};
+
+use super::mlp::Mlp;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Moe<B: Backend> {
+    layer: LayerIndex,
+    router: Matrix<B>,
+    routing: RouterSpec,
+    shared: Option<Shared<B>>,
+}
+
+#[derive(Debug)]
+struct Shared<B: Backend> {
+    mlp: Mlp<B>,
+    gate: Option<Matrix<B>>,
+}
+
+/// Work space of the router and the experts.
+#[derive(Debug)]
+pub(crate) struct FfnScratch<B: Backend> {
+    logits: B::Buf,
+    shared_gate: B::Buf,
+    pub(crate) routes: Routes<B>,
+    pub(crate) moe: MoeScratch<B>,
+}
+
+impl<B: Backend> FfnScratch<B> {
+    /// Room for `rows` rows of layers with up to `experts` experts.
+    pub(crate) fn new(
+        device: &B,
+        rows: usize,
+        (experts, top_k): (usize, usize),
+        moe: MoeScratch<B>,
+    ) -> DeviceResult<Self> {
+        let routes = Routes {
+            scores: device.alloc(rows * experts)?,
+            ids: Vec::with_capacity(rows * top_k),
+            weights: Vec::with_capacity(rows * top_k),
+            top_k,
+        };
+        let logits = device.alloc(rows * experts)?;
+        Ok(Self { logits, shared_gate: device.alloc(rows)?, routes, moe })
+    }
+}
+
+impl<B: Backend> Moe<B> {
+    pub(crate) fn load(
+        loader: &Loader<'_, B>,
+        spec: &MoeSpec,
+        layer: LayerIndex,
+        top_k: Option<usize>,
+    ) -> Result<Self, LoadError> {
+        let shared = spec.shared.as_ref().map(|shared| {
+            let gate = shared.gate.as_ref().map(|gate| loader.matrix(gate)).transpose()?;
+            Ok::<_, LoadError>(Shared { mlp: Mlp::load(loader, &shared.mlp)?, gate })
+        });
+        let top_k = top_k.unwrap_or(spec.routing.top_k);
+        Ok(Self {
+            layer,
+            router: loader.matrix(&spec.router)?,
+            routing: RouterSpec { top_k, ..spec.routing },
+            shared: shared.transpose()?,
+        })
+    }
+
+    /// `out = shared(x) + Σ weight · expert(x)` for prepared rows `x`. Reads overlap the shared
+    /// expert.
+    pub(crate) fn forward<E: RoutedExperts<B>>(
+        &self,
+        device: &B,
+        experts: &mut E,
+        x: &B::Acts,
+        scratch: &mut FfnScratch<B>,
+        out: ViewMut<'_, B::Buf>,
+    ) -> Result<(), ExpertsFailed> {
+        let ViewMut { buf, offset, rows, cols, stride } = out;
+        let count = self.router.shape.rows;
+        device.matmul(self.router.view(), x, ViewMut::new(&mut scratch.logits, rows, count))?;
+        let logits = View::new(&scratch.logits, rows, count);
+        device.route(self.routing, logits, &mut scratch.routes)?;
+        experts.observe(self.layer, &scratch.routes.scores);
+        let ticket = experts.begin(self.layer, &scratch.routes)?;
+        self.shared(device, x, scratch, ViewMut { buf: &mut *buf, offset, rows, cols, stride })?;
+        let out = ViewMut { buf, offset, rows, cols, stride };
+        let (layer, routes) = (self.layer, &scratch.routes);
+        let batch = ExpertBatch { layer, routes, x, out, scratch: &mut scratch.moe };
+        experts.finish(device, ticket, batch)
+    }
+
+    /// `out = sigmoid(gate x) · mlp(x)`, or zero where there is no shared expert.
+    fn shared(
+        &self,
+        device: &B,
+        x: &B::Acts,
+        scratch: &mut FfnScratch<B>,
+        out: ViewMut<'_, B::Buf>,
+    ) -> DeviceResult {
+        let Some(shared) = &self.shared else { return device.zero(out) };
+        let ViewMut { buf, offset, rows, cols, stride } = out;
+        let view = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
+        shared.mlp.forward(device, x, &mut scratch.moe.expert, view)?;
+        let Some(gate) = &shared.gate else { return Ok(()) };
+        device.matmul(gate.view(), x, ViewMut::new(&mut scratch.shared_gate, rows, 1))?;
+        let gate = View::new(&scratch.shared_gate, rows, 1);
+        device.sigmoid_mul(gate, ViewMut { buf, offset, rows, cols, stride })
+    }
+}

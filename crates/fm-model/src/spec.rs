@@ -1,0 +1,236 @@
+//! A model described, before a byte of its weights is read: what every layer is, and where each of
+//! its tensors lies. A family's file in `arch/` makes this from a configuration and tensor names;
+//! planning, loading and inspecting start from it.
+
+use std::ops::Range;
+
+use fm_format::{
+    record::{Catalog, Extent, MatrixShape, ScaleSource},
+    source::Dtype,
+};
+use fm_kernels::backend::{AttentionShape, DeltaShape, RouterSpec};
+
+/// A weight matrix that lies in the checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatrixRef {
+    /// Module name, for messages.
+    pub name: String,
+    /// Shape and format once loaded.
+    pub shape: MatrixShape,
+    /// Where its bytes are.
+    pub source: MatrixSource,
+    /// Rows of the tensors on disk.
+    pub source_rows: usize,
+    /// Those of them that make it up, in order.
+    pub rows: Vec<Range<usize>>,
+}
+
+/// Where the bytes of a matrix are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MatrixSource {
+    /// One tensor, row-major.
+    Plain(Extent),
+    /// Three tensors, row-major: MLX affine.
+    Affine {
+        /// Packed codes.
+        codes: Extent,
+        /// One per group.
+        scales: Extent,
+        /// One per group.
+        biases: Extent,
+        /// Element type of scales and biases.
+        element: ScaleSource,
+    },
+}
+
+impl MatrixRef {
+    /// The same module, but only the given rows of it, in the given order.
+    pub fn select(&self, rows: Vec<Range<usize>>) -> Self {
+        let count = rows.iter().map(ExactSizeIterator::len).sum();
+        Self { shape: MatrixShape { rows: count, ..self.shape }, rows, ..self.clone() }
+    }
+}
+
+/// A small float tensor that is kept as f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VectorRef {
+    /// Tensor name.
+    pub name: String,
+    /// Where it is.
+    pub extent: Extent,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Number of values.
+    pub len: usize,
+    /// What happens to it on the way.
+    pub transform: VectorTransform,
+}
+
+/// What happens to a small tensor when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VectorTransform {
+    /// Nothing.
+    Plain,
+    /// `1 + w`: norms that are stored around zero.
+    PlusOne,
+    /// `-exp(w)`: `A_log`.
+    NegExp,
+    /// A matrix with this many columns, transposed: convolution taps.
+    Transposed {
+        /// Columns before the transposition.
+        cols: usize,
+    },
+}
+
+/// A whole model.
+#[derive(Clone, Debug)]
+pub struct ModelSpec {
+    /// Family, as in `config.json`.
+    pub model_type: &'static str,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Longest context the model was made for.
+    pub context_max: u32,
+    /// Epsilon of every norm.
+    pub norm_eps: f32,
+    /// Token embedding, `[vocab, hidden]`.
+    pub embed: MatrixRef,
+    /// Output head, `[vocab, hidden]`; `None` if the embedding serves.
+    pub head: Option<MatrixRef>,
+    /// Norm before the head.
+    pub final_norm: VectorRef,
+    /// Decoder layers in order.
+    pub layers: Vec<LayerSpec>,
+    /// The routed experts' bytes.
+    pub catalog: Catalog,
+}
+
+/// One decoder layer: `x += mixer(norm(x)); x += ffn(norm(x))`.
+#[derive(Clone, Debug)]
+pub struct LayerSpec {
+    /// Norm before the mixer.
+    pub mixer_norm: VectorRef,
+    /// What mixes positions.
+    pub mixer: MixerSpec,
+    /// Norm before the feed-forward network.
+    pub ffn_norm: VectorRef,
+    /// What works on each position alone.
+    pub ffn: FfnSpec,
+}
+
+/// What mixes positions.
+#[derive(Clone, Debug)]
+pub enum MixerSpec {
+    /// Softmax attention with a KV cache.
+    Attention(Box<AttentionSpec>),
+    /// Gated delta net with a recurrent memory.
+    DeltaNet(Box<DeltaNetSpec>),
+}
+
+/// Softmax attention.
+#[derive(Clone, Debug)]
+pub struct AttentionSpec {
+    /// Heads and dimensions.
+    pub shape: AttentionShape,
+    /// Values of a head that are rotated, and the base of their frequencies.
+    pub rotary: Rotary,
+    /// `[heads · k_dim, hidden]`.
+    pub q: Projection,
+    /// `[heads · v_dim, hidden]`: its sigmoid multiplies the output, if there is one.
+    pub gate: Option<MatrixRef>,
+    /// `[kv_heads · k_dim, hidden]`.
+    pub k: Projection,
+    /// `[kv_heads · v_dim, hidden]`.
+    pub v: Projection,
+    /// `[hidden, heads · v_dim]`.
+    pub o: Projection,
+    /// Norm of every query head.
+    pub q_norm: Option<VectorRef>,
+    /// Norm of every key head.
+    pub k_norm: Option<VectorRef>,
+}
+
+/// A matrix with an optional bias.
+#[derive(Clone, Debug)]
+pub struct Projection {
+    /// The matrix.
+    pub weight: MatrixRef,
+    /// Added to every row of the result.
+    pub bias: Option<VectorRef>,
+}
+
+/// Rotary position embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rotary {
+    /// Rotated values per head, even.
+    pub dim: usize,
+    /// Base of the frequencies.
+    pub theta: f64,
+}
+
+/// Gated delta net.
+#[derive(Clone, Debug)]
+pub struct DeltaNetSpec {
+    /// Heads and dimensions.
+    pub shape: DeltaShape,
+    /// `[channels, hidden]`: queries, keys, values.
+    pub qkv: MatrixRef,
+    /// `[value_heads · v_dim, hidden]`: the output gate.
+    pub z: MatrixRef,
+    /// `[value_heads, hidden]`: write strength.
+    pub b: MatrixRef,
+    /// `[value_heads, hidden]`: decay.
+    pub a: MatrixRef,
+    /// `[conv_taps, channels]`.
+    pub conv: VectorRef,
+    /// `-exp(A_log)`, `[value_heads]`.
+    pub neg_a: VectorRef,
+    /// `[value_heads]`.
+    pub dt_bias: VectorRef,
+    /// Norm of every output head, `[v_dim]`.
+    pub norm: VectorRef,
+    /// `[hidden, value_heads · v_dim]`.
+    pub out: MatrixRef,
+}
+
+/// What works on each position alone.
+#[derive(Clone, Debug)]
+pub enum FfnSpec {
+    /// Routed experts, and perhaps a shared one.
+    Moe(Box<MoeSpec>),
+    /// One network for all.
+    Mlp(Box<MlpSpec>),
+}
+
+/// Routed experts; their records are in [`ModelSpec::catalog`].
+#[derive(Clone, Debug)]
+pub struct MoeSpec {
+    /// `[experts, hidden]`.
+    pub router: MatrixRef,
+    /// How experts are chosen.
+    pub routing: RouterSpec,
+    /// An expert that every position uses.
+    pub shared: Option<SharedSpec>,
+}
+
+/// The shared expert.
+#[derive(Clone, Debug)]
+pub struct SharedSpec {
+    /// Its network.
+    pub mlp: MlpSpec,
+    /// `[1, hidden]`: its sigmoid multiplies the result.
+    pub gate: Option<MatrixRef>,
+}
+
+/// `down(silu(gate x) · (up x))`.
+#[derive(Clone, Debug)]
+pub struct MlpSpec {
+    /// `[ffn, hidden]`.
+    pub gate: MatrixRef,
+    /// `[ffn, hidden]`.
+    pub up: MatrixRef,
+    /// `[hidden, ffn]`.
+    pub down: MatrixRef,
+}

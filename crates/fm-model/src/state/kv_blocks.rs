@@ -1,0 +1,260 @@
+//! Keys and values in reference-counted blocks of [`KV_BLOCK_TOKENS`] tokens from a planned pool.
+//!
+//! A block number means the same positions in every attention layer. Sessions that were forked share
+//! blocks until one of them writes into a shared block; it then gets a copy of its own.
+
+use fm_kernels::{
+    Backend, DeviceError,
+    backend::{AttentionShape, DeviceResult, KV_BLOCK_TOKENS, KvView, View, ViewMut},
+};
+
+/// Why a session cannot grow.
+#[derive(Debug, thiserror::Error)]
+pub enum OutOfBlocks {
+    /// Every block is in use.
+    #[error("all {blocks} key/value blocks of {KV_BLOCK_TOKENS} tokens are in use")]
+    Exhausted {
+        /// Blocks of the pool.
+        blocks: usize,
+    },
+    /// The device failed while it copied a block.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// The blocks of one session, by position.
+#[derive(Debug)]
+pub(crate) struct BlockTable(Vec<u32>);
+
+impl BlockTable {
+    /// An empty table that never has to grow.
+    pub(crate) fn with_room_for(tokens: u32) -> Self {
+        Self(Vec::with_capacity((tokens as usize).div_ceil(KV_BLOCK_TOKENS)))
+    }
+
+    pub(crate) fn blocks(&self) -> &[u32] {
+        &self.0
+    }
+}
+
+/// Keys and values of one attention layer, all sessions.
+#[derive(Debug)]
+struct KvLayer<B: Backend> {
+    keys: B::Buf,
+    values: B::Buf,
+    shape: AttentionShape,
+}
+
+impl<B: Backend> KvLayer<B> {
+    fn key_block_len(&self) -> usize {
+        self.shape.kv_heads * KV_BLOCK_TOKENS * self.shape.k_dim
+    }
+
+    fn value_block_len(&self) -> usize {
+        self.shape.kv_heads * KV_BLOCK_TOKENS * self.shape.v_dim
+    }
+}
+
+/// The pool: every block of every attention layer.
+#[derive(Debug)]
+pub struct KvPool<B: Backend> {
+    layers: Vec<KvLayer<B>>,
+    /// Sessions that use a block; 0 is free.
+    references: Vec<u32>,
+    /// Free blocks, the next one last.
+    free: Vec<u32>,
+}
+
+/// Bytes of one block over all layers of the given shapes.
+pub fn block_bytes(shapes: impl Iterator<Item = AttentionShape>) -> u64 {
+    let values = shapes.map(|shape| shape.kv_heads * (shape.k_dim + shape.v_dim));
+    4 * (values.sum::<usize>() * KV_BLOCK_TOKENS) as u64
+}
+
+impl<B: Backend> KvPool<B> {
+    /// A pool of `blocks` blocks for attention layers of these shapes.
+    pub(crate) fn new(
+        device: &B,
+        shapes: impl Iterator<Item = AttentionShape>,
+        blocks: usize,
+    ) -> DeviceResult<Self> {
+        let lane = |shape: AttentionShape| blocks * shape.kv_heads * KV_BLOCK_TOKENS;
+        let layers = shapes.map(|shape| {
+            let keys = device.alloc(lane(shape) * shape.k_dim)?;
+            Ok(KvLayer { keys, values: device.alloc(lane(shape) * shape.v_dim)?, shape })
+        });
+        Ok(Self {
+            layers: layers.collect::<DeviceResult<_>>()?,
+            references: vec![0; blocks],
+            free: (0..blocks as u32).rev().collect(),
+        })
+    }
+
+    /// Gives `table` blocks of its own for the positions from `position` to `end`.
+    pub(crate) fn prepare(
+        &mut self,
+        device: &B,
+        table: &mut BlockTable,
+        position: u32,
+        end: u32,
+    ) -> Result<(), OutOfBlocks> {
+        if self.layers.is_empty() {
+            return Ok(());
+        }
+        let first = position as usize / KV_BLOCK_TOKENS;
+        if let Some(&block) = table.0.get(first).filter(|b| self.references[**b as usize] > 1) {
+            let own = self.take()?;
+            for layer in &mut self.layers {
+                let (keys, values) = (layer.key_block_len(), layer.value_block_len());
+                device.kv_copy_block(block, own, keys, &mut layer.keys)?;
+                device.kv_copy_block(block, own, values, &mut layer.values)?;
+            }
+            self.references[block as usize] -= 1;
+            table.0[first] = own;
+        }
+        while table.0.len() * KV_BLOCK_TOKENS < end as usize {
+            table.0.push(self.take()?);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<u32, OutOfBlocks> {
+        let blocks = self.references.len();
+        let block = self.free.pop().ok_or(OutOfBlocks::Exhausted { blocks })?;
+        self.references[block as usize] = 1;
+        Ok(block)
+    }
+
+    /// Releases the blocks behind the first `tokens` positions.
+    pub(crate) fn truncate(&mut self, table: &mut BlockTable, tokens: u32) {
+        let keep = (tokens as usize).div_ceil(KV_BLOCK_TOKENS);
+        while table.0.len() > keep {
+            let block = table.0.pop().expect("longer than what is kept");
+            self.references[block as usize] -= 1;
+            if self.references[block as usize] == 0 {
+                self.free.push(block);
+            }
+        }
+    }
+
+    /// Makes `to`, which is empty, another user of the blocks of `from`.
+    pub(crate) fn share(&mut self, from: &BlockTable, to: &mut BlockTable) {
+        for &block in &from.0 {
+            self.references[block as usize] += 1;
+            to.0.push(block);
+        }
+    }
+
+    /// Blocks nobody uses.
+    pub fn free_blocks(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Writes keys and values of consecutive positions of one session into layer `layer`.
+    pub(crate) fn write(
+        &mut self,
+        device: &B,
+        (layer, table): (usize, &BlockTable),
+        position: u32,
+        keys: View<'_, B::Buf>,
+        values: View<'_, B::Buf>,
+    ) -> DeviceResult {
+        let layer = &mut self.layers[layer];
+        let shape = layer.shape;
+        device.kv_write(keys, position, &table.0, shape.k_dim, &mut layer.keys)?;
+        device.kv_write(values, position, &table.0, shape.v_dim, &mut layer.values)
+    }
+
+    /// What the rows of a session may read in layer `layer`.
+    pub(crate) fn view<'a>(&'a self, layer: usize, table: &'a BlockTable) -> KvView<'a, B::Buf> {
+        let layer = &self.layers[layer];
+        KvView { keys: &layer.keys, values: &layer.values, table: &table.0 }
+    }
+
+    /// Number of f32 values of one block over all layers.
+    pub(crate) fn block_len(&self) -> usize {
+        self.layers.iter().map(|l| l.key_block_len() + l.value_block_len()).sum()
+    }
+
+    /// One block of every layer as host values, keys before values.
+    pub(crate) fn read_block(&self, device: &B, block: u32, out: &mut [f32]) -> DeviceResult {
+        let mut rest = out;
+        for layer in &self.layers {
+            for (buf, len) in
+                [(&layer.keys, layer.key_block_len()), (&layer.values, layer.value_block_len())]
+            {
+                let (values, tail) = rest.split_at_mut(len);
+                let view = View { offset: block as usize * len, ..View::new(buf, 1, len) };
+                device.read(view, values)?;
+                rest = tail;
+            }
+        }
+        Ok(())
+    }
+
+    /// The counterpart of [`KvPool::read_block`].
+    pub(crate) fn write_block(&mut self, device: &B, block: u32, values: &[f32]) -> DeviceResult {
+        let mut rest = values;
+        for layer in &mut self.layers {
+            let lens = [layer.key_block_len(), layer.value_block_len()];
+            for (buf, len) in [&mut layer.keys, &mut layer.values].into_iter().zip(lens) {
+                let (values, tail) = rest.split_at(len);
+                let view = ViewMut { offset: block as usize * len, ..ViewMut::new(buf, 1, len) };
+                device.write(values, view)?;
+                rest = tail;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fm_kernels::reference::Reference;
+
+    fn pool(blocks: usize) -> (Reference, KvPool<Reference>) {
+        let shape = AttentionShape { heads: 1, kv_heads: 1, k_dim: 2, v_dim: 1, scale: 1.0 };
+        let device = Reference::open();
+        let pool = KvPool::new(&device, [shape].into_iter(), blocks).unwrap();
+        (device, pool)
+    }
+
+    #[test]
+    fn a_fork_that_writes_gets_its_own_block_and_the_original_keeps_its_values() {
+        let (device, mut pool) = pool(3);
+        let (mut a, mut b) = (BlockTable::with_room_for(64), BlockTable::with_room_for(64));
+        pool.prepare(&device, &mut a, 0, 2).unwrap();
+        let (keys, values) = (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]);
+        let rows = (View::new(&keys, 2, 2), View::new(&values, 2, 1));
+        pool.write(&device, (0, &a), 0, rows.0, rows.1).unwrap();
+
+        pool.share(&a, &mut b);
+        pool.prepare(&device, &mut b, 1, 2).unwrap();
+        assert_ne!(a.blocks(), b.blocks());
+        let (keys, values) = (vec![9.0, 9.0], vec![9.0]);
+        let rows = (View::new(&keys, 1, 2), View::new(&values, 1, 1));
+        pool.write(&device, (0, &b), 1, rows.0, rows.1).unwrap();
+
+        let read = |table: &BlockTable| {
+            let mut out = vec![0.0; pool.block_len()];
+            pool.read_block(&device, table.blocks()[0], &mut out).unwrap();
+            (out[..4].to_vec(), out[128..130].to_vec())
+        };
+        assert_eq!(read(&a), (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]));
+        assert_eq!(read(&b), (vec![1.0, 2.0, 9.0, 9.0], vec![5.0, 9.0]));
+    }
+
+    #[test]
+    fn blocks_come_back_and_an_empty_pool_says_so() {
+        let (device, mut pool) = pool(2);
+        let mut table = BlockTable::with_room_for(192);
+        pool.prepare(&device, &mut table, 0, 128).unwrap();
+        let error = pool.prepare(&device, &mut table, 128, 129).unwrap_err();
+        assert!(error.to_string().contains("all 2 key/value blocks"), "{error}");
+        pool.truncate(&mut table, 64);
+        assert_eq!(pool.free_blocks(), 1);
+        pool.truncate(&mut table, 0);
+        assert_eq!(pool.free_blocks(), 2);
+    }
+}

@@ -1,0 +1,261 @@
+//! Named tensors: a family asks by name and shape, and gets where the bytes are and what they mean.
+//!
+//! Whatever was not asked for and is not skipped by name is an error in the end: nothing is ignored
+//! silently.
+
+use std::{cell::RefCell, collections::BTreeSet};
+
+use fm_format::{
+    quant::{FloatKind, FormatKind, QuantFormat, ScaleKind, by_kind, float_format},
+    record::{MatrixShape, ScaleSource},
+    source::{Checkpoint, Dtype, Tensor},
+};
+use serde_json::Value;
+
+use crate::{
+    error::LoadError,
+    spec::{MatrixRef, MatrixSource, Projection, VectorRef, VectorTransform},
+};
+
+/// A checkpoint's tensors, by name.
+#[derive(Debug)]
+pub(crate) struct Weights<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    /// `quantization` of `config.json`, if there is one.
+    quantization: Option<&'a Value>,
+    used: RefCell<BTreeSet<&'a str>>,
+}
+
+/// How a module of this many columns is packed.
+pub(crate) struct Packing {
+    pub(crate) format: &'static QuantFormat,
+    pub(crate) element: ScaleSource,
+}
+
+impl<'a> Weights<'a> {
+    pub(crate) fn new(checkpoint: &'a Checkpoint) -> Self {
+        let quantization = checkpoint.config.get("quantization");
+        let quantization = quantization.or_else(|| checkpoint.config.get("quantization_config"));
+        Self { checkpoint, quantization, used: RefCell::default() }
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.checkpoint.tensors.contains_key(name)
+    }
+
+    /// A tensor by name; from now on it counts as used.
+    pub(crate) fn tensor(&self, name: &str) -> Result<&'a Tensor, LoadError> {
+        let Some((key, tensor)) = self.checkpoint.tensors.get_key_value(name) else {
+            return Err(LoadError::MissingTensor { tensor: name.to_owned() });
+        };
+        self.used.borrow_mut().insert(key);
+        Ok(tensor)
+    }
+
+    /// A tensor of exactly this shape.
+    pub(crate) fn shaped(&self, name: &str, expected: &[usize]) -> Result<&'a Tensor, LoadError> {
+        let tensor = self.tensor(name)?;
+        if tensor.shape != expected {
+            return Err(LoadError::Shape {
+                tensor: name.to_owned(),
+                expected: expected.to_vec(),
+                found: tensor.shape.clone(),
+            });
+        }
+        Ok(tensor)
+    }
+
+    /// The weight matrix of a module, `[rows, cols]`, packed in whatever format it is.
+    pub(crate) fn matrix(
+        &self,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<MatrixRef, LoadError> {
+        let weight = format!("{module}.weight");
+        let (format, source) = if self.has(&format!("{module}.scales")) {
+            let packing = self.packing(module, &[rows], cols)?;
+            let source = MatrixSource::Affine {
+                codes: self.tensor(&weight)?.extent,
+                scales: self.tensor(&format!("{module}.scales"))?.extent,
+                biases: self.tensor(&format!("{module}.biases"))?.extent,
+                element: packing.element,
+            };
+            (packing.format, source)
+        } else {
+            let tensor = self.shaped(&weight, &[rows, cols])?;
+            (float_matrix_format(tensor)?, MatrixSource::Plain(tensor.extent))
+        };
+        let shape = MatrixShape { rows, cols, format };
+        let all = std::iter::once(0..rows).collect();
+        Ok(MatrixRef { name: module.to_owned(), shape, source, source_rows: rows, rows: all })
+    }
+
+    /// A matrix, and its bias if the checkpoint has one.
+    pub(crate) fn projection(
+        &self,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Projection, LoadError> {
+        let weight = self.matrix(module, rows, cols)?;
+        let bias = format!("{module}.bias");
+        let bias = if self.has(&bias) {
+            Some(self.vector(&bias, &[rows], VectorTransform::Plain)?)
+        } else {
+            None
+        };
+        Ok(Projection { weight, bias })
+    }
+
+    /// A small float tensor.
+    pub(crate) fn vector(
+        &self,
+        name: &str,
+        shape: &[usize],
+        transform: VectorTransform,
+    ) -> Result<VectorRef, LoadError> {
+        let tensor = self.shaped(name, shape)?;
+        if !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+            return Err(LoadError::Dtype {
+                tensor: name.to_owned(),
+                expected: "F32, F16 or BF16",
+                found: tensor.dtype,
+            });
+        }
+        let len = shape.iter().product();
+        let (extent, dtype) = (tensor.extent, tensor.dtype);
+        Ok(VectorRef { name: name.to_owned(), extent, dtype, len, transform })
+    }
+
+    /// Format of a module with scales, from its shapes. `leading` are the dimensions before the
+    /// columns: rows, or experts and rows.
+    pub(crate) fn packing(
+        &self,
+        module: &str,
+        leading: &[usize],
+        cols: usize,
+    ) -> Result<Packing, LoadError> {
+        self.refuse_other_modes(module)?;
+        let codes = self.tensor(&format!("{module}.weight"))?;
+        let scales = self.tensor(&format!("{module}.scales"))?;
+        let packed = codes.shape.last().copied().unwrap_or(0);
+        let groups = scales.shape.last().copied().unwrap_or(0);
+        let with = |last: usize| [leading, &[last]].concat();
+        self.shaped(&codes.name, &with(packed))?;
+        self.shaped(&scales.name, &with(groups))?;
+        let biases = self.shaped(&format!("{module}.biases"), &with(groups))?;
+        if codes.dtype != Dtype::Unsigned(4) {
+            let (tensor, found) = (codes.name.clone(), codes.dtype);
+            return Err(LoadError::Dtype { tensor, expected: "U32", found });
+        }
+        let (scale, element) = scale_kinds(scales)?;
+        scale_kinds(biases)?;
+        if biases.dtype != scales.dtype {
+            let (tensor, found) = (biases.name.clone(), biases.dtype);
+            return Err(LoadError::Dtype { tensor, expected: "the dtype of its scales", found });
+        }
+        let format = affine_format(packed, groups, cols, scale).ok_or_else(|| {
+            LoadError::Packing { module: module.to_owned(), packed, groups, cols }
+        })?;
+        self.check_against_config(module, format)?;
+        Ok(Packing { format, element })
+    }
+
+    /// What the configuration says of a module: its own entry, or the common one.
+    fn configured(&self, module: &str, field: &str) -> Option<&'a Value> {
+        let quantization = self.quantization?;
+        let own = quantization.get(module).and_then(|own| own.get(field));
+        own.or_else(|| quantization.get(field))
+    }
+
+    fn refuse_other_modes(&self, module: &str) -> Result<(), LoadError> {
+        match self.configured(module, "mode").and_then(Value::as_str) {
+            None | Some("affine") => Ok(()),
+            Some(mode) => Err(LoadError::QuantizationMode {
+                module: module.to_owned(),
+                mode: mode.to_owned(),
+            }),
+        }
+    }
+
+    fn check_against_config(
+        &self,
+        module: &str,
+        format: &'static QuantFormat,
+    ) -> Result<(), LoadError> {
+        let FormatKind::Affine { bits: found_bits, group: found_group, .. } = format.kind else {
+            return Ok(());
+        };
+        let (found_bits, found_group) = (u64::from(found_bits), u64::from(found_group));
+        let number = |field| self.configured(module, field).and_then(Value::as_u64);
+        let bits = number("bits").unwrap_or(found_bits);
+        let group = number("group_size").unwrap_or(found_group);
+        if (bits, group) != (found_bits, found_group) {
+            let module = module.to_owned();
+            return Err(LoadError::Quantization { module, found_bits, found_group, bits, group });
+        }
+        Ok(())
+    }
+
+    /// Counts every tensor whose name begins like this as used.
+    pub(crate) fn skip(&self, prefix: &str) {
+        let names = self.checkpoint.tensors.keys().filter(|name| name.starts_with(prefix));
+        self.used.borrow_mut().extend(names.map(String::as_str));
+    }
+
+    /// The check at the end: every tensor was asked for or skipped.
+    pub(crate) fn finish(self, model_type: &'static str) -> Result<(), LoadError> {
+        let used = self.used.borrow();
+        match self.checkpoint.tensors.keys().find(|name| !used.contains(name.as_str())) {
+            None => Ok(()),
+            Some(name) => Err(LoadError::UnknownTensor { tensor: name.clone(), model_type }),
+        }
+    }
+}
+
+/// Format of a matrix that is published as plain floats.
+pub(crate) fn float_matrix_format(tensor: &Tensor) -> Result<&'static QuantFormat, LoadError> {
+    let kind = match tensor.dtype {
+        Dtype::F32 => FloatKind::F32,
+        Dtype::F16 => FloatKind::F16,
+        Dtype::Bf16 => FloatKind::Bf16,
+        found => {
+            return Err(LoadError::Dtype {
+                tensor: tensor.name.clone(),
+                expected: "F32, F16 or BF16",
+                found,
+            });
+        }
+    };
+    Ok(float_format(kind))
+}
+
+fn scale_kinds(tensor: &Tensor) -> Result<(ScaleKind, ScaleSource), LoadError> {
+    match tensor.dtype {
+        Dtype::Bf16 => Ok((ScaleKind::Bf16, ScaleSource::Bf16)),
+        Dtype::F16 => Ok((ScaleKind::F32, ScaleSource::F16)),
+        Dtype::F32 => Ok((ScaleKind::F32, ScaleSource::F32)),
+        found => Err(LoadError::Dtype {
+            tensor: tensor.name.clone(),
+            expected: "BF16, F16 or F32",
+            found,
+        }),
+    }
+}
+
+/// `bits = 32 · packed / cols`, `group = cols / groups`; `None` if that is no known format.
+fn affine_format(
+    packed: usize,
+    groups: usize,
+    cols: usize,
+    scale: ScaleKind,
+) -> Option<&'static QuantFormat> {
+    let packed_bits = packed.checked_mul(32)?;
+    if cols == 0 || groups == 0 || packed_bits % cols != 0 || cols % groups != 0 {
+        return None;
+    }
+    let bits = u8::try_from(packed_bits / cols).ok()?;
+    let group = u8::try_from(cols / groups).ok()?;
+    by_kind(FormatKind::Affine { bits, group, scale })
+}
