@@ -1,0 +1,263 @@
+//! Every layout becomes one: names without prefixes, one matrix per expert, numbers in f64,
+//! norm weights as they multiply.
+//!
+//! Conventions held here: HF or MLX layout, packed integers, fused and stacked experts,
+//! zero-centred norm weights, which tensors are not part of the language model.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::Value;
+
+use super::config::Config;
+
+/// Numbers with a shape, row-major.
+#[derive(Clone, Debug)]
+pub(super) struct Tensor {
+    pub(super) shape: Vec<usize>,
+    pub(super) data: Vec<f64>,
+}
+
+impl Tensor {
+    /// `y[i] = Σⱼ self[i, j] · x[j]`
+    pub(super) fn times(&self, x: &[f64]) -> Vec<f64> {
+        let [_, columns] = self.shape[..] else { panic!("{:?} is not a matrix", self.shape) };
+        assert_eq!(columns, x.len(), "the matrix {:?} has the width of its input", self.shape);
+        self.data.chunks(columns).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+    }
+
+    /// Row `index` of a matrix.
+    pub(super) fn row(&self, index: usize) -> &[f64] {
+        &self.data[index * self.shape[1]..][..self.shape[1]]
+    }
+
+    /// `self[index]`: the part at `index` of the first dimension.
+    fn part(&self, index: usize) -> Self {
+        let shape = self.shape[1..].to_vec();
+        let len = shape.iter().product::<usize>();
+        Self { data: self.data[index * len..][..len].to_vec(), shape }
+    }
+
+    /// Rows `from..to` of a matrix.
+    fn rows(&self, from: usize, to: usize) -> Self {
+        let columns = self.shape[1];
+        Self {
+            shape: vec![to - from, columns],
+            data: self.data[from * columns..to * columns].to_vec(),
+        }
+    }
+}
+
+/// All tensors of the language model by canonical name.
+#[derive(Clone, Debug)]
+pub(super) struct Weights(HashMap<String, Tensor>);
+
+impl Weights {
+    /// Reads every `*.safetensors` in `dir`.
+    pub(super) fn load(dir: &Path, config: &Config) -> Self {
+        let mut raw = HashMap::new();
+        for entry in fs::read_dir(dir).expect("a checkpoint is a directory") {
+            let path = entry.expect("a directory can be listed").path();
+            if path.extension().is_some_and(|extension| extension == "safetensors") {
+                let bytes = fs::read(&path).expect("a checkpoint can be read");
+                let file = SafeTensors::deserialize(&bytes).expect("a checkpoint is safetensors");
+                read_file(&file, &config.quantization, &mut raw);
+            }
+        }
+        let mlx = is_mlx(&raw);
+        let mut tensors = HashMap::new();
+        for (name, tensor) in raw {
+            let Some(name) = canonical_name(&name) else { continue };
+            let zero_centred = config.is_hybrid() && !mlx && is_zero_centred(&name);
+            let offset = if zero_centred { 1.0 } else { 0.0 };
+            let data = tensor.data.iter().map(|w| w + offset).collect();
+            insert(&mut tensors, name, Tensor { data, ..tensor });
+        }
+        Self(tensors)
+    }
+
+    pub(super) fn get(&self, name: &str) -> &Tensor {
+        self.find(name).unwrap_or_else(|| panic!("the checkpoint has no {name}"))
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
+    /// For the tests, which break weights on purpose.
+    #[cfg(test)]
+    pub(super) fn get_mut(&mut self, name: &str) -> &mut Tensor {
+        self.0.get_mut(name).unwrap_or_else(|| panic!("the checkpoint has no {name}"))
+    }
+
+    /// The tensors whose names begin with `prefix`.
+    pub(super) fn scope<'a>(&'a self, prefix: &'a str) -> Scope<'a> {
+        Scope { weights: self, prefix }
+    }
+}
+
+/// The tensors of one module, by their names inside it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scope<'a> {
+    weights: &'a Weights,
+    prefix: &'a str,
+}
+
+impl Scope<'_> {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.weights.find(&format!("{}.{name}", self.prefix)).is_some()
+    }
+
+    pub(super) fn get(&self, name: &str) -> &Tensor {
+        self.weights.get(&format!("{}.{name}", self.prefix))
+    }
+
+    /// `W · x (+ bias, if the checkpoint has one)`
+    pub(super) fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let mut y = self.get(&format!("{name}.weight")).times(x);
+        if let Some(bias) = self.weights.find(&format!("{}.{name}.bias", self.prefix)) {
+            y.iter_mut().zip(&bias.data).for_each(|(y, b)| *y += b);
+        }
+        y
+    }
+}
+
+/// MLX moves the taps of the convolution and stacks experts as `switch_mlp`; either gives it away.
+fn is_mlx(tensors: &HashMap<String, Tensor>) -> bool {
+    tensors.iter().any(|(name, tensor)| {
+        let moved_taps = name.ends_with("conv1d.weight") && tensor.shape[1] != 1;
+        moved_taps || name.contains(".switch_mlp.")
+    })
+}
+
+/// Drops the prefix that the family and the layout put before the language model; `None` for
+/// tensors of other networks in the same file (vision tower, multi-token prediction).
+fn canonical_name(name: &str) -> Option<String> {
+    if ["mtp.", "model.visual.", "vision_tower."].iter().any(|other| name.starts_with(other)) {
+        return None;
+    }
+    let prefixes = ["model.language_model.", "language_model.model.", "language_model.", "model."];
+    let inner = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+    Some(inner.to_owned())
+}
+
+/// HF checkpoints of the hybrids store `w − 1` for every norm but the gated one of the delta-net.
+fn is_zero_centred(name: &str) -> bool {
+    let suffixes = [
+        "input_layernorm.weight",
+        "post_attention_layernorm.weight",
+        "q_norm.weight",
+        "k_norm.weight",
+    ];
+    name == "norm.weight" || suffixes.iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// Files a tensor under its canonical name, experts one by one.
+fn insert(tensors: &mut HashMap<String, Tensor>, name: String, tensor: Tensor) {
+    let Some((layer, module)) = name.split_once(".mlp.") else {
+        tensors.insert(name, tensor);
+        return;
+    };
+    let experts = if tensor.shape.len() == 3 { tensor.shape[0] } else { 0 };
+    for expert in 0..experts {
+        let part = tensor.part(expert);
+        let place = |matrix: &str| format!("{layer}.mlp.experts.{expert}.{matrix}.weight");
+        if module == "experts.gate_up_proj" {
+            let half = part.shape[0] / 2;
+            tensors.insert(place("gate_proj"), part.rows(0, half));
+            tensors.insert(place("up_proj"), part.rows(half, 2 * half));
+        } else {
+            let matrix = module
+                .trim_start_matches("experts.")
+                .trim_start_matches("switch_mlp.")
+                .trim_end_matches(".weight");
+            tensors.insert(place(matrix), part);
+        }
+    }
+    if experts == 0 {
+        tensors.insert(name, tensor);
+    }
+}
+
+/// Reads all tensors of a file, unpacking the quantised ones.
+fn read_file(file: &SafeTensors<'_>, quantization: &Value, tensors: &mut HashMap<String, Tensor>) {
+    for (name, view) in file.tensors() {
+        let module = name.strip_suffix(".weight").unwrap_or(&name);
+        if view.dtype() == Dtype::U32 {
+            let scales = floats(&file.tensor(&format!("{module}.scales")).expect("scales"));
+            let biases = floats(&file.tensor(&format!("{module}.biases")).expect("biases"));
+            let (bits, group) = affine_shape(quantization, module);
+            let tensor = dequantise(&Packed { view: &view, scales, biases, bits, group });
+            tensors.insert(name, tensor);
+        } else if !(name.ends_with(".scales") || name.ends_with(".biases")) {
+            tensors.insert(name, floats(&view));
+        }
+    }
+}
+
+/// `(bits, group_size)` of a module: its own entry in `quantization`, or the default.
+fn affine_shape(quantization: &Value, module: &str) -> (usize, usize) {
+    let own = &quantization[module];
+    let entry = if own.is_object() { own } else { quantization };
+    let number = |key: &str| entry[key].as_u64().expect("quantization has numbers") as usize;
+    assert!(
+        matches!(entry["mode"].as_str(), None | Some("affine")),
+        "the oracle knows affine only"
+    );
+    (number("bits"), number("group_size"))
+}
+
+struct Packed<'a> {
+    view: &'a TensorView<'a>,
+    scales: Tensor,
+    biases: Tensor,
+    bits: usize,
+    group: usize,
+}
+
+/// `w[i] = q[i] · scale[i / group] + bias[i / group]`, where `q[i]` is the `bits` wide integer
+/// that begins at bit `i · bits` of the row, counted from the least significant bit of its first
+/// u32.
+fn dequantise(packed: &Packed<'_>) -> Tensor {
+    let Packed { view, scales, biases, bits, group } = packed;
+    let mut shape = view.shape().to_vec();
+    let words_per_row = shape.pop().expect("a packed tensor has rows");
+    let columns = words_per_row * 32 / bits;
+    let groups = columns / group;
+    assert_eq!(scales.shape.last(), Some(&groups), "config and scales agree on the group size");
+    shape.push(columns);
+
+    let words: Vec<u32> = view
+        .data()
+        .chunks_exact(4)
+        .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        .collect();
+    let mut data = Vec::new();
+    for (row, words) in words.chunks(words_per_row).enumerate() {
+        for column in 0..columns {
+            let q = (0..*bits).fold(0_u32, |q, bit| {
+                let position = column * bits + bit;
+                q | (words[position / 32] >> (position % 32) & 1) << bit
+            });
+            let at = row * groups + column / group;
+            data.push(f64::from(q) * scales.data[at] + biases.data[at]);
+        }
+    }
+    Tensor { shape, data }
+}
+
+fn floats(view: &TensorView<'_>) -> Tensor {
+    let bytes = view.data();
+    let pairs = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+    let data = match view.dtype() {
+        Dtype::BF16 => pairs.map(|b| bf16::from_le_bytes(b).to_f64()).collect(),
+        Dtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f64()).collect(),
+        Dtype::F32 => bytes
+            .chunks_exact(4)
+            .map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+            .collect(),
+        other => panic!("the oracle does not read {other:?}"),
+    };
+    Tensor { shape: view.shape().to_vec(), data }
+}
