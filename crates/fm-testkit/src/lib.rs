@@ -18,3 +18,4 @@ pub mod compare;
 pub mod golden;
 pub mod noise;
 pub mod oracle;
+pub mod tiny_checkpoint;
