@@ -19,3 +19,4 @@ pub mod golden;
 pub mod noise;
 pub mod oracle;
 pub mod tiny_checkpoint;
+pub mod ugly;

@@ -34,6 +34,7 @@ use self::{
     weights::Weights,
 };
 pub use self::{config::Family, delta::DeltaMemory, ffn::Routes};
+use crate::noise::Noise;
 
 /// One row per token.
 pub type Rows = Vec<Vec<f64>>;
@@ -67,13 +68,16 @@ pub struct LayerOutput {
 }
 
 impl OracleOutput {
-    /// The smallest [`Routes::gap`] of any layer, and the token at which it happens first.
-    pub fn min_router_gap(&self) -> (f64, usize) {
-        let routes = self.layers.iter().flat_map(|layer| layer.routes.iter().enumerate());
-        routes
-            .map(|(token, routes)| (routes.gap, token))
-            .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
-            .unwrap_or((f64::INFINITY, 0))
+    /// The smallest [`Routes::gap`] of any token in any layer; infinite if nothing is routed.
+    pub fn min_router_gap(&self) -> f64 {
+        let routes = self.layers.iter().flat_map(|layer| &layer.routes);
+        routes.map(|routes| routes.gap).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The first token for which some layer's [`Routes::gap`] is below `gap`.
+    fn first_unclear_token(&self, gap: f64) -> Option<usize> {
+        let unclear = |layer: &LayerOutput| layer.routes.iter().position(|r| r.gap < gap);
+        self.layers.iter().filter_map(unclear).min()
     }
 }
 
@@ -108,6 +112,25 @@ impl Oracle {
     /// How many tokens there are.
     pub fn vocab(&self) -> usize {
         self.weights.get("embed_tokens.weight").shape[0]
+    }
+
+    /// A random prompt for which every layer's choice of experts is clear by at least `gap`
+    /// (see [`Routes::gap`]), so that rounding in the code under test cannot flip one.
+    ///
+    /// Tokens at which a choice is too close are drawn again, first to last: what follows a token
+    /// does not change what it chose.
+    ///
+    /// # Panics
+    /// If no such prompt turns up; the gap is too large for the model.
+    pub fn clear_prompt(&self, count: usize, gap: f64, seed: u64) -> Vec<u32> {
+        let mut noise = Noise::new(seed);
+        let mut tokens = noise.tokens(count, self.vocab());
+        for _ in 0..40 * count {
+            let output = self.run(&tokens);
+            let Some(unclear) = output.first_unclear_token(gap) else { return tokens };
+            tokens[unclear] = noise.below(self.vocab()) as u32;
+        }
+        panic!("no prompt of {count} tokens keeps the experts {gap} apart");
     }
 
     /// Runs a whole prompt.

@@ -212,7 +212,8 @@ impl TinyModel {
         assert!((1..=self.experts).contains(&self.top_k), "some experts are chosen, at most all");
         let all_route = self.mlp_only_layers.is_empty() && self.decoder_sparse_step == 1;
         assert!(all_route || self.family != Family::Qwen3_5Moe, "qwen3_5_moe has no dense layers");
-        let rotary_dim = (self.head_dim as f64 * self.partial_rotary) as usize;
+        let partial = if self.is_hybrid() { self.partial_rotary } else { 1.0 };
+        let rotary_dim = (self.head_dim as f64 * partial) as usize;
         assert!(rotary_dim.is_multiple_of(2), "{rotary_dim} dimensions cannot be rotated in pairs");
     }
 }

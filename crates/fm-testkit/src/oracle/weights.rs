@@ -56,15 +56,12 @@ pub(super) struct Weights(HashMap<String, Tensor>);
 impl Weights {
     /// Reads every `*.safetensors` in `dir`.
     pub(super) fn load(dir: &Path, config: &Config) -> Self {
-        let mut raw = HashMap::new();
-        for entry in fs::read_dir(dir).expect("a checkpoint is a directory") {
-            let path = entry.expect("a directory can be listed").path();
-            if path.extension().is_some_and(|extension| extension == "safetensors") {
-                let bytes = fs::read(&path).expect("a checkpoint can be read");
-                let file = SafeTensors::deserialize(&bytes).expect("a checkpoint is safetensors");
-                read_file(&file, &config.quantization, &mut raw);
-            }
-        }
+        let files: Vec<Vec<u8>> = tensor_files(dir);
+        let files: Vec<SafeTensors<'_>> = files
+            .iter()
+            .map(|bytes| SafeTensors::deserialize(bytes).expect("a checkpoint is safetensors"))
+            .collect();
+        let raw = unpacked(&files.iter().flat_map(SafeTensors::tensors).collect(), config);
         let mlx = is_mlx(&raw);
         let mut tensors = HashMap::new();
         for (name, tensor) in raw {
@@ -180,20 +177,32 @@ fn insert(tensors: &mut HashMap<String, Tensor>, name: String, tensor: Tensor) {
     }
 }
 
-/// Reads all tensors of a file, unpacking the quantised ones.
-fn read_file(file: &SafeTensors<'_>, quantization: &Value, tensors: &mut HashMap<String, Tensor>) {
-    for (name, view) in file.tensors() {
-        let module = name.strip_suffix(".weight").unwrap_or(&name);
+fn tensor_files(dir: &Path) -> Vec<Vec<u8>> {
+    let entries = fs::read_dir(dir).expect("a checkpoint is a directory");
+    let paths = entries.map(|entry| entry.expect("a directory can be listed").path());
+    paths
+        .filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"))
+        .map(|path| fs::read(path).expect("a checkpoint can be read"))
+        .collect()
+}
+
+/// All tensors in f64, the packed ones unpacked. Needs all files at once: integers, scales and
+/// biases of one module may lie in different shards.
+fn unpacked(views: &HashMap<String, TensorView<'_>>, config: &Config) -> HashMap<String, Tensor> {
+    let mut tensors = HashMap::new();
+    for (name, view) in views {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
         if view.dtype() == Dtype::U32 {
-            let scales = floats(&file.tensor(&format!("{module}.scales")).expect("scales"));
-            let biases = floats(&file.tensor(&format!("{module}.biases")).expect("biases"));
-            let (bits, group) = affine_shape(quantization, module);
-            let tensor = dequantise(&Packed { view: &view, scales, biases, bits, group });
-            tensors.insert(name, tensor);
+            let scales = floats(&views[&format!("{module}.scales")]);
+            let biases = floats(&views[&format!("{module}.biases")]);
+            let (bits, group) = affine_shape(&config.quantization, module);
+            let tensor = dequantise(&Packed { view, scales, biases, bits, group });
+            tensors.insert(name.clone(), tensor);
         } else if !(name.ends_with(".scales") || name.ends_with(".biases")) {
-            tensors.insert(name, floats(&view));
+            tensors.insert(name.clone(), floats(view));
         }
     }
+    tensors
 }
 
 /// `(bits, group_size)` of a module: its own entry in `quantization`, or the default.
