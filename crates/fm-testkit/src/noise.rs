@@ -5,7 +5,7 @@
 
 /// A stream of random numbers that depends on its seed and on nothing else.
 ///
-/// SplitMix64: Steele, Lea, Flood, *Fast Splittable Pseudorandom Number Generators*, 2014.
+/// `SplitMix64`: Steele, Lea, Flood, *Fast Splittable Pseudorandom Number Generators*, 2014.
 #[derive(Clone, Debug)]
 pub struct Noise {
     state: u64,

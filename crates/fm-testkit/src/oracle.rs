@@ -25,6 +25,8 @@ mod weights;
 
 #[cfg(test)]
 mod golden_tests;
+#[cfg(test)]
+mod sensitivity_tests;
 
 use std::path::Path;
 

@@ -96,19 +96,19 @@ pub struct TinyModel {
     pub top_k: usize,
     /// `moe_intermediate_size`
     pub moe_ffn: usize,
-    /// `shared_expert_intermediate_size`; without effect in qwen3_moe
+    /// `shared_expert_intermediate_size`; without effect in `qwen3_moe`
     pub shared_ffn: usize,
     /// `intermediate_size` of dense layers
     pub dense_ffn: usize,
-    /// Delta-net shapes; without effect in qwen3_moe
+    /// Delta-net shapes; without effect in `qwen3_moe`
     pub linear: LinearShape,
-    /// Every so many layers attend; without effect in qwen3_moe
+    /// Every so many layers attend; without effect in `qwen3_moe`
     pub full_attention_interval: usize,
-    /// Layers with a dense FFN; qwen3_5_moe has none
+    /// Layers with a dense FFN; `qwen3_5_moe` has none
     pub mlp_only_layers: Vec<usize>,
-    /// Layer `i` routes if `(i + 1) % step == 0`; qwen3_5_moe has no such key
+    /// Layer `i` routes if `(i + 1) % step == 0`; `qwen3_5_moe` has no such key
     pub decoder_sparse_step: usize,
-    /// Whether chosen weights are scaled to sum 1; qwen3_5_moe always does
+    /// Whether chosen weights are scaled to sum 1; `qwen3_5_moe` always does
     pub norm_topk_prob: bool,
     /// `tie_word_embeddings`
     pub tie_embeddings: bool,
@@ -116,7 +116,7 @@ pub struct TinyModel {
     pub attention_bias: bool,
     /// `rope_theta`
     pub rope_theta: f64,
-    /// `partial_rotary_factor`; qwen3_moe rotates everything
+    /// `partial_rotary_factor`; `qwen3_moe` rotates everything
     pub partial_rotary: f64,
     /// `rms_norm_eps`
     pub eps: f64,

@@ -33,9 +33,9 @@ pub(super) fn delta_net(
     for token in 0..x.len() {
         let mixed = convolve(linear, weights, &inputs[..=token]);
         let mut heads = Vec::new();
-        for head in 0..linear.value_heads {
+        for (head, state) in state.iter_mut().enumerate() {
             let step = Step::new(linear, weights, &inputs[token], &mixed, head);
-            let read = step.advance(&mut state[head]);
+            let read = step.advance(state);
             let normed = rms_norm(&read, &weights.get("norm.weight").data, config.eps);
             let z = &inputs[token].z[head * linear.value_dim..][..linear.value_dim];
             heads.extend(normed.iter().zip(z).map(|(normed, z)| normed * silu(*z)));
@@ -70,7 +70,7 @@ impl Inputs {
         }
     }
 
-    /// qwen3_next packs per key head: `[q | k | v of its value heads | z of them]` and
+    /// `qwen3_next` packs per key head: `[q | k | v of its value heads | z of them]` and
     /// `[b of its value heads | a of them]`.
     fn unpack(linear: &LinearConfig, qkvz: &[f64], ba: &[f64]) -> Self {
         let ratio = linear.value_heads / linear.key_heads;

@@ -18,12 +18,13 @@ const FAMILIES: [(&str, f64); 3] =
     [("qwen3_moe", ATTENTION), ("qwen3_next", HYBRID), ("qwen3_5_moe", HYBRID)];
 
 fn assert_close(what: &str, diff: f64, tolerance: f64) {
-    // Shown by `--no-capture`: the distances that were reached are quoted in reports.
-    #[allow(clippy::print_stdout)]
-    {
-        println!("{what}: {diff:.1e}");
-    }
+    report(&format!("{what}: {diff:.1e}"));
     assert!(diff <= tolerance, "{what}: {diff:.3e} > {tolerance:.0e}");
+}
+
+#[allow(clippy::print_stdout)] // shown by `--no-capture`: reports quote the distances reached
+fn report(line: &str) {
+    println!("{line}");
 }
 
 /// The first rows of `rows`, as many as the golden has.

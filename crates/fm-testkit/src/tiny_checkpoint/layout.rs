@@ -18,14 +18,17 @@ pub(super) fn hf(model: &TinyModel, weights: &[Weight]) -> Vec<DiskTensor> {
             DiskTensor::floats(name.clone(), weight.shape.clone(), values, stored)
         };
         match weight.kind {
-            Kind::Matrix | Kind::Vector => tensors.push(plain(&weight.values, model.dtype)),
-            Kind::Norm if model.is_hybrid() => tensors.push(plain(&weight.values, model.dtype)),
-            Kind::Norm => tensors.push(plain(&one_plus(&weight.values), model.dtype)),
-            Kind::GatedNorm if model.family == Family::Qwen3_5Moe => {
-                tensors.push(plain(&weight.values, Float::F32));
+            Kind::Norm if !model.is_hybrid() => {
+                tensors.push(plain(&one_plus(&weight.values), model.dtype));
             }
-            Kind::GatedNorm => tensors.push(plain(&weight.values, model.dtype)),
-            Kind::DecayRate => tensors.push(plain(&weight.values, Float::F32)),
+            Kind::Matrix | Kind::Vector | Kind::Norm => {
+                tensors.push(plain(&weight.values, model.dtype));
+            }
+            Kind::GatedNorm | Kind::DecayRate => {
+                let kept = weight.kind == Kind::DecayRate || model.family == Family::Qwen3_5Moe;
+                let stored = if kept { Float::F32 } else { model.dtype };
+                tensors.push(plain(&weight.values, stored));
+            }
             Kind::Conv => {
                 let shape = vec![weight.shape[0], 1, weight.shape[1]];
                 tensors.push(DiskTensor::floats(name, shape, &weight.values, model.dtype));
