@@ -1,7 +1,7 @@
 //! The oracle against the official implementations.
 //!
-//! The goldens are f32 runs. What f32 loses there is at most 2e-4 (the 150-token prompts of the
-//! hybrids), measured between two official implementations.
+//! The goldens are f32 runs, so the distances are what f32 loses there. Two official
+//! implementations are up to 1e-5 apart in attention layers and 2e-4 in hybrids.
 
 use super::{Oracle, OracleOutput, Rows};
 use crate::{
@@ -10,9 +10,11 @@ use crate::{
 };
 
 /// An f32 run of attention layers against f64.
-const ATTENTION: f64 = 1e-3;
+const ATTENTION: f64 = 1e-4;
 /// Delta-nets amplify rounding: their gated norm divides by numbers of the size of its eps.
-const HYBRID: f64 = 2e-3;
+const HYBRID: f64 = 5e-4;
+/// Nothing amplifies rounding before the memory of the first layer.
+const FIRST_MEMORY: f64 = 1e-5;
 
 const FAMILIES: [(&str, f64); 3] =
     [("qwen3_moe", ATTENTION), ("qwen3_next", HYBRID), ("qwen3_5_moe", HYBRID)];
@@ -84,9 +86,9 @@ fn remembers_what_the_official_code_remembers_after_the_prompt() {
         let prompt = &golden.tokens("tokens")[..24];
         let output = Oracle::load(&dir.join("hf")).run(prompt);
         let memory = output.layers[0].memory.as_ref().expect("layer 0 is a delta-net");
-        assert_rows(family, &golden, "hf_f32.layers.0.conv_state", &memory.conv, HYBRID);
+        assert_rows(family, &golden, "hf_f32.layers.0.conv_state", &memory.conv, FIRST_MEMORY);
         let state = memory.state.concat();
-        assert_rows(family, &golden, "hf_f32.layers.0.recurrent_state", &state, HYBRID);
+        assert_rows(family, &golden, "hf_f32.layers.0.recurrent_state", &state, FIRST_MEMORY);
     }
 }
 

@@ -131,7 +131,10 @@ fn qwen3_5_moe(model: &TinyModel, layout: &Layout) -> Value {
         "tie_word_embeddings": model.tie_embeddings,
         "text_config": merged([own, shared_keys(model), hybrid_keys(model)]),
     });
-    if !mlx {
+    if mlx {
+        // mlx_lm.convert drops the vision tower and copies the key from generation_config.json.
+        config["eos_token_id"] = json!(2);
+    } else {
         config["vision_config"] =
             json!({ "model_type": "qwen3_5_moe", "depth": 1, "hidden_size": 32, "num_heads": 2 });
     }
