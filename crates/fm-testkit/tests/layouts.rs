@@ -21,8 +21,8 @@ const FAMILIES: [(&str, Family); 3] = [
 
 /// Name, type and shape of every tensor.
 fn tensors(dir: &Path) -> BTreeMap<String, String> {
-    let bytes = fs::read(dir.join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let bytes = fs::read(dir.join("model.safetensors")).expect("a checkpoint in one file");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     let line = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
         (name, format!("{:?} {:?}", view.dtype(), view.shape()))
     };
@@ -30,7 +30,8 @@ fn tensors(dir: &Path) -> BTreeMap<String, String> {
 }
 
 fn config(dir: &Path) -> Value {
-    serde_json::from_str(&fs::read_to_string(dir.join("config.json")).unwrap()).unwrap()
+    let text = fs::read_to_string(dir.join("config.json")).expect("a checkpoint has a config");
+    serde_json::from_str(&text).expect("a config is JSON")
 }
 
 /// Paths of all keys, `text_config.head_dim` and the like.
@@ -51,7 +52,7 @@ fn is_vision(key: &str) -> bool {
 
 /// The goldens' shapes are [`TinyModel::new`]'s.
 fn written(family: Family, layout: &Layout) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().expect("a temporary directory");
     TinyModel::new(family).write(dir.path(), layout, 1);
     dir
 }
