@@ -1,0 +1,272 @@
+//! Checkpoints of noise: a shape, a layout, and files as the real publishers write them.
+//!
+//! ```no_run
+//! use fm_testkit::tiny_checkpoint::{Family, Layout, TinyModel};
+//!
+//! let model = TinyModel { experts: 7, layers: 2, ..TinyModel::new(Family::Qwen3Next) };
+//! model.write("/tmp/checkpoint".as_ref(), &Layout::Hf, 1);
+//! ```
+//!
+//! Every tensor's noise depends on the seed and on the tensor's own name: two models that differ
+//! in one number of the config share all weights whose shapes agree.
+
+mod affine;
+mod config_json;
+mod disk;
+mod layout;
+mod weights;
+
+use std::{fs, path::Path};
+
+pub use crate::oracle::Family;
+
+pub use self::affine::Affine;
+
+/// How numbers are stored that are not packed into integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
+}
+
+/// Whose spelling and order of tensors.
+#[derive(Clone, Debug)]
+pub enum Layout {
+    /// As transformers publishes; with the tensors of other networks that a reader must skip.
+    Hf,
+    /// As `mlx_lm.convert` writes.
+    Mlx(MlxLayout),
+}
+
+/// What `mlx_lm.convert` was asked to quantise.
+#[derive(Clone, Debug, Default)]
+pub struct MlxLayout {
+    /// The packing of every module without a rule of its own; `None` leaves all of them plain.
+    pub affine: Option<Affine>,
+    /// The first pair whose text ends a module's name decides: packed so, or plain (`None`).
+    pub overrides: Vec<(&'static str, Option<Affine>)>,
+}
+
+impl MlxLayout {
+    /// Every module packed alike (the routers in 8 bits, as `mlx_lm` insists).
+    pub fn uniform(bits: usize, group: usize) -> Self {
+        Self { affine: Some(Affine { bits, group }), overrides: Vec::new() }
+    }
+}
+
+/// Shapes of the delta-net layers.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearShape {
+    /// `linear_num_key_heads`
+    pub key_heads: usize,
+    /// `linear_num_value_heads`, a multiple of `key_heads`
+    pub value_heads: usize,
+    /// `linear_key_head_dim`
+    pub key_dim: usize,
+    /// `linear_value_head_dim`
+    pub value_dim: usize,
+    /// `linear_conv_kernel_dim`
+    pub conv: usize,
+}
+
+/// A model, described. Start from [`TinyModel::new`] and change what the test is about.
+#[derive(Clone, Debug)]
+pub struct TinyModel {
+    /// Which equations and which spelling.
+    pub family: Family,
+    /// `hidden_size`
+    pub hidden: usize,
+    /// `vocab_size`
+    pub vocab: usize,
+    /// `num_hidden_layers`
+    pub layers: usize,
+    /// `num_attention_heads`
+    pub heads: usize,
+    /// `num_key_value_heads`
+    pub kv_heads: usize,
+    /// `head_dim`
+    pub head_dim: usize,
+    /// `num_experts`
+    pub experts: usize,
+    /// `num_experts_per_tok`
+    pub top_k: usize,
+    /// `moe_intermediate_size`
+    pub moe_ffn: usize,
+    /// `shared_expert_intermediate_size`; without effect in `qwen3_moe`
+    pub shared_ffn: usize,
+    /// `intermediate_size` of dense layers
+    pub dense_ffn: usize,
+    /// Delta-net shapes; without effect in `qwen3_moe`
+    pub linear: LinearShape,
+    /// Every so many layers attend; without effect in `qwen3_moe`
+    pub full_attention_interval: usize,
+    /// Layers with a dense FFN; `qwen3_5_moe` has none
+    pub mlp_only_layers: Vec<usize>,
+    /// Layer `i` routes if `(i + 1) % step == 0`; `qwen3_5_moe` has no such key
+    pub decoder_sparse_step: usize,
+    /// Whether chosen weights are scaled to sum 1; `qwen3_5_moe` always does
+    pub norm_topk_prob: bool,
+    /// `tie_word_embeddings`
+    pub tie_embeddings: bool,
+    /// Biases on q, k, v, o projections
+    pub attention_bias: bool,
+    /// `rope_theta`
+    pub rope_theta: f64,
+    /// `partial_rotary_factor`; `qwen3_moe` rotates everything
+    pub partial_rotary: f64,
+    /// `rms_norm_eps`
+    pub eps: f64,
+    /// Stored type of plain tensors and of MLX scales and biases
+    pub dtype: Float,
+    /// Another seed, other weights
+    pub seed: u64,
+}
+
+impl TinyModel {
+    /// A small model without peculiarities: four layers, six experts, two of them chosen.
+    pub fn new(family: Family) -> Self {
+        Self {
+            family,
+            hidden: 64,
+            vocab: 304,
+            layers: 4,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            experts: 6,
+            top_k: 2,
+            moe_ffn: 32,
+            shared_ffn: 32,
+            dense_ffn: 96,
+            linear: LinearShape {
+                key_heads: 2,
+                value_heads: 4,
+                key_dim: 16,
+                value_dim: 16,
+                conv: 4,
+            },
+            full_attention_interval: 4,
+            mlp_only_layers: Vec::new(),
+            decoder_sparse_step: 1,
+            norm_topk_prob: true,
+            tie_embeddings: false,
+            attention_bias: false,
+            rope_theta: 1e6,
+            partial_rotary: 0.25,
+            eps: 1e-6,
+            dtype: Float::Bf16,
+            seed: 1,
+        }
+    }
+
+    /// Writes `config.json`, `generation_config.json` and the tensors: `model.safetensors`, or
+    /// for more than one shard `model-00001-of-0000n.safetensors` and their index.
+    ///
+    /// # Panics
+    /// If the description contradicts itself, or `dir` cannot be created or written.
+    pub fn write(&self, dir: &Path, layout: &Layout, shards: usize) {
+        self.check();
+        fs::create_dir_all(dir).expect("a checkpoint directory can be created");
+        let weights = weights::noise_weights(self);
+        let (tensors, packing) = match layout {
+            Layout::Hf => (layout::hf(self, &weights), None),
+            Layout::Mlx(mlx) => {
+                let (tensors, packing) = layout::mlx(self, mlx, &weights);
+                (tensors, Some(packing))
+            }
+        };
+        let config = config_json::config(self, layout, packing.as_ref());
+        disk::write_json(&dir.join("config.json"), &config);
+        disk::write_json(&dir.join("generation_config.json"), &config_json::generation_config());
+        let format = if matches!(layout, Layout::Hf) { "pt" } else { "mlx" };
+        disk::write_tensors(dir, &tensors, shards, format);
+    }
+
+    /// Whether the family mixes attention with delta-nets.
+    pub fn is_hybrid(&self) -> bool {
+        self.family != Family::Qwen3Moe
+    }
+
+    /// Whether `layer` attends (or is a delta-net).
+    pub fn attends(&self, layer: usize) -> bool {
+        !self.is_hybrid() || (layer + 1).is_multiple_of(self.full_attention_interval)
+    }
+
+    /// Whether `layer` has experts (or is dense).
+    pub fn routes(&self, layer: usize) -> bool {
+        let dense = self.mlp_only_layers.contains(&layer);
+        !dense && (layer + 1).is_multiple_of(self.decoder_sparse_step)
+    }
+
+    fn check(&self) {
+        assert!(
+            self.heads.is_multiple_of(self.kv_heads),
+            "query heads share key/value heads evenly"
+        );
+        let LinearShape { key_heads, value_heads, .. } = self.linear;
+        assert!(value_heads.is_multiple_of(key_heads), "value heads share key heads evenly");
+        assert!((1..=self.experts).contains(&self.top_k), "some experts are chosen, at most all");
+        let all_route = self.mlp_only_layers.is_empty() && self.decoder_sparse_step == 1;
+        assert!(all_route || self.family != Family::Qwen3_5Moe, "qwen3_5_moe has no dense layers");
+        let partial = if self.is_hybrid() { self.partial_rotary } else { 1.0 };
+        let rotary_dim = (self.head_dim as f64 * partial) as usize;
+        assert!(rotary_dim.is_multiple_of(2), "{rotary_dim} dimensions cannot be rotated in pairs");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oracle::Oracle;
+
+    fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+        let read = |entry: fs::DirEntry| {
+            (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
+        };
+        let mut files: Vec<_> = entries.map(read).collect();
+        files.sort();
+        files
+    }
+
+    #[test]
+    fn the_same_description_writes_the_same_bytes() {
+        for layout in [Layout::Hf, Layout::Mlx(MlxLayout::uniform(4, 32))] {
+            let [a, b] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+            let model = TinyModel::new(Family::Qwen3_5Moe);
+            model.write(a.path(), &layout, 2);
+            model.write(b.path(), &layout, 2);
+            assert_eq!(files(a.path()), files(b.path()));
+        }
+    }
+
+    #[test]
+    fn shards_hold_the_same_model() {
+        let [one, many] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let model = TinyModel { layers: 2, ..TinyModel::new(Family::Qwen3Next) };
+        model.write(one.path(), &Layout::Hf, 1);
+        model.write(many.path(), &Layout::Hf, 3);
+        assert!(many.path().join("model-00003-of-00003.safetensors").exists());
+        assert!(many.path().join("model.safetensors.index.json").exists());
+        let run = |dir: &Path| Oracle::load(dir).run(&[3, 1, 4]).logits;
+        assert_eq!(run(one.path()), run(many.path()));
+    }
+
+    #[test]
+    fn hf_and_mlx_layouts_hold_the_same_model_in_f32() {
+        for family in [Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe] {
+            let [hf, mlx] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+            let model = TinyModel { dtype: Float::F32, ..TinyModel::new(family) };
+            model.write(hf.path(), &Layout::Hf, 1);
+            model.write(mlx.path(), &Layout::Mlx(MlxLayout::default()), 1);
+            let run = |dir: &Path| Oracle::load(dir).run(&[3, 1, 4, 1, 5]).logits;
+            let diff = crate::compare::max_abs_diff_rows(&run(hf.path()), &run(mlx.path()));
+            // 1 + w is rounded to f32 once more.
+            assert!(diff < 1e-4, "{family:?}: {diff}");
+        }
+    }
+}

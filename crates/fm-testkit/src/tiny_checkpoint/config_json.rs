@@ -1,0 +1,150 @@
+//! `config.json` in each family's own spelling.
+
+use serde_json::{Map, Value, json};
+
+use super::{Layout, TinyModel};
+use crate::oracle::Family;
+
+/// `config.json`; `quantization` is null for a checkpoint that is not packed, absent for HF.
+pub(super) fn config(model: &TinyModel, layout: &Layout, quantization: Option<&Value>) -> Value {
+    let mut config = match model.family {
+        Family::Qwen3Moe => qwen3_moe(model),
+        Family::Qwen3Next => qwen3_next(model),
+        Family::Qwen3_5Moe => qwen3_5_moe(model, layout),
+    };
+    if let Some(quantization) = quantization.filter(|packing| !packing.is_null()) {
+        config["quantization"] = quantization.clone();
+        config["quantization_config"] = quantization.clone();
+    }
+    config
+}
+
+/// `generation_config.json`.
+pub(super) fn generation_config() -> Value {
+    json!({ "eos_token_id": 2, "do_sample": true, "temperature": 0.7, "top_p": 0.8, "top_k": 20 })
+}
+
+/// Keys that all families have.
+fn shared_keys(model: &TinyModel) -> Value {
+    json!({
+        "attention_bias": model.attention_bias,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": model.eps,
+        "tie_word_embeddings": model.tie_embeddings,
+        "use_cache": true,
+        "eos_token_id": 2,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "vocab_size": model.vocab,
+        "head_dim": model.head_dim,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "num_experts": model.experts,
+        "num_experts_per_tok": model.top_k,
+        "moe_intermediate_size": model.moe_ffn,
+        "router_aux_loss_coef": 0.001,
+    })
+}
+
+/// Keys of the hybrids.
+fn hybrid_keys(model: &TinyModel) -> Value {
+    json!({
+        "full_attention_interval": model.full_attention_interval,
+        "linear_conv_kernel_dim": model.linear.conv,
+        "linear_key_head_dim": model.linear.key_dim,
+        "linear_value_head_dim": model.linear.value_dim,
+        "linear_num_key_heads": model.linear.key_heads,
+        "linear_num_value_heads": model.linear.value_heads,
+        "shared_expert_intermediate_size": model.shared_ffn,
+    })
+}
+
+/// Keys of the families that also know dense layers.
+fn flat_keys(model: &TinyModel) -> Value {
+    json!({
+        "bos_token_id": 0,
+        "decoder_sparse_step": model.decoder_sparse_step,
+        "intermediate_size": model.dense_ffn,
+        "mlp_only_layers": model.mlp_only_layers,
+        "norm_topk_prob": model.norm_topk_prob,
+        "output_router_logits": false,
+        "rope_scaling": null,
+        "rope_theta": model.rope_theta,
+        "torch_dtype": model.dtype.torch_name(),
+    })
+}
+
+fn qwen3_moe(model: &TinyModel) -> Value {
+    let own = json!({
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "max_window_layers": 48,
+        "sliding_window": null,
+        "use_sliding_window": false,
+    });
+    merged([own, shared_keys(model), flat_keys(model)])
+}
+
+fn qwen3_next(model: &TinyModel) -> Value {
+    let own = json!({
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "partial_rotary_factor": model.partial_rotary,
+    });
+    merged([own, shared_keys(model), hybrid_keys(model), flat_keys(model)])
+}
+
+fn qwen3_5_moe(model: &TinyModel, layout: &Layout) -> Value {
+    let kinds = (0..model.layers)
+        .map(|layer| if model.attends(layer) { "full_attention" } else { "linear_attention" });
+    let mlx = matches!(layout, Layout::Mlx(_));
+    let rotary_pairs = (model.head_dim as f64 * model.partial_rotary) as usize / 2;
+    let rope = json!({
+        "mrope_interleaved": true,
+        "mrope_section": [rotary_pairs - 2 * (rotary_pairs / 3), rotary_pairs / 3, rotary_pairs / 3],
+        // mlx_lm.convert rewrites the key.
+        (if mlx { "type" } else { "rope_type" }): "default",
+        "rope_theta": model.rope_theta,
+        "partial_rotary_factor": model.partial_rotary,
+    });
+    let own = json!({
+        "model_type": "qwen3_5_moe_text",
+        "attn_output_gate": true,
+        "dtype": model.dtype.torch_name(),
+        "layer_types": kinds.collect::<Vec<_>>(),
+        "mamba_ssm_dtype": "float32",
+        "mlp_only_layers": [],
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": false,
+        "rope_parameters": rope,
+    });
+    let mut config = json!({
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "image_token_id": model.vocab - 4,
+        "video_token_id": model.vocab - 3,
+        "vision_start_token_id": model.vocab - 2,
+        "vision_end_token_id": model.vocab - 1,
+        "tie_word_embeddings": model.tie_embeddings,
+        "text_config": merged([own, shared_keys(model), hybrid_keys(model)]),
+    });
+    if mlx {
+        // mlx_lm.convert drops the vision tower and copies the key from generation_config.json.
+        config["eos_token_id"] = json!(2);
+    } else {
+        config["vision_config"] =
+            json!({ "model_type": "qwen3_5_moe", "depth": 1, "hidden_size": 32, "num_heads": 2 });
+    }
+    config
+}
+
+fn merged<const N: usize>(objects: [Value; N]) -> Value {
+    let maps = objects.into_iter().map(|object| match object {
+        Value::Object(map) => map,
+        other => panic!("{other} is not an object"),
+    });
+    Value::Object(maps.flatten().collect::<Map<_, _>>())
+}

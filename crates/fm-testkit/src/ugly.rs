@@ -1,0 +1,387 @@
+//! Shapes that break wrong assumptions: nothing divides by what it usually divides by.
+//!
+//! Real models are all powers of two, so code that mixes up two sizes passes on them. Here every
+//! two sizes that could be mixed up differ.
+
+use crate::tiny_checkpoint::{Affine, Family, Float, LinearShape, MlxLayout, TinyModel};
+
+/// Delta-net heads with three values per key, and five sizes of which no two are equal.
+const THREE_VALUES_PER_KEY: LinearShape =
+    LinearShape { key_heads: 2, value_heads: 6, key_dim: 12, value_dim: 20, conv: 3 };
+
+/// Models for HF layout, each named after what is ugly about it.
+pub fn ugly_models() -> Vec<(&'static str, TinyModel)> {
+    [qwen3_moe_models(), qwen3_next_models(), qwen3_5_moe_models()].concat()
+}
+
+/// Three key/value heads, sizes off the powers of two.
+fn odd_shapes(family: Family) -> TinyModel {
+    TinyModel {
+        hidden: 72,
+        vocab: 301,
+        layers: 3,
+        heads: 6,
+        kv_heads: 3,
+        head_dim: 40,
+        experts: 7,
+        moe_ffn: 24,
+        shared_ffn: 56,
+        dense_ffn: 88,
+        linear: THREE_VALUES_PER_KEY,
+        full_attention_interval: 2,
+        ..TinyModel::new(family)
+    }
+}
+
+fn qwen3_moe_models() -> Vec<(&'static str, TinyModel)> {
+    let odd = odd_shapes(Family::Qwen3Moe);
+    vec![
+        ("moe_five_experts", TinyModel { experts: 5, seed: 11, ..odd.clone() }),
+        (
+            "moe_nine_experts_nine_heads",
+            TinyModel {
+                heads: 9,
+                head_dim: 48,
+                experts: 9,
+                top_k: 4,
+                norm_topk_prob: false,
+                moe_ffn: 40,
+                seed: 12,
+                ..odd.clone()
+            },
+        ),
+        (
+            "moe_dense_layers_by_list",
+            TinyModel {
+                mlp_only_layers: vec![0, 2],
+                layers: 4,
+                dtype: Float::F16,
+                seed: 13,
+                ..odd.clone()
+            },
+        ),
+        (
+            "moe_dense_layers_by_step",
+            TinyModel { decoder_sparse_step: 2, layers: 4, seed: 14, ..odd.clone() },
+        ),
+        (
+            "moe_one_of_seven_not_normalised",
+            TinyModel { top_k: 1, norm_topk_prob: false, seed: 15, ..odd.clone() },
+        ),
+        (
+            "moe_all_of_seven_tied",
+            TinyModel { top_k: 7, tie_embeddings: true, seed: 16, ..odd.clone() },
+        ),
+        (
+            "moe_one_layer_f32",
+            TinyModel { layers: 1, top_k: 1, dtype: Float::F32, seed: 17, ..odd.clone() },
+        ),
+        (
+            "moe_biases_and_large_eps",
+            TinyModel {
+                attention_bias: true,
+                eps: 0.02,
+                tie_embeddings: true,
+                rope_theta: 1e4,
+                seed: 18,
+                ..odd
+            },
+        ),
+    ]
+}
+
+fn qwen3_next_models() -> Vec<(&'static str, TinyModel)> {
+    let odd = odd_shapes(Family::Qwen3Next);
+    vec![
+        ("next_three_values_per_key", TinyModel { seed: 21, ..odd.clone() }),
+        (
+            "next_half_rotary_five_experts",
+            TinyModel {
+                partial_rotary: 0.5,
+                rope_theta: 1e5,
+                full_attention_interval: 1,
+                experts: 5,
+                heads: 9,
+                seed: 22,
+                ..odd.clone()
+            },
+        ),
+        (
+            "next_dense_layers",
+            TinyModel {
+                mlp_only_layers: vec![1],
+                decoder_sparse_step: 2,
+                layers: 4,
+                norm_topk_prob: false,
+                full_attention_interval: 3,
+                head_dim: 48,
+                seed: 23,
+                ..odd.clone()
+            },
+        ),
+        (
+            "next_one_delta_layer_all_of_five",
+            TinyModel {
+                layers: 1,
+                experts: 5,
+                top_k: 5,
+                dtype: Float::F32,
+                seed: 24,
+                ..odd.clone()
+            },
+        ),
+        (
+            "next_long_convolution_tied",
+            TinyModel {
+                linear: LinearShape { key_heads: 3, value_heads: 3, conv: 5, ..odd.linear },
+                top_k: 1,
+                tie_embeddings: true,
+                dtype: Float::F16,
+                moe_ffn: 40,
+                seed: 25,
+                ..odd
+            },
+        ),
+    ]
+}
+
+fn qwen3_5_moe_models() -> Vec<(&'static str, TinyModel)> {
+    let odd = odd_shapes(Family::Qwen3_5Moe);
+    vec![
+        ("qwen35_three_values_per_key", TinyModel { seed: 31, ..odd.clone() }),
+        (
+            "qwen35_wide_rotary_nine_heads",
+            TinyModel {
+                heads: 9,
+                head_dim: 48,
+                partial_rotary: 0.75,
+                rope_theta: 1e4,
+                experts: 9,
+                top_k: 3,
+                moe_ffn: 40,
+                seed: 32,
+                ..odd.clone()
+            },
+        ),
+        (
+            "qwen35_interval_three_tied",
+            TinyModel {
+                full_attention_interval: 3,
+                layers: 4,
+                tie_embeddings: true,
+                experts: 5,
+                dtype: Float::F16,
+                seed: 33,
+                ..odd.clone()
+            },
+        ),
+        (
+            "qwen35_one_attention_layer",
+            TinyModel {
+                layers: 1,
+                full_attention_interval: 1,
+                attention_bias: true,
+                top_k: 7,
+                dtype: Float::F32,
+                seed: 34,
+                ..odd.clone()
+            },
+        ),
+        (
+            "qwen35_keys_longer_than_values",
+            TinyModel {
+                linear: LinearShape {
+                    key_heads: 1,
+                    value_heads: 3,
+                    key_dim: 28,
+                    value_dim: 8,
+                    conv: 2,
+                },
+                top_k: 1,
+                kv_heads: 1,
+                heads: 3,
+                seed: 35,
+                ..odd
+            },
+        ),
+    ]
+}
+
+/// Models for MLX layout, with how they are packed. Modules whose rows do not consist of whole
+/// groups stay plain, as `mlx_lm` leaves them.
+pub fn ugly_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
+    [uniform_mlx_models(), mixed_mlx_models()].concat()
+}
+
+/// Ugly, but in multiples of `group` where a matrix reads its input.
+fn odd_shapes_in_groups(family: Family, group: usize) -> TinyModel {
+    TinyModel {
+        hidden: if group == 128 { 128 } else { 192 },
+        heads: 9,
+        head_dim: if group == 128 { 128 } else { 64 },
+        partial_rotary: 0.25,
+        moe_ffn: group,
+        shared_ffn: 2 * group,
+        dense_ffn: 3 * group,
+        linear: LinearShape {
+            key_heads: 2,
+            value_heads: 6,
+            key_dim: 24,
+            value_dim: if group == 32 { 16 } else { 64 },
+            conv: 4,
+        },
+        ..odd_shapes(family)
+    }
+}
+
+fn uniform_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
+    let (moe, next, qwen35) = (Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe);
+    let small = odd_shapes_in_groups;
+    vec![
+        ("mlx_moe_plain", small(moe, 32), MlxLayout::default()),
+        (
+            "mlx_moe_3_bit_dense_layers",
+            TinyModel { mlp_only_layers: vec![1], seed: 42, ..small(moe, 64) },
+            MlxLayout::uniform(3, 64),
+        ),
+        (
+            "mlx_moe_8_bit_f32_tied",
+            TinyModel { dtype: Float::F32, tie_embeddings: true, seed: 43, ..small(moe, 32) },
+            MlxLayout::uniform(8, 32),
+        ),
+        (
+            // Rows of 40 are no whole groups: down_proj of every expert stays plain.
+            "mlx_moe_plain_down_proj",
+            TinyModel { moe_ffn: 40, experts: 5, seed: 44, ..small(moe, 64) },
+            MlxLayout::uniform(4, 64),
+        ),
+        ("mlx_next_2_bit", TinyModel { seed: 51, ..small(next, 32) }, MlxLayout::uniform(2, 32)),
+        (
+            "mlx_next_6_bit_f16",
+            TinyModel { dtype: Float::F16, experts: 9, seed: 52, ..small(next, 64) },
+            MlxLayout::uniform(6, 64),
+        ),
+        ("mlx_qwen35_plain", TinyModel { seed: 61, ..small(qwen35, 32) }, MlxLayout::default()),
+        (
+            "mlx_qwen35_4_bit_group_128",
+            TinyModel { experts: 5, seed: 62, ..small(qwen35, 128) },
+            MlxLayout::uniform(4, 128),
+        ),
+        (
+            "mlx_qwen35_5_bit_tied",
+            TinyModel { tie_embeddings: true, seed: 63, ..small(qwen35, 32) },
+            MlxLayout::uniform(5, 32),
+        ),
+    ]
+}
+
+fn mixed_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
+    let small = odd_shapes_in_groups;
+    let own = |bits, group| Some(Affine { bits, group });
+    vec![
+        (
+            "mlx_moe_mixed",
+            TinyModel { layers: 4, seed: 71, ..small(Family::Qwen3Moe, 64) },
+            MlxLayout {
+                overrides: vec![
+                    ("embed_tokens", None),
+                    ("layers.1.mlp.switch_mlp.down_proj", own(6, 32)),
+                    ("switch_mlp.down_proj", own(3, 64)),
+                    ("mlp.gate", None),
+                    ("v_proj", own(8, 64)),
+                ],
+                ..MlxLayout::uniform(4, 64)
+            },
+        ),
+        (
+            "mlx_next_mixed",
+            TinyModel { layers: 4, seed: 72, ..small(Family::Qwen3Next, 32) },
+            MlxLayout {
+                overrides: vec![
+                    ("in_proj_ba", None),
+                    ("in_proj_qkvz", own(8, 32)),
+                    ("switch_mlp.up_proj", own(2, 32)),
+                    ("layers.3.mlp.switch_mlp.gate_proj", own(5, 64)),
+                    ("lm_head", own(6, 64)),
+                ],
+                ..MlxLayout::uniform(3, 32)
+            },
+        ),
+        (
+            "mlx_qwen35_mixed",
+            TinyModel { layers: 4, dtype: Float::F16, seed: 73, ..small(Family::Qwen3_5Moe, 64) },
+            MlxLayout {
+                overrides: vec![
+                    ("in_proj_a", own(8, 64)),
+                    ("in_proj_b", None),
+                    ("out_proj", own(5, 64)),
+                    ("shared_expert.down_proj", own(2, 128)),
+                    ("layers.2.mlp.switch_mlp.gate_proj", own(4, 32)),
+                    ("embed_tokens", own(8, 32)),
+                    ("lm_head", None),
+                ],
+                ..MlxLayout::uniform(3, 64)
+            },
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{compare::std_dev, oracle::Oracle, tiny_checkpoint::Layout};
+
+    fn assert_sane(name: &str, dir: &Path) {
+        let oracle = Oracle::load(dir);
+        // Gaps of this size outlive the rounding of an f32 engine by far.
+        let tokens = oracle.clear_prompt(16, 0.05, 1);
+        let output = oracle.run(&tokens);
+        assert!(output.logits.iter().flatten().all(|x| x.is_finite()), "{name}: finite logits");
+        let size = std_dev(&output.logits);
+        assert!((1.0..4.0).contains(&size), "{name}: logits of size {size}");
+        assert!(output.min_router_gap() >= 0.05, "{name}: clear routes");
+        assert_no_layer_dominates(name, &output);
+    }
+
+    /// Every mixer and FFN adds something of the size of what is there: none could be dropped
+    /// without a trace, none hides the others.
+    fn assert_no_layer_dominates(name: &str, output: &crate::oracle::OracleOutput) {
+        for (index, layer) in output.layers.iter().enumerate() {
+            for (what, added) in [("mixer", &layer.mixer_out), ("ffn", &layer.ffn_out)] {
+                let share = std_dev(added) / std_dev(&layer.out);
+                assert!((0.1..1.2).contains(&share), "{name} layer {index} {what}: {share}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_ugly_model_is_a_sane_model() {
+        for (name, model) in ugly_models() {
+            let dir = tempfile::tempdir().unwrap();
+            model.write(dir.path(), &Layout::Hf, 1);
+            assert_sane(name, dir.path());
+        }
+    }
+
+    #[test]
+    fn every_ugly_mlx_model_is_a_sane_model() {
+        for (name, model, mlx) in ugly_mlx_models() {
+            let dir = tempfile::tempdir().unwrap();
+            model.write(dir.path(), &Layout::Mlx(mlx), 2);
+            assert_sane(name, dir.path());
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names = ugly_models().into_iter().map(|(name, _)| name);
+        let mlx_names = ugly_mlx_models().into_iter().map(|(name, ..)| name);
+        let mut all: Vec<&str> = names.chain(mlx_names).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+}
