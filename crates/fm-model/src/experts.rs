@@ -105,7 +105,11 @@ pub struct RowsByExpert {
 impl RowsByExpert {
     /// Groups the rows of `routes`. `target` says which row of the output the `j`-th choice of row
     /// `i` writes to.
-    pub fn group<B: Backend>(&mut self, routes: &Routes<B>, target: impl Fn(usize, usize) -> usize) {
+    pub fn group<B: Backend>(
+        &mut self,
+        routes: &Routes<B>,
+        target: impl Fn(usize, usize) -> usize,
+    ) {
         self.union.clear();
         self.union.extend_from_slice(&routes.ids);
         self.union.sort_unstable();
@@ -113,7 +117,7 @@ impl RowsByExpert {
         self.starts.clear();
         self.starts.resize(self.union.len() + 1, 0);
         for id in &routes.ids {
-            self.starts[self.position(*id) + 1] += 1;
+            self.starts[position(&self.union, *id) + 1] += 1;
         }
         for i in 1..self.starts.len() {
             self.starts[i] += self.starts[i - 1];
@@ -124,7 +128,7 @@ impl RowsByExpert {
         // Rows go in ascending order into their group; `starts` is the cursor and is put back.
         for (choice, (id, weight)) in routes.ids.iter().zip(&routes.weights).enumerate() {
             let (row, j) = (choice / routes.top_k, choice % routes.top_k);
-            let group = self.position(*id);
+            let group = position(&self.union, *id);
             let at = self.starts[group] as usize;
             self.starts[group] += 1;
             let target = target(row, j) as u32;
@@ -134,18 +138,18 @@ impl RowsByExpert {
         self.starts[0] = 0;
     }
 
-    fn position(&self, id: ExpertIndex) -> usize {
-        self.union.binary_search(&id).expect("the union holds every chosen expert")
-    }
-
     /// The rows that chose an expert of the union.
     ///
     /// # Panics
     /// If nobody chose it.
     pub fn rows(&self, expert: ExpertIndex) -> &[ExpertRow] {
-        let group = self.position(expert);
+        let group = position(&self.union, expert);
         &self.rows[self.starts[group] as usize..self.starts[group + 1] as usize]
     }
+}
+
+fn position(union: &[ExpertIndex], id: ExpertIndex) -> usize {
+    union.binary_search(&id).expect("the union holds every chosen expert")
 }
 
 /// The matrices of a record that lies in host memory.

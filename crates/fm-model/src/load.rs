@@ -102,6 +102,7 @@ pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<Vec<u8>, LoadErr
 }
 
 /// Rows of one part of a matrix on disk.
+#[derive(Clone, Copy)]
 struct PartRows {
     file: FileIndex,
     offset: u64,
@@ -149,12 +150,13 @@ pub fn read_vector(files: &Files, vector: &VectorRef) -> Result<Vec<f32>, LoadEr
             return Err(LoadError::Dtype { tensor, expected: "F32, F16 or BF16", found });
         }
     };
-    Ok(match vector.transform {
+    let values: Vec<f32> = match vector.transform {
         VectorTransform::Plain => values,
         VectorTransform::PlusOne => values.into_iter().map(|w| 1.0 + w).collect(),
         VectorTransform::NegExp => values.into_iter().map(|w| -w.exp()).collect(),
         VectorTransform::Transposed { cols } => (0..cols)
             .flat_map(|col| values.iter().skip(col).step_by(cols).copied().collect::<Vec<_>>())
             .collect(),
-    })
+    };
+    Ok(vector.rows.iter().flat_map(|rows| values[rows.clone()].iter().copied()).collect())
 }

@@ -64,6 +64,16 @@ pub struct VectorRef {
     pub len: usize,
     /// What happens to it on the way.
     pub transform: VectorTransform,
+    /// Values of the source that make it up, in order.
+    pub rows: Vec<Range<usize>>,
+}
+
+impl VectorRef {
+    /// The same tensor, but only the given values of it, in the given order.
+    pub fn select(&self, rows: Vec<Range<usize>>) -> Self {
+        let len = rows.iter().map(ExactSizeIterator::len).sum();
+        Self { len, rows, ..self.clone() }
+    }
 }
 
 /// What happens to a small tensor when it is loaded.
@@ -107,6 +117,24 @@ pub struct ModelSpec {
     pub catalog: Catalog,
 }
 
+impl ModelSpec {
+    /// The attention layers, in order.
+    pub fn attention_layers(&self) -> impl Iterator<Item = &AttentionSpec> + Clone {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(attention) => Some(&**attention),
+            MixerSpec::DeltaNet(_) => None,
+        })
+    }
+
+    /// The delta-net layers, in order.
+    pub fn delta_layers(&self) -> impl Iterator<Item = &DeltaNetSpec> + Clone {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerSpec::DeltaNet(delta) => Some(&**delta),
+            MixerSpec::Attention(_) => None,
+        })
+    }
+}
+
 /// One decoder layer: `x += mixer(norm(x)); x += ffn(norm(x))`.
 #[derive(Clone, Debug)]
 pub struct LayerSpec {
@@ -139,7 +167,7 @@ pub struct AttentionSpec {
     /// `[heads · k_dim, hidden]`.
     pub q: Projection,
     /// `[heads · v_dim, hidden]`: its sigmoid multiplies the output, if there is one.
-    pub gate: Option<MatrixRef>,
+    pub gate: Option<Projection>,
     /// `[kv_heads · k_dim, hidden]`.
     pub k: Projection,
     /// `[kv_heads · v_dim, hidden]`.
@@ -159,6 +187,14 @@ pub struct Projection {
     pub weight: MatrixRef,
     /// Added to every row of the result.
     pub bias: Option<VectorRef>,
+}
+
+impl Projection {
+    /// The same projection, but only the given rows of it, in the given order.
+    pub fn select(&self, rows: Vec<Range<usize>>) -> Self {
+        let bias = self.bias.as_ref().map(|bias| bias.select(rows.clone()));
+        Self { weight: self.weight.select(rows), bias }
+    }
 }
 
 /// Rotary position embedding.

@@ -123,9 +123,10 @@ impl<'a> Weights<'a> {
                 found: tensor.dtype,
             });
         }
-        let len = shape.iter().product();
+        let len: usize = shape.iter().product();
         let (extent, dtype) = (tensor.extent, tensor.dtype);
-        Ok(VectorRef { name: name.to_owned(), extent, dtype, len, transform })
+        let all = std::iter::once(0..len).collect();
+        Ok(VectorRef { name: name.to_owned(), extent, dtype, len, transform, rows: all })
     }
 
     /// Format of a module with scales, from its shapes. `leading` are the dimensions before the
@@ -252,7 +253,8 @@ fn affine_format(
     scale: ScaleKind,
 ) -> Option<&'static QuantFormat> {
     let packed_bits = packed.checked_mul(32)?;
-    if cols == 0 || groups == 0 || packed_bits % cols != 0 || cols % groups != 0 {
+    if cols == 0 || groups == 0 || !packed_bits.is_multiple_of(cols) || !cols.is_multiple_of(groups)
+    {
         return None;
     }
     let bits = u8::try_from(packed_bits / cols).ok()?;

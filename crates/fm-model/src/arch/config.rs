@@ -49,11 +49,7 @@ struct RopeParameters {
 
 impl RopeConfig {
     /// Rotated dimensions and base for heads of `head_dim`.
-    pub(super) fn rotary(
-        &self,
-        head_dim: usize,
-        default_factor: f64,
-    ) -> Result<Rotary, LoadError> {
+    pub(super) fn rotary(&self, head_dim: usize, default_factor: f64) -> Result<Rotary, LoadError> {
         let nested = [&self.rope_parameters, &self.rope_scaling];
         for parameters in nested.into_iter().flatten() {
             let kind = parameters.rope_type.as_deref().unwrap_or("default");
@@ -66,8 +62,12 @@ impl RopeConfig {
         let factor = nested.and_then(|p| p.partial_rotary_factor);
         let factor = factor.or(self.partial_rotary_factor).unwrap_or(default_factor);
         let dim = (head_dim as f64 * factor) as usize;
-        require(dim > 0 && dim.is_multiple_of(2) && dim <= head_dim, "partial_rotary_factor", dim,
-            "the rotated part of a head is an even number of values, at most the head")?;
+        require(
+            dim > 0 && dim.is_multiple_of(2) && dim <= head_dim,
+            "partial_rotary_factor",
+            dim,
+            "the rotated part of a head is an even number of values, at most the head",
+        )?;
         Ok(Rotary { dim, theta })
     }
 }
@@ -102,7 +102,7 @@ impl MoeConfig {
     pub(super) fn check(&self) -> Result<(), LoadError> {
         require(self.decoder_sparse_step > 0, "decoder_sparse_step", 0, "expected at least 1")?;
         let (experts, top_k) = (self.num_experts, self.num_experts_per_tok);
-        require(experts <= usize::from(u16::MAX), "num_experts", experts, "at most 65535")?;
+        require(u16::try_from(experts).is_ok(), "num_experts", experts, "at most 65535")?;
         require(
             experts == 0 || (1..=experts).contains(&top_k),
             "num_experts_per_tok",
@@ -154,7 +154,7 @@ impl TrunkConfig {
             require(value > 0, field, value, "expected at least 1")?;
         }
         require(
-            self.num_hidden_layers <= usize::from(u16::MAX),
+            u16::try_from(self.num_hidden_layers).is_ok(),
             "num_hidden_layers",
             self.num_hidden_layers,
             "at most 65535",
@@ -165,8 +165,12 @@ impl TrunkConfig {
             self.num_key_value_heads,
             "expected a divisor of num_attention_heads",
         )?;
-        require(self.hidden_act == "silu", "hidden_act", self.hidden_act.as_str(),
-            "this family uses `silu`")?;
+        require(
+            self.hidden_act == "silu",
+            "hidden_act",
+            self.hidden_act.as_str(),
+            "this family uses `silu`",
+        )?;
         require(!self.use_sliding_window, "use_sliding_window", "true", "expected false")
     }
 }

@@ -32,11 +32,8 @@ impl ExpertDims {
     }
 }
 
-const ROLES: [(MatrixRole, &str); 3] = [
-    (MatrixRole::Gate, "gate_proj"),
-    (MatrixRole::Up, "up_proj"),
-    (MatrixRole::Down, "down_proj"),
-];
+const ROLES: [(MatrixRole, &str); 3] =
+    [(MatrixRole::Gate, "gate_proj"), (MatrixRole::Up, "up_proj"), (MatrixRole::Down, "down_proj")];
 
 /// Finds the experts of the layer whose feed-forward network is called `mlp`.
 pub(super) fn layer_records(

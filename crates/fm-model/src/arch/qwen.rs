@@ -13,7 +13,7 @@ use crate::{
     error::LoadError,
     spec::{
         AttentionSpec, DeltaNetSpec, FfnSpec, LayerSpec, MatrixRef, MixerSpec, MlpSpec, ModelSpec,
-        MoeSpec, Projection, Rotary, SharedSpec, VectorTransform,
+        MoeSpec, Rotary, SharedSpec, VectorTransform,
     },
     weights::Weights,
 };
@@ -49,14 +49,12 @@ pub(super) struct Linear {
     pub(super) shape: DeltaShape,
     pub(super) publisher: Publisher,
     /// Finds the input projections of a layer: weights, layer prefix, shape, hidden.
-    pub(super) inputs: fn(&Weights<'_>, &str, DeltaShape, usize) -> Result<DeltaInputsSpec, LoadError>,
+    pub(super) inputs:
+        fn(&Weights<'_>, &str, DeltaShape, usize) -> Result<DeltaInputsSpec, LoadError>,
 }
 
 /// Describes a checkpoint of the family.
-pub(super) fn describe(
-    weights: Weights<'_>,
-    family: &Family<'_>,
-) -> Result<ModelSpec, LoadError> {
+pub(super) fn describe(weights: Weights<'_>, family: &Family<'_>) -> Result<ModelSpec, LoadError> {
     let (prefix, head) = family.names;
     let (vocab, hidden) = (family.trunk.vocab_size, family.trunk.hidden_size);
     let embed = weights.matrix(&format!("{prefix}embed_tokens"), vocab, hidden)?;
@@ -98,11 +96,13 @@ fn describe_layer(
     layer: &str,
 ) -> Result<(LayerSpec, Option<LayerRecords>), LoadError> {
     let hidden = family.trunk.hidden_size;
-    let norm = |name: &str| weights.vector(&format!("{layer}{name}.weight"), &[hidden], family.norm);
+    let norm =
+        |name: &str| weights.vector(&format!("{layer}{name}.weight"), &[hidden], family.norm);
     let mixer = match &family.linear {
         Some(linear) if !linear.attends[index] => {
             let inputs = (linear.inputs)(weights, layer, linear.shape, hidden)?;
-            let delta = delta_net(weights, layer, (linear.shape, hidden), linear.publisher, inputs)?;
+            let delta =
+                delta_net(weights, layer, (linear.shape, hidden), linear.publisher, inputs)?;
             MixerSpec::DeltaNet(Box::new(delta))
         }
         _ => MixerSpec::Attention(Box::new(attention(weights, family, layer)?)),
@@ -162,11 +162,12 @@ fn attention(
     let (q, gate) = match family.output_gate {
         OutputGate::None => (weights.projection(&module("q_proj"), heads * dim, hidden)?, None),
         OutputGate::PerHead => {
-            let both = weights.matrix(&module("q_proj"), 2 * heads * dim, hidden)?;
+            let both = weights.projection(&module("q_proj"), 2 * heads * dim, hidden)?;
             let half = |at: usize| {
-                both.select((0..heads).map(|h| (2 * h + at) * dim..(2 * h + at + 1) * dim).collect())
+                let begin = |head: usize| (2 * head + at) * dim;
+                both.select((0..heads).map(|head| begin(head)..begin(head) + dim).collect())
             };
-            (Projection { weight: half(0), bias: None }, Some(half(1)))
+            (half(0), Some(half(1)))
         }
     };
     let scale = (dim as f32).sqrt().recip();

@@ -8,7 +8,7 @@ use fm_kernels::{
 
 use crate::{
     error::LoadError,
-    load::{Linear, Loader, Matrix},
+    load::{Linear, Loader},
     spec::AttentionSpec,
 };
 
@@ -21,7 +21,7 @@ pub(crate) struct Attention<B: Backend> {
     /// Which of the model's attention layers this is.
     kv_layer: usize,
     q: Linear<B>,
-    gate: Option<Matrix<B>>,
+    gate: Option<Linear<B>>,
     k: Linear<B>,
     v: Linear<B>,
     o: Linear<B>,
@@ -49,10 +49,9 @@ impl<B: Backend> AttentionScratch<B> {
     pub(crate) fn new<'a>(
         device: &B,
         rows: usize,
-        layers: impl Iterator<Item = &'a AttentionSpec> + Clone,
+        layers: &(impl Iterator<Item = &'a AttentionSpec> + Clone),
     ) -> DeviceResult<Self> {
-        let widest =
-            |of: fn(&AttentionShape) -> usize| layers.clone().map(|l| of(&l.shape)).max();
+        let widest = |of: fn(&AttentionShape) -> usize| layers.clone().map(|l| of(&l.shape)).max();
         let q = widest(|s| s.heads * s.k_dim).unwrap_or(0);
         let mixed = widest(|s| s.heads * s.v_dim).unwrap_or(0);
         let k = widest(|s| s.kv_heads * s.k_dim).unwrap_or(0);
@@ -84,7 +83,7 @@ impl<B: Backend> Attention<B> {
             shape: spec.shape,
             kv_layer,
             q: loader.linear(&spec.q)?,
-            gate: spec.gate.as_ref().map(|gate| loader.matrix(gate)).transpose()?,
+            gate: spec.gate.as_ref().map(|gate| loader.linear(gate)).transpose()?,
             k: loader.linear(&spec.k)?,
             v: loader.linear(&spec.v)?,
             o: loader.linear(&spec.o)?,
@@ -111,8 +110,18 @@ impl<B: Backend> Attention<B> {
         project(device, &self.q, x, ViewMut::new(q, rows, heads * k_dim))?;
         project(device, &self.k, x, ViewMut::new(k, rows, kv_heads * k_dim))?;
         project(device, &self.v, x, ViewMut::new(v, rows, kv_heads * v_dim))?;
-        self.place(device, step.positions, &self.q_norm, ViewMut::new(q, rows, heads * k_dim))?;
-        self.place(device, step.positions, &self.k_norm, ViewMut::new(k, rows, kv_heads * k_dim))?;
+        self.place(
+            device,
+            step.positions,
+            self.q_norm.as_ref(),
+            ViewMut::new(q, rows, heads * k_dim),
+        )?;
+        self.place(
+            device,
+            step.positions,
+            self.k_norm.as_ref(),
+            ViewMut::new(k, rows, kv_heads * k_dim),
+        )?;
         for segment in step.segments {
             let table = &step.sessions[segment.session].table;
             let keys = segment.of(k, kv_heads * k_dim);
@@ -125,7 +134,7 @@ impl<B: Backend> Attention<B> {
             device.attention(self.shape, queries, &kv, segment.position, mixed)?;
         }
         if let Some(gate_proj) = &self.gate {
-            device.matmul(gate_proj.view(), x, ViewMut::new(gate, rows, heads * v_dim))?;
+            project(device, gate_proj, x, ViewMut::new(gate, rows, heads * v_dim))?;
             let gate = View::new(&*gate, rows, heads * v_dim);
             device.sigmoid_mul(gate, ViewMut::new(mixed, rows, heads * v_dim))?;
         }
@@ -138,7 +147,7 @@ impl<B: Backend> Attention<B> {
         &self,
         device: &B,
         positions: &[u32],
-        norm: &Option<B::Buf>,
+        norm: Option<&B::Buf>,
         x: ViewMut<'_, B::Buf>,
     ) -> DeviceResult {
         let ViewMut { buf, offset, rows, cols, stride } = x;
@@ -164,7 +173,11 @@ fn project<B: Backend>(
     y: ViewMut<'_, B::Buf>,
 ) -> DeviceResult {
     let ViewMut { buf, offset, rows, cols, stride } = y;
-    device.matmul(linear.weight.view(), x, ViewMut { buf: &mut *buf, offset, rows, cols, stride })?;
+    device.matmul(
+        linear.weight.view(),
+        x,
+        ViewMut { buf: &mut *buf, offset, rows, cols, stride },
+    )?;
     match &linear.bias {
         Some(bias) => device.add_bias(bias, ViewMut { buf, offset, rows, cols, stride }),
         None => Ok(()),

@@ -114,7 +114,12 @@ impl<B: Backend> DeltaNet<B> {
                 neg_a: &self.neg_a,
                 dt_bias: &self.dt_bias,
             };
-            device.delta_net(self.shape, inputs, &mut state.memory, segment.of_mut(read, values))?;
+            device.delta_net(
+                self.shape,
+                inputs,
+                &mut state.memory,
+                segment.of_mut(read, values),
+            )?;
         }
         let gate = View::new(&*z, rows, values);
         let heads = ViewMut::new(&mut *read, rows, values);

@@ -176,16 +176,26 @@ impl<B: Backend> KvPool<B> {
         self.layers.iter().map(|l| l.key_block_len() + l.value_block_len()).sum()
     }
 
-    /// One block of every layer as host values, keys before values.
-    pub(crate) fn read_block(&self, device: &B, block: u32, out: &mut [f32]) -> DeviceResult {
+    /// One block of every layer as host values, keys before values. Only the first `tokens`
+    /// positions are the session's; what an earlier user left behind them reads as zero.
+    pub(crate) fn read_block(
+        &self,
+        device: &B,
+        block: u32,
+        tokens: usize,
+        out: &mut [f32],
+    ) -> DeviceResult {
         let mut rest = out;
         for layer in &self.layers {
-            for (buf, len) in
-                [(&layer.keys, layer.key_block_len()), (&layer.values, layer.value_block_len())]
-            {
-                let (values, tail) = rest.split_at_mut(len);
-                let view = View { offset: block as usize * len, ..View::new(buf, 1, len) };
-                device.read(view, values)?;
+            let AttentionShape { kv_heads, k_dim, v_dim, .. } = layer.shape;
+            for (buf, dim) in [(&layer.keys, k_dim), (&layer.values, v_dim)] {
+                let lane = KV_BLOCK_TOKENS * dim;
+                let (values, tail) = rest.split_at_mut(kv_heads * lane);
+                let offset = block as usize * values.len();
+                device.read(View { offset, ..View::new(buf, 1, values.len()) }, values)?;
+                for lane in values.chunks_exact_mut(lane) {
+                    lane[tokens.min(KV_BLOCK_TOKENS) * dim..].fill(0.0);
+                }
                 rest = tail;
             }
         }
@@ -238,7 +248,7 @@ mod tests {
 
         let read = |table: &BlockTable| {
             let mut out = vec![0.0; pool.block_len()];
-            pool.read_block(&device, table.blocks()[0], &mut out).unwrap();
+            pool.read_block(&device, table.blocks()[0], 2, &mut out).unwrap();
             (out[..4].to_vec(), out[128..130].to_vec())
         };
         assert_eq!(read(&a), (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]));

@@ -1,0 +1,462 @@
+//! The runner of a decoder on a device: sessions, batches, and what happens when an expert is lost.
+
+use std::{
+    io::{Read, Write},
+    ops::ControlFlow,
+};
+
+use fm_format::key::LayerIndex;
+use fm_kernels::{
+    Backend,
+    backend::{AttentionShape, DeltaShape, DeviceResult, Routes, View, ViewMut},
+};
+
+use crate::{
+    decoder::{Decoder, DecoderOptions, LayerResult, Workspace},
+    experts::{ExpertsLost, RoutedExperts},
+    layer::{Segment, StepRows},
+    runner::{
+        Batch, Output, Progress, Row, RowInput, RunError, Runner, SessionId, Spoiled,
+        SpoiledReason, StepError, Wants,
+    },
+    session_file,
+    spec::ModelSpec,
+    state::{Session, delta_state::DeltaState, kv_blocks::KvPool},
+};
+
+/// What the memory plan allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunnerOptions {
+    /// Size of a step.
+    pub decoder: DecoderOptions,
+    /// Sessions that may be open at once.
+    pub sessions_max: usize,
+    /// Blocks of keys and values for all of them.
+    pub kv_blocks: usize,
+    /// Identifies model and numerics in saved sessions.
+    pub fingerprint: u128,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct ModelRunner<B: Backend, E> {
+    device: B,
+    experts: E,
+    decoder: Decoder<B>,
+    workspace: Workspace<B>,
+    pool: KvPool<B>,
+    /// Names of the open sessions, in the order of `sessions`.
+    names: Vec<SessionId>,
+    sessions: Vec<Session<B>>,
+    next_name: u32,
+    delta_shapes: Vec<DeltaShape>,
+    options: RunnerOptions,
+    step: StepBuffers,
+}
+
+/// What a step needs on the host; reused, so that a steady step allocates nothing.
+#[derive(Debug, Default)]
+struct StepBuffers {
+    ids: Vec<u32>,
+    positions: Vec<u32>,
+    segments: Vec<Segment>,
+    /// Rows that go on through the last feed-forward network.
+    kept: Vec<usize>,
+    /// Sessions, by segment, that have lost an expert.
+    lost: Vec<bool>,
+    logits: Vec<f32>,
+    hidden: Vec<f32>,
+}
+
+impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
+    /// Puts a loaded decoder and its experts to work.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(
+        device: B,
+        decoder: Decoder<B>,
+        experts: E,
+        spec: &ModelSpec,
+        options: RunnerOptions,
+    ) -> DeviceResult<Self> {
+        let shapes = spec.attention_layers().map(|layer| -> AttentionShape { layer.shape });
+        Ok(Self {
+            workspace: Workspace::new(&device, spec, options.decoder)?,
+            pool: KvPool::new(&device, shapes, options.kv_blocks)?,
+            device,
+            experts,
+            decoder,
+            names: Vec::new(),
+            sessions: Vec::new(),
+            next_name: 0,
+            delta_shapes: spec.delta_layers().map(|layer| layer.shape).collect(),
+            options,
+            step: StepBuffers::default(),
+        })
+    }
+
+    /// The experts, for their statistics.
+    pub fn experts(&self) -> &E {
+        &self.experts
+    }
+
+    /// The experts, to be changed.
+    pub fn experts_mut(&mut self) -> &mut E {
+        &mut self.experts
+    }
+
+    /// Runs one layer alone on a given residual stream, `[rows, hidden]`, from the first position
+    /// of an empty session on, and returns the stream after it: teacher forcing, for comparisons
+    /// with recorded activations. The routes it chose are in [`ModelRunner::routes`].
+    ///
+    /// # Errors
+    /// As [`Runner::step`].
+    pub fn layer_alone(
+        &mut self,
+        session: SessionId,
+        layer: LayerIndex,
+        residual: &[f32],
+    ) -> Result<Vec<f32>, StepError> {
+        let hidden = self.decoder.hidden;
+        let rows = residual.len() / hidden;
+        let row = |position| Row {
+            session,
+            input: RowInput::Token(0),
+            position,
+            wants: Wants::default(),
+        };
+        self.take_in(&Batch { rows: (0..rows as u32).map(row).collect(), hidden_layer: None })?;
+        self.reserve()?;
+        let stream = ViewMut::new(&mut self.workspace.hidden, rows, hidden);
+        self.device.write(residual, stream)?;
+        self.step.kept.clear();
+        self.step.kept.extend(0..rows);
+        self.mix(layer.index())?;
+        self.feed_forward(layer.index())?;
+        let mut out = vec![0.0; residual.len()];
+        self.device.read(View::new(&self.workspace.hidden, rows, hidden), &mut out)?;
+        Ok(out)
+    }
+
+    /// What the router of the latest MoE layer chose for its rows.
+    pub fn routes(&self) -> &Routes<B> {
+        self.workspace.routes()
+    }
+
+    fn find(&self, session: SessionId) -> Result<usize, RunError> {
+        let at = self.names.iter().position(|name| *name == session);
+        at.ok_or(RunError::UnknownSession { session })
+    }
+
+    fn new_session(&self, context_max: u32) -> Result<Session<B>, RunError> {
+        let max = self.options.sessions_max;
+        if self.sessions.len() >= max {
+            return Err(RunError::TooManySessions { max });
+        }
+        let memories = || {
+            let shapes = self.delta_shapes.iter();
+            shapes.map(|shape| DeltaState::new(&self.device, *shape)).collect::<DeviceResult<_>>()
+        };
+        Ok(Session::new(context_max, memories()?, memories()?))
+    }
+
+    fn keep(&mut self, session: Session<B>) -> SessionId {
+        let name = SessionId(self.next_name);
+        self.next_name += 1;
+        self.names.push(name);
+        self.sessions.push(session);
+        name
+    }
+
+    /// Checks the batch against the sessions and cuts it into segments.
+    fn take_in(&mut self, batch: &Batch) -> Result<(), StepError> {
+        let (rows, max) = (&batch.rows, self.options.decoder.rows_max);
+        if rows.len() > max {
+            return Err(StepError::TooManyRows { max, found: rows.len() });
+        }
+        let (found, max) = (
+            rows.iter().filter(|row| row.wants.logits).count(),
+            self.options.decoder.logits_rows_max,
+        );
+        if found > max {
+            return Err(StepError::TooManyRows { max, found });
+        }
+        self.step.ids.clear();
+        self.step.positions.clear();
+        self.step.segments.clear();
+        for (i, row) in rows.iter().enumerate() {
+            let RowInput::Token(token) = row.input;
+            if token as usize >= self.decoder.vocab {
+                return Err(StepError::UnknownToken { token, vocab: self.decoder.vocab });
+            }
+            self.step.ids.push(token);
+            self.step.positions.push(row.position);
+            self.extend_segments(rows, i)?;
+        }
+        Ok(())
+    }
+
+    fn extend_segments(&mut self, rows: &[Row], i: usize) -> Result<(), StepError> {
+        let Row { session, position: found, .. } = rows[i];
+        if i > 0 && rows[i - 1].session == session {
+            let segment = self.step.segments.last_mut().expect("the row before is in one");
+            let expected = segment.position + segment.rows.len() as u32;
+            if found != expected {
+                return Err(StepError::Position { session, expected, found });
+            }
+            segment.rows.end = i + 1;
+        } else {
+            let at = self.names.iter().position(|name| *name == session);
+            let at = at.ok_or(StepError::UnknownSession { session })?;
+            // A session that comes twice is one whose rows do not stand side by side.
+            let expected = match self.step.segments.iter().find(|s| s.session == at) {
+                Some(segment) => segment.position + segment.rows.len() as u32,
+                None => self.sessions[at].position,
+            };
+            if found != expected || self.step.segments.iter().any(|s| s.session == at) {
+                return Err(StepError::Position { session, expected, found });
+            }
+            self.step.segments.push(Segment { session: at, rows: i..i + 1, position: found });
+        }
+        let segment = self.step.segments.last().expect("just made");
+        let context_max = self.sessions[segment.session].context_max;
+        if found >= context_max {
+            return Err(StepError::ContextFull { session, context_max });
+        }
+        Ok(())
+    }
+
+    /// Gives every segment its blocks of keys and values.
+    fn reserve(&mut self) -> Result<(), StepError> {
+        for segment in &self.step.segments {
+            let end = segment.position + segment.rows.len() as u32;
+            let table = &mut self.sessions[segment.session].table;
+            let prepared = self.pool.prepare(&self.device, table, segment.position, end);
+            if let Err(source) = prepared {
+                let session = self.names[segment.session];
+                self.fall_back_all()?;
+                return Err(StepError::OutOfBlocks { session, source });
+            }
+        }
+        Ok(())
+    }
+
+    fn fall_back_all(&mut self) -> DeviceResult {
+        for segment in &self.step.segments {
+            self.sessions[segment.session].fall_back(&self.device, &mut self.pool)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the layers. Marks segments that lose an expert.
+    fn sweep(
+        &mut self,
+        batch: &Batch,
+        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Option<ExpertsLost>, StepError> {
+        let mut first_loss = None;
+        self.step.lost.clear();
+        self.step.lost.resize(self.step.segments.len(), false);
+        self.step.kept.clear();
+        self.step.kept.extend(0..batch.rows.len());
+        self.decoder.embed(&self.device, &self.step.ids, &mut self.workspace)?;
+        let layers = self.decoder.layers();
+        for layer in 0..layers {
+            self.mix(layer)?;
+            let index = LayerIndex(layer as u16);
+            let looks = batch.hidden_layer == Some(index);
+            if layer + 1 == layers {
+                let wanted = |row: &Row| row.wants.logits || looks && row.wants.hidden;
+                self.step.kept.retain(|row| wanted(&batch.rows[*row]));
+                self.decoder.keep_rows(&self.device, &self.step.kept, &mut self.workspace)?;
+            }
+            if let Some(lost) = self.feed_forward(layer)? {
+                first_loss.get_or_insert(lost);
+            }
+            if looks {
+                self.look(batch)?;
+            }
+            if self.step.lost.iter().all(|lost| *lost) && !self.step.lost.is_empty() {
+                break;
+            }
+            if at_layer(Progress { layer: index, layers: layers as u16 }).is_break() {
+                return Err(StepError::Cancelled);
+            }
+        }
+        Ok(first_loss)
+    }
+
+    fn mix(&mut self, layer: usize) -> DeviceResult {
+        let mut rows = StepRows {
+            segments: &self.step.segments,
+            positions: &self.step.positions,
+            sessions: &mut self.sessions,
+            pool: &mut self.pool,
+        };
+        self.decoder.mix(&self.device, layer, &mut rows, &mut self.workspace)
+    }
+
+    fn feed_forward(&mut self, layer: usize) -> Result<Option<ExpertsLost>, StepError> {
+        let rows = self.step.kept.len();
+        if rows == 0 {
+            return Ok(None);
+        }
+        let (experts, workspace) = (&mut self.experts, &mut self.workspace);
+        let result = self.decoder.feed_forward(&self.device, experts, (layer, rows), workspace)?;
+        let LayerResult::Lost(lost) = result else { return Ok(None) };
+        let routes = self.workspace.routes();
+        let mut choices = routes.ids.chunks_exact(routes.top_k);
+        for &row in &self.step.kept {
+            let chosen = choices.next().expect("every row has its routes");
+            if chosen.iter().any(|id| lost.experts.binary_search(id).is_ok()) {
+                let segment = self.step.segments.iter().position(|s| s.rows.contains(&row));
+                self.step.lost[segment.expect("every row is in a segment")] = true;
+            }
+        }
+        Ok(Some(lost))
+    }
+
+    /// Copies the residual stream of the rows that want it.
+    fn look(&mut self, batch: &Batch) -> Result<(), StepError> {
+        let hidden = self.decoder.hidden;
+        for (at, &row) in self.step.kept.iter().enumerate() {
+            if batch.rows[row].wants.hidden {
+                let start = self.step.hidden.len();
+                self.step.hidden.resize(start + hidden, 0.0);
+                let stream = View::new(&self.workspace.hidden, at + 1, hidden).rows(at, 1);
+                self.device.read(stream, &mut self.step.hidden[start..])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_logits(&mut self, batch: &Batch) -> Result<(), StepError> {
+        // Of the kept rows, those that want logits.
+        let kept = &mut self.step.kept;
+        let mut at = 0..;
+        let before = kept.len();
+        kept.retain_mut(|row| {
+            let position = at.next().expect("a range without end");
+            let wants = batch.rows[*row].wants.logits;
+            *row = position;
+            wants
+        });
+        if kept.len() < before {
+            self.decoder.keep_rows(&self.device, kept, &mut self.workspace)?;
+        }
+        let rows = kept.len();
+        self.step.logits.resize(rows * self.decoder.vocab, 0.0);
+        if rows > 0 {
+            let logits = &mut self.step.logits;
+            self.decoder.logits(&self.device, rows, &mut self.workspace, logits)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the sessions on, or back where they lost an expert.
+    fn settle(
+        &mut self,
+        batch: &Batch,
+        mut first_loss: Option<ExpertsLost>,
+    ) -> Result<Vec<Spoiled>, StepError> {
+        let mut spoiled = Vec::new();
+        for (segment, lost) in self.step.segments.iter().zip(&self.step.lost) {
+            let session = &mut self.sessions[segment.session];
+            if *lost {
+                session.fall_back(&self.device, &mut self.pool)?;
+                let reason = match first_loss.take() {
+                    Some(lost) => SpoiledReason::Experts(lost),
+                    None => SpoiledReason::AsAbove,
+                };
+                spoiled.push(Spoiled { session: self.names[segment.session], reason });
+                continue;
+            }
+            session.position = segment.position + segment.rows.len() as u32;
+            if batch.rows[segment.rows.end - 1].wants.checkpoint {
+                session.set_checkpoint(&self.device)?;
+            }
+        }
+        Ok(spoiled)
+    }
+}
+
+impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
+    fn open(&mut self, context_max: u32) -> Result<SessionId, RunError> {
+        let session = self.new_session(context_max)?;
+        Ok(self.keep(session))
+    }
+
+    fn fork(&mut self, from: SessionId) -> Result<SessionId, RunError> {
+        let from = self.find(from)?;
+        let mut session = self.new_session(self.sessions[from].context_max)?;
+        self.sessions[from].fork_into(&self.device, &mut self.pool, &mut session)?;
+        Ok(self.keep(session))
+    }
+
+    fn close(&mut self, session: SessionId) {
+        if let Ok(at) = self.find(session) {
+            self.names.swap_remove(at);
+            let mut session = self.sessions.swap_remove(at);
+            self.pool.truncate(&mut session.table, 0);
+        }
+    }
+
+    fn position(&self, session: SessionId) -> Result<u32, RunError> {
+        Ok(self.sessions[self.find(session)?].position)
+    }
+
+    fn save(&mut self, session: SessionId, to: &mut dyn Write) -> Result<(), RunError> {
+        let session = &self.sessions[self.find(session)?];
+        session_file::save(&self.device, self.options.fingerprint, session, &self.pool, to)?;
+        Ok(())
+    }
+
+    fn load(&mut self, context_max: u32, from: &mut dyn Read) -> Result<SessionId, RunError> {
+        let head = session_file::read_head(self.options.fingerprint, context_max, from)?;
+        let mut session = self.new_session(context_max)?;
+        self.pool.prepare(&self.device, &mut session.table, 0, head.position)?;
+        match session_file::load_body(&self.device, head, &mut session, &mut self.pool, from) {
+            Ok(()) => Ok(self.keep(session)),
+            Err(error) => {
+                self.pool.truncate(&mut session.table, 0);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn step(
+        &mut self,
+        batch: &Batch,
+        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Output<'_>, StepError> {
+        self.take_in(batch)?;
+        self.reserve()?;
+        self.step.hidden.clear();
+        let swept = self.sweep(batch, at_layer).and_then(|loss| {
+            self.read_logits(batch)?;
+            Ok(loss)
+        });
+        let first_loss = match swept {
+            Ok(loss) => loss,
+            Err(error) => {
+                self.fall_back_all()?;
+                return Err(error);
+            }
+        };
+        let spoiled = self.settle(batch, first_loss)?;
+        Ok(Output { logits: &self.step.logits, hidden: &self.step.hidden, spoiled })
+    }
+
+    fn rows_max(&self) -> usize {
+        self.options.decoder.rows_max
+    }
+
+    fn logits_rows_max(&self) -> usize {
+        self.options.decoder.logits_rows_max
+    }
+
+    fn vocab(&self) -> usize {
+        self.decoder.vocab
+    }
+}

@@ -1,0 +1,243 @@
+//! A loaded model, seen from the engine: sessions by handle, one call per step.
+
+use std::{
+    io::{Read, Write},
+    ops::ControlFlow,
+};
+
+use fm_format::key::LayerIndex;
+use fm_kernels::DeviceError;
+
+use crate::{experts::ExpertsLost, session_file::SessionFileError, state::kv_blocks::OutOfBlocks};
+
+/// Name of a session inside its runner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u32);
+
+/// What a row feeds in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RowInput {
+    /// A token of the vocabulary.
+    Token(u32),
+}
+
+/// What a row gives back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// The logits after this row.
+    pub logits: bool,
+    /// The residual stream after [`Batch::hidden_layer`].
+    pub hidden: bool,
+    /// A position to fall back to, should a later step fail. The last such row of a session in a
+    /// batch must be its last row: memories exist at the end of a step only.
+    pub checkpoint: bool,
+}
+
+/// One position of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Whose.
+    pub session: SessionId,
+    /// What goes in.
+    pub input: RowInput,
+    /// Where: the session's next position, then counting up.
+    pub position: u32,
+    /// What comes out.
+    pub wants: Wants,
+}
+
+/// Rows that are computed together. Rows of one session stand side by side. Prefill chunks,
+/// concurrent sessions and drafted tokens are all the same call.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// The layer after which [`Wants::hidden`] looks.
+    pub hidden_layer: Option<LayerIndex>,
+}
+
+/// How far a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The layer that has just been computed.
+    pub layer: LayerIndex,
+    /// Layers of the model.
+    pub layers: u16,
+}
+
+/// What a step gave.
+#[derive(Debug)]
+pub struct Output<'a> {
+    /// One row of `vocab` values for every row that wanted logits, in order. Rows of spoiled
+    /// sessions are there and mean nothing.
+    pub logits: &'a [f32],
+    /// One row of `hidden` values for every row that wanted them, in order.
+    pub hidden: &'a [f32],
+    /// Sessions whose rows chose an expert that could not be read.
+    pub spoiled: Vec<Spoiled>,
+}
+
+/// A session whose step was lost. It has fallen back; [`Runner::position`] says where to.
+#[derive(Debug)]
+pub struct Spoiled {
+    /// The session.
+    pub session: SessionId,
+    /// Why.
+    pub reason: SpoiledReason,
+}
+
+/// Why a session's step was lost.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpoiledReason {
+    /// Its own rows chose an expert that could not be read.
+    #[error(transparent)]
+    Experts(#[from] ExpertsLost),
+    /// The same expert as for the session before it in the list.
+    #[error("it chose the same expert as another session of the batch")]
+    AsAbove,
+}
+
+/// Why a step gave nothing at all. All sessions of the batch have fallen back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The caller broke off.
+    #[error("cancelled")]
+    Cancelled,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// No room for more keys and values.
+    #[error("session {} cannot grow", session.0)]
+    OutOfBlocks {
+        /// The session.
+        session: SessionId,
+        /// How many there are.
+        source: OutOfBlocks,
+    },
+    /// A row names a session that is not open.
+    #[error("session {} is not open", session.0)]
+    UnknownSession {
+        /// The session.
+        session: SessionId,
+    },
+    /// A row does not continue its session.
+    #[error("session {} stands at position {expected}, the row at {found}", session.0)]
+    Position {
+        /// The session.
+        session: SessionId,
+        /// The session's next position.
+        expected: u32,
+        /// The row's.
+        found: u32,
+    },
+    /// A session would outgrow its context.
+    #[error("session {} is full: its context has {context_max} tokens", session.0)]
+    ContextFull {
+        /// The session.
+        session: SessionId,
+        /// Its context.
+        context_max: u32,
+    },
+    /// A token that the model has no embedding for.
+    #[error("token {token} is not in the vocabulary of {vocab} tokens")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Rows of the embedding.
+        vocab: usize,
+    },
+    /// More rows than were planned for.
+    #[error("a batch has room for {max} rows, this one has {found}")]
+    TooManyRows {
+        /// Rows a batch may have.
+        max: usize,
+        /// Rows it has.
+        found: usize,
+    },
+}
+
+/// Why a session could not be opened, forked, saved or restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The session is not open.
+    #[error("session {} is not open", session.0)]
+    UnknownSession {
+        /// The session.
+        session: SessionId,
+    },
+    /// As many sessions are open as were planned for.
+    #[error("all {max} sessions that memory was planned for are open")]
+    TooManySessions {
+        /// Sessions that may be open.
+        max: usize,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// No room for keys and values.
+    #[error(transparent)]
+    OutOfBlocks(#[from] OutOfBlocks),
+    /// The saved session cannot be used.
+    #[error(transparent)]
+    File(#[from] SessionFileError),
+}
+
+/// A loaded model. Object-safe: backend and family are erased here, once per step.
+pub trait Runner: Send {
+    /// Opens an empty session of up to `context_max` tokens.
+    ///
+    /// # Errors
+    /// If no memory was planned for another session.
+    fn open(&mut self, context_max: u32) -> Result<SessionId, RunError>;
+
+    /// Opens a session that continues `from`; blocks of keys and values are shared.
+    ///
+    /// # Errors
+    /// If `from` is not open, or no memory was planned for another session.
+    fn fork(&mut self, from: SessionId) -> Result<SessionId, RunError>;
+
+    /// Forgets a session.
+    fn close(&mut self, session: SessionId);
+
+    /// Tokens that a session has taken in.
+    ///
+    /// # Errors
+    /// If it is not open.
+    fn position(&self, session: SessionId) -> Result<u32, RunError>;
+
+    /// Writes everything a session remembers.
+    ///
+    /// # Errors
+    /// If it is not open or writing fails.
+    fn save(&mut self, session: SessionId, to: &mut dyn Write) -> Result<(), RunError>;
+
+    /// Opens a session from what [`Runner::save`] wrote.
+    ///
+    /// # Errors
+    /// If the bytes are damaged, or of another model or other numerics.
+    fn load(&mut self, context_max: u32, from: &mut dyn Read) -> Result<SessionId, RunError>;
+
+    /// Computes a batch. `at_layer` is called between layers and may break off.
+    ///
+    /// # Errors
+    /// If nothing could be computed; see [`StepError`]. Sessions that are not in the batch are
+    /// never touched.
+    fn step(
+        &mut self,
+        batch: &Batch,
+        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Output<'_>, StepError>;
+
+    /// Rows of a batch.
+    fn rows_max(&self) -> usize;
+
+    /// Rows of a batch whose logits may be wanted.
+    fn logits_rows_max(&self) -> usize;
+
+    /// Values of a row of logits.
+    fn vocab(&self) -> usize;
+}

@@ -1,0 +1,153 @@
+//! A model with every expert in memory, on the scalar reference or the CPU.
+
+use std::{ops::ControlFlow, path::Path};
+
+use fm_format::{
+    key::LayerIndex,
+    record::Catalog,
+    source::{Checkpoint, Files},
+};
+use fm_kernels::{
+    Backend,
+    backend::{Combine, Routes, View, ViewMut},
+};
+use fm_model::{
+    Runner,
+    arch::describe,
+    decoder::{Decoder, DecoderOptions},
+    experts::{
+        ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
+        expert_weights,
+    },
+    load::Loader,
+    model_runner::{ModelRunner, RunnerOptions},
+    runner::{Batch, Row, RowInput, SessionId, Wants},
+};
+
+/// Every record of a catalog, and a list of experts that pretend to be unreadable.
+pub(crate) struct Resident {
+    catalog: Catalog,
+    records: Vec<Vec<Vec<u8>>>,
+    grouped: RowsByExpert,
+    pub(crate) broken: Vec<(u16, u16)>,
+}
+
+impl Resident {
+    pub(crate) fn read(catalog: Catalog) -> Self {
+        let files = Files::new(catalog.files.clone());
+        let read_layer = |layer: &fm_format::record::LayerRecords| {
+            let read = |record: &fm_format::record::Record| {
+                let mut slot = vec![0xAA; layer.layout.bytes()];
+                for piece in &record.pieces {
+                    layer.place(piece, &files.read_extent(piece.extent).unwrap(), &mut slot);
+                }
+                slot
+            };
+            layer.records.iter().map(read).collect()
+        };
+        let layers = catalog.layers.iter();
+        let records = layers.map(|l| l.as_ref().map(read_layer).unwrap_or_default()).collect();
+        Self { catalog, records, grouped: RowsByExpert::default(), broken: Vec::new() }
+    }
+}
+
+impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
+    type Ticket = ();
+
+    fn begin(&mut self, _: LayerIndex, _: &Routes<B>) -> Result<(), ExpertsFailed> {
+        Ok(())
+    }
+
+    fn finish(
+        &mut self,
+        device: &B,
+        (): (),
+        batch: ExpertBatch<'_, B>,
+    ) -> Result<(), ExpertsFailed> {
+        let ExpertBatch { layer, routes, x, out, scratch } = batch;
+        let ViewMut { buf, offset, rows, cols, stride } = out;
+        let few = rows <= ARRIVAL_ROWS_MAX;
+        let top_k = routes.top_k;
+        self.grouped.group(routes, |row, j| if few { row * top_k + j } else { row });
+        let mut union = self.grouped.union.clone();
+        if few {
+            union.reverse(); // any order of arrival must do
+        }
+        let records = self.catalog.layer(layer);
+        let mut lost = Vec::new();
+        for expert in union {
+            if self.broken.contains(&(layer.0, expert.0)) {
+                lost.push(expert);
+                continue;
+            }
+            let weights = expert_weights(records, &self.records[layer.index()][expert.index()]);
+            let chosen = self.grouped.rows(expert);
+            let (combine, target) = if few {
+                let results = ViewMut::new(&mut scratch.results, rows * top_k, cols);
+                (Combine::Store, results)
+            } else {
+                (Combine::Accumulate, ViewMut { buf: &mut *buf, offset, rows, cols, stride })
+            };
+            device.expert_rows(&weights, x, chosen, &mut scratch.expert, combine, target)?;
+        }
+        if few {
+            let results = View::new(&scratch.results, rows * top_k, cols);
+            let out = ViewMut { buf, offset, rows, cols, stride };
+            device.combine_rows(results, &routes.weights, out)?;
+        }
+        lost.sort_unstable();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(ExpertsLost { layer, experts: lost, source: "planted".into() }.into())
+    }
+}
+
+pub(crate) const ROWS_MAX: usize = 160;
+pub(crate) const SESSIONS_MAX: usize = 4;
+
+pub(crate) fn open<B: Backend<Bytes = [u8]>>(dir: &Path, device: B) -> ModelRunner<B, Resident> {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let spec = describe(&checkpoint).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let files = Files::new(checkpoint.files.clone());
+    let decoder = DecoderOptions { rows_max: ROWS_MAX, logits_rows_max: ROWS_MAX, top_k: None };
+    let loaded = Decoder::load(&Loader { device: &device, files: &files }, &spec, decoder).unwrap();
+    let experts = Resident::read(spec.catalog.clone());
+    let options =
+        RunnerOptions { decoder, sessions_max: SESSIONS_MAX, kv_blocks: 16, fingerprint: 7 };
+    ModelRunner::new(device, loaded, experts, &spec, options).unwrap()
+}
+
+pub(crate) fn row(session: SessionId, token: u32, position: u32) -> Row {
+    let wants = Wants { logits: true, ..Wants::default() };
+    Row { session, input: RowInput::Token(token), position, wants }
+}
+
+/// Feeds tokens in chunks and returns the logits after each of them.
+pub(crate) fn feed(
+    runner: &mut dyn Runner,
+    session: SessionId,
+    tokens: &[u32],
+    chunk: usize,
+) -> Vec<Vec<f32>> {
+    let mut out = Vec::new();
+    let vocab = runner.vocab();
+    for tokens in tokens.chunks(chunk) {
+        let position = runner.position(session).unwrap();
+        let rows = tokens.iter().zip(position..).map(|(token, at)| row(session, *token, at));
+        let batch = Batch { rows: rows.collect(), hidden_layer: None };
+        let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert!(output.spoiled.is_empty());
+        out.extend(output.logits.chunks_exact(vocab).map(<[f32]>::to_vec));
+    }
+    out
+}
+
+pub(crate) fn argmax(logits: &[f32]) -> u32 {
+    let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+    best.expect("a vocabulary is not empty") as u32
+}
+
+pub(crate) fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    logits.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+}

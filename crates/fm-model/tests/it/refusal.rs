@@ -1,0 +1,152 @@
+//! What does not fit is refused, by name.
+
+use std::{fs, path::Path};
+
+use fm_format::source::Checkpoint;
+use fm_kernels::reference::Reference;
+use fm_model::{
+    Runner,
+    arch::describe,
+    runner::{Batch, RunError, StepError},
+};
+use fm_testkit::{
+    golden::golden_dir,
+    tiny_checkpoint::{Family, Layout, MlxLayout, TinyModel},
+};
+use serde_json::{Value, json};
+
+use crate::harness::{feed, open, row};
+
+fn written(layout: &Layout) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    TinyModel::new(Family::Qwen3Moe).write(dir.path(), layout, 1);
+    dir
+}
+
+fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = dir.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(path, config.to_string()).unwrap();
+}
+
+fn refusal(dir: &Path) -> String {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    describe(&checkpoint).expect_err("it should be refused").to_string()
+}
+
+#[test]
+fn an_unknown_family_gets_the_list_of_known_ones() {
+    let dir = written(&Layout::Hf);
+    edit_config(dir.path(), |config| config["model_type"] = json!("gpt9"));
+    assert_eq!(
+        refusal(dir.path()),
+        "model type `gpt9` is not supported; known: qwen3_5_moe, qwen3_moe, qwen3_next"
+    );
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let dir = written(&Layout::Hf);
+    edit_config(dir.path(), |config| config["num_hidden_layers"] = json!(9));
+    assert!(refusal(dir.path()).starts_with("tensor `model.layers."), "{}", refusal(dir.path()));
+    assert!(refusal(dir.path()).contains("is missing"));
+}
+
+#[test]
+fn an_extra_tensor_is_named() {
+    let dir = written(&Layout::Hf);
+    edit_config(dir.path(), |config| config["num_hidden_layers"] = json!(1));
+    assert!(refusal(dir.path()).contains("nothing is ignored silently"), "{}", refusal(dir.path()));
+}
+
+#[test]
+fn a_wrong_shape_shows_both() {
+    let dir = written(&Layout::Hf);
+    edit_config(dir.path(), |config| config["vocab_size"] = json!(17));
+    let message = refusal(dir.path());
+    assert!(message.contains("embed_tokens.weight` has shape ["), "{message}");
+    assert!(message.contains("config.json asks for [17, "), "{message}");
+}
+
+#[test]
+fn bits_that_contradict_the_shapes_show_both() {
+    let dir = written(&Layout::Mlx(MlxLayout::uniform(4, 32)));
+    edit_config(dir.path(), |config| config["quantization"]["bits"] = json!(8));
+    let message = refusal(dir.path());
+    assert!(message.contains("its shapes mean 4 bits in groups of 32"), "{message}");
+    assert!(message.contains("config.json says 8 bits in groups of 32"), "{message}");
+}
+
+#[test]
+fn another_quantisation_mode_is_named() {
+    let dir = written(&Layout::Mlx(MlxLayout::uniform(4, 32)));
+    edit_config(dir.path(), |config| config["quantization"]["mode"] = json!("mxfp4"));
+    assert!(
+        refusal(dir.path()).contains("is quantised in mode `mxfp4`"),
+        "{}",
+        refusal(dir.path())
+    );
+}
+
+#[test]
+fn fields_without_meaning_are_refused() {
+    let edits: [(&str, Value); 6] = [
+        ("hidden_act", json!("gelu")),
+        ("num_key_value_heads", json!(0)),
+        ("num_experts_per_tok", json!(1000)),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+        ("decoder_sparse_step", json!(0)),
+        ("hidden_size", json!("wide")),
+    ];
+    for (field, value) in edits {
+        let dir = written(&Layout::Hf);
+        edit_config(dir.path(), |config| config[field] = value);
+        let message = refusal(dir.path());
+        assert!(message.contains("config.json"), "{field}: {message}");
+    }
+}
+
+#[test]
+fn a_batch_that_makes_no_sense_is_refused_and_changes_nothing() {
+    let mut runner = open(&golden_dir("qwen3_next").join("hf"), Reference::open());
+    let session = runner.open(10).unwrap();
+    let other = runner.open(10).unwrap();
+    let closed = runner.open(10).unwrap();
+    runner.close(closed);
+    let mut step = |rows: Vec<_>| {
+        let batch = Batch { rows, hidden_layer: None };
+        runner.step(&batch, &mut |_| std::ops::ControlFlow::Continue(())).err()
+    };
+    let error = step(vec![row(session, 1, 3)]);
+    assert!(matches!(error, Some(StepError::Position { expected: 0, found: 3, .. })));
+    let error = step(vec![row(session, 1, 0), row(session, 1, 2)]);
+    assert!(matches!(error, Some(StepError::Position { expected: 1, found: 2, .. })));
+    let error = step(vec![row(session, 1, 0), row(other, 1, 0), row(session, 1, 1)]);
+    assert!(matches!(error, Some(StepError::Position { .. })));
+    assert!(matches!(step(vec![row(session, 304, 0)]), Some(StepError::UnknownToken { .. })));
+    assert!(matches!(step(vec![row(closed, 1, 0)]), Some(StepError::UnknownSession { .. })));
+    let full: Vec<_> = (0..11).map(|at| row(session, 1, at)).collect();
+    assert!(matches!(step(full), Some(StepError::ContextFull { context_max: 10, .. })));
+    assert!(step(vec![]).is_none(), "an empty batch is no work");
+    assert_eq!(runner.position(session).unwrap(), 0);
+}
+
+#[test]
+fn a_saved_session_of_another_model_or_with_a_flipped_bit_is_refused() {
+    let mut runner = open(&golden_dir("qwen3_next").join("hf"), Reference::open());
+    let session = runner.open(64).unwrap();
+    feed(&mut runner, session, &[1, 2, 3], 3);
+    let mut file = Vec::new();
+    runner.save(session, &mut file).unwrap();
+    for at in [9, 40, file.len() / 2, file.len() - 1] {
+        let mut damaged = file.clone();
+        damaged[at] ^= 4;
+        let error = runner.load(64, &mut damaged.as_slice()).unwrap_err();
+        assert!(matches!(error, RunError::File(_)), "byte {at}: {error}");
+    }
+    let short = runner.load(64, &mut &file[..file.len() - 5]).unwrap_err();
+    assert!(matches!(short, RunError::File(_)), "{short}");
+    assert!(runner.load(2, &mut file.as_slice()).is_err(), "three tokens do not fit two");
+    assert!(runner.load(64, &mut file.as_slice()).is_ok());
+}

@@ -1,0 +1,59 @@
+//! Shapes that no golden has, against the oracle: a second implementation, in f64, that shares no
+//! line with this one.
+
+use std::path::Path;
+
+use fm_kernels::{Backend, reference::Reference};
+use fm_model::Runner;
+use fm_testkit::{
+    compare::max_abs_diff,
+    oracle::Oracle,
+    tiny_checkpoint::{Layout, TinyModel},
+    ugly::{ugly_mlx_models, ugly_models},
+};
+
+use crate::harness::{feed, open};
+
+/// f32 rounding moves these logits by up to 3e-4, see `fm_testkit::ugly`.
+fn tolerance(model: &TinyModel) -> f64 {
+    if model.is_hybrid() { 2e-3 } else { 1e-3 }
+}
+
+/// Experts must be chosen clearly, or two correct implementations choose differently.
+const ROUTER_GAP: f64 = 0.05;
+
+fn check<B: Backend<Bytes = [u8]>>(name: &str, model: &TinyModel, dir: &Path, device: B) {
+    let oracle = Oracle::load(dir);
+    let tokens = oracle.clear_prompt(24, ROUTER_GAP, 11);
+    let want = oracle.run(&tokens).logits.concat();
+    let mut runner = open(dir, device);
+    let session = runner.open(64).unwrap();
+    let worst = max_abs_diff(&feed(&mut runner, session, &tokens, 7).concat(), &want);
+    assert!(worst <= tolerance(model), "{name}: {worst:e}");
+}
+
+fn published_by_hugging_face<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
+    for (i, (name, model)) in ugly_models().into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        model.write(dir.path(), &Layout::Hf, 1 + i % 3);
+        check(name, &model, dir.path(), device());
+    }
+}
+
+fn published_by_mlx<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
+    for (i, (name, model, layout)) in ugly_mlx_models().into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        model.write(dir.path(), &Layout::Mlx(layout), 1 + i % 3);
+        check(name, &model, dir.path(), device());
+    }
+}
+
+#[test]
+fn reference_runs_what_hugging_face_publishes() {
+    published_by_hugging_face(Reference::open);
+}
+
+#[test]
+fn reference_runs_what_mlx_publishes() {
+    published_by_mlx(Reference::open);
+}
