@@ -9,6 +9,7 @@ pub mod arch;
 pub mod decoder;
 pub mod error;
 pub mod experts;
+pub mod footprint;
 mod layer;
 pub mod load;
 pub mod model_runner;

@@ -1,0 +1,215 @@
+//! How much memory this process may use: free memory, and the cgroups that hold it.
+//!
+//! Everything is read under a root directory, so that tests bring their own `/proc` and `/sys`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// What limits the memory of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// Memory of the machine.
+    pub total: u64,
+    /// Memory that can be had without swapping.
+    pub available: u64,
+    /// The tightest cgroup, if any sets a limit.
+    pub cgroup: Option<CgroupLimit>,
+}
+
+/// A cgroup with a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupLimit {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its limit.
+    pub limit: u64,
+    /// What is used of it and cannot be reclaimed: everything but page cache.
+    pub used: u64,
+}
+
+impl CgroupLimit {
+    /// What is left.
+    pub fn left(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+}
+
+impl MemoryLimits {
+    /// Reads the limits of this process; `root` is `/` outside of tests. Whatever cannot be read
+    /// (another system than Linux) sets no limit.
+    pub fn read(root: &Path) -> Self {
+        let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+        let field = |name: &str| {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+            let kib: u64 = line.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
+            Some(kib * 1024)
+        };
+        let total = field("MemTotal").unwrap_or(u64::MAX);
+        let available = field("MemAvailable").unwrap_or(total);
+        Self { total, available, cgroup: tightest_cgroup(root) }
+    }
+
+    /// What this process may use: the less of free memory and what its cgroups leave.
+    pub fn allowed(&self) -> u64 {
+        let left = self.cgroup.as_ref().map_or(u64::MAX, CgroupLimit::left);
+        self.available.min(left)
+    }
+}
+
+/// The cgroup on the way from this process to the root that leaves least.
+fn tightest_cgroup(root: &Path) -> Option<CgroupLimit> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let candidates = groups.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        if controllers.is_empty() {
+            tightest_on_the_way(&root.join("sys/fs/cgroup"), path, read_v2)
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            tightest_on_the_way(&root.join("sys/fs/cgroup/memory"), path, read_v1)
+        } else {
+            None
+        }
+    });
+    candidates.min_by_key(CgroupLimit::left)
+}
+
+fn tightest_on_the_way(
+    mount: &Path,
+    path: &str,
+    read: fn(&Path) -> Option<CgroupLimit>,
+) -> Option<CgroupLimit> {
+    // Inside a container the path may name directories outside of it; the mount is then the group.
+    let relative = Path::new(path.trim_start_matches('/'));
+    let ancestors = relative.ancestors().map(|ancestor| mount.join(ancestor));
+    ancestors.filter_map(|dir| read(&dir)).min_by_key(CgroupLimit::left)
+}
+
+fn read_v2(dir: &Path) -> Option<CgroupLimit> {
+    let limit = number(&dir.join("memory.max"))?; // "max" is no number
+    let cached = stat(dir, &["file"]).saturating_sub(stat(dir, &["shmem"]));
+    let used = number(&dir.join("memory.current"))?.saturating_sub(cached);
+    Some(CgroupLimit { path: dir.to_path_buf(), limit, used })
+}
+
+/// A v1 limit from here on means none: the kernel rounds "unlimited" down to a page.
+const V1_UNLIMITED: u64 = 1 << 62;
+
+fn read_v1(dir: &Path) -> Option<CgroupLimit> {
+    let limit = number(&dir.join("memory.limit_in_bytes"))?;
+    if limit >= V1_UNLIMITED {
+        return None;
+    }
+    let cached = stat(dir, &["total_inactive_file", "total_active_file"]);
+    let used = number(&dir.join("memory.usage_in_bytes"))?.saturating_sub(cached);
+    Some(CgroupLimit { path: dir.to_path_buf(), limit, used })
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Sum of fields of `memory.stat`.
+fn stat(dir: &Path, fields: &[&str]) -> u64 {
+    let text = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.filter(|(name, _)| fields.contains(name)).filter_map(|(_, n)| n.parse::<u64>().ok()).sum()
+}
+
+/// Bytes of this process that cannot be dropped: anonymous and locked memory. `None` where the
+/// system does not tell.
+pub fn own_anonymous_bytes(root: &Path) -> Option<u64> {
+    let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+        Some(kib * 1024)
+    };
+    Some(field("RssAnon:")? + field("VmLck:").unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of a pretended machine.
+    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, MemoryLimits) {
+        let root = tempfile::tempdir().unwrap();
+        let meminfo = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n";
+        for (path, text) in [("proc/meminfo", meminfo)].iter().chain(files) {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let limits = MemoryLimits::read(root.path());
+        (root, limits)
+    }
+
+    const FREE: u64 = 20_000_000 * 1024;
+
+    #[test]
+    fn without_cgroups_free_memory_is_the_limit() {
+        let (_root, limits) = machine(&[]);
+        assert_eq!((limits.total, limits.allowed()), (24_000_000 * 1024, FREE));
+    }
+
+    #[test]
+    fn v2_counts_what_is_used_but_not_page_cache() {
+        let (_root, limits) = machine(&[
+            ("proc/self/cgroup", "0::/user/app\n"),
+            ("sys/fs/cgroup/user/app/memory.max", "8000000000\n"),
+            ("sys/fs/cgroup/user/app/memory.current", "5000000000\n"),
+            ("sys/fs/cgroup/user/app/memory.stat", "anon 1\nfile 4000000000\nshmem 500000000\n"),
+        ]);
+        assert_eq!(limits.allowed(), 8_000_000_000 - 1_500_000_000);
+    }
+
+    #[test]
+    fn the_tightest_of_nested_groups_counts() {
+        let (_root, limits) = machine(&[
+            ("proc/self/cgroup", "0::/a/b/c\n"),
+            ("sys/fs/cgroup/a/b/c/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/c/memory.current", "1\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "3000000000\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "0\n"),
+            ("sys/fs/cgroup/a/memory.max", "9000000000\n"),
+            ("sys/fs/cgroup/a/memory.current", "7000000000\n"),
+        ]);
+        assert_eq!(limits.allowed(), 2_000_000_000);
+        assert!(limits.cgroup.unwrap().path.ends_with("sys/fs/cgroup/a"));
+    }
+
+    #[test]
+    fn v1_is_understood_and_its_unlimited_is_none() {
+        let group = ("proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/job\n");
+        let (_root, limits) = machine(&[
+            group,
+            ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "6000000000\n"),
+            ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "2500000000\n"),
+            (
+                "sys/fs/cgroup/memory/job/memory.stat",
+                "total_inactive_file 1000000000\ntotal_active_file 500000000\n",
+            ),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "7000000000\n"),
+        ]);
+        assert_eq!(limits.allowed(), 5_000_000_000);
+        let (_root, limits) = machine(&[
+            group,
+            ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "7000000000\n"),
+        ]);
+        assert_eq!(limits.cgroup, None);
+    }
+
+    #[test]
+    fn in_a_container_the_mount_is_the_group() {
+        let (_root, limits) = machine(&[
+            ("proc/self/cgroup", "0::/docker/0123abc\n"),
+            ("sys/fs/cgroup/memory.max", "4000000000\n"),
+            ("sys/fs/cgroup/memory.current", "1000000000\n"),
+        ]);
+        assert_eq!(limits.allowed(), 3_000_000_000);
+    }
+}

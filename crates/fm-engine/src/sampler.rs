@@ -1,0 +1,330 @@
+//! From logits to a token.
+//!
+//! The order is that of transformers: penalties, temperature, top-k, top-p, min-p, draw.
+
+use serde::Deserialize;
+
+/// How a token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Candidates; 0 for all.
+    pub top_k: usize,
+    /// Probability that the candidates have together.
+    pub top_p: f32,
+    /// Smallest probability of a candidate, relative to the likeliest.
+    pub min_p: f32,
+    /// Divides positive logits (multiplies negative ones) of tokens that stand in the text.
+    /// Source: Keskar et al., 2019, arXiv:1909.05858.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logit of every token that was generated.
+    pub presence_penalty: f32,
+    /// Subtracted for each time it was generated.
+    pub frequency_penalty: f32,
+    /// Start of the random numbers.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// The most likely token, always.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// What `generation_config.json` says.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct GenerationConfig {
+    /// One end-of-text token or several.
+    #[serde(default)]
+    pub eos_token_id: Option<OneOrMany>,
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+}
+
+/// A token or a list of tokens.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    /// One.
+    One(u32),
+    /// Several.
+    Many(Vec<u32>),
+}
+
+impl OneOrMany {
+    /// All of them.
+    pub fn into_vec(self) -> Vec<u32> {
+        match self {
+            Self::One(token) => vec![token],
+            Self::Many(tokens) => tokens,
+        }
+    }
+}
+
+impl GenerationConfig {
+    /// The model's own way of choosing. Without `do_sample` that is the most likely token.
+    pub fn sampling(&self) -> Sampling {
+        let default = Sampling::default();
+        let repetition_penalty = self.repetition_penalty.unwrap_or(default.repetition_penalty);
+        if self.do_sample != Some(true) {
+            return Sampling { repetition_penalty, ..default };
+        }
+        Sampling {
+            temperature: self.temperature.unwrap_or(1.0),
+            top_k: self.top_k.unwrap_or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            repetition_penalty,
+            ..default
+        }
+    }
+}
+
+/// Why no token can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the logit of token {token} is not a number: the weights or the arithmetic are broken")]
+pub struct NotANumber {
+    /// The first such token.
+    pub token: usize,
+}
+
+/// Chooses tokens for one session. Allocates once.
+#[derive(Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    random: SplitMix64,
+    /// Times each token was generated.
+    generated: Vec<u32>,
+    /// Whether each token stands in the text.
+    present: Vec<bool>,
+    logits: Vec<f32>,
+    /// Candidates with their probabilities, likeliest first.
+    candidates: Vec<(u32, f32)>,
+}
+
+impl Sampler {
+    /// A sampler for a vocabulary, with the prompt as the text so far.
+    pub fn new(sampling: Sampling, vocab: usize, prompt: &[u32]) -> Self {
+        let mut present = vec![false; vocab];
+        prompt.iter().for_each(|token| present[*token as usize] = true);
+        Self {
+            sampling,
+            random: SplitMix64(sampling.seed),
+            generated: vec![0; vocab],
+            present,
+            logits: Vec::with_capacity(vocab),
+            candidates: Vec::with_capacity(vocab),
+        }
+    }
+
+    /// Notes a token that was not sampled but put into the text.
+    pub fn note(&mut self, token: u32) {
+        self.generated[token as usize] += 1;
+        self.present[token as usize] = true;
+    }
+
+    /// Chooses a token and notes it.
+    ///
+    /// # Errors
+    /// If a logit is not a number.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, NotANumber> {
+        if let Some(token) = logits.iter().position(|logit| logit.is_nan()) {
+            return Err(NotANumber { token });
+        }
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        self.penalise();
+        let token =
+            if self.sampling.temperature == 0.0 { self.likeliest() } else { self.draw() };
+        self.note(token);
+        Ok(token)
+    }
+
+    fn penalise(&mut self) {
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } =
+            self.sampling;
+        if repetition_penalty != 1.0 {
+            let present = self.logits.iter_mut().zip(&self.present);
+            for (logit, _) in present.filter(|(_, present)| **present) {
+                let factor = if *logit > 0.0 { repetition_penalty.recip() } else { repetition_penalty };
+                *logit *= factor;
+            }
+        }
+        if presence_penalty != 0.0 || frequency_penalty != 0.0 {
+            let generated = self.logits.iter_mut().zip(&self.generated);
+            for (logit, count) in generated.filter(|(_, count)| **count > 0) {
+                *logit -= presence_penalty + frequency_penalty * *count as f32;
+            }
+        }
+    }
+
+    /// The lowest of the tokens with the largest logit.
+    fn likeliest(&self) -> u32 {
+        let better = |best: usize, i: usize| if self.logits[i] > self.logits[best] { i } else { best };
+        (0..self.logits.len()).reduce(better).unwrap_or(0) as u32
+    }
+
+    fn draw(&mut self) -> u32 {
+        self.select_candidates();
+        let total: f32 = self.candidates.iter().map(|(_, p)| p).sum();
+        let mut rest = self.random.unit() * total;
+        for (token, probability) in &self.candidates {
+            rest -= probability;
+            if rest < 0.0 {
+                return *token;
+            }
+        }
+        self.candidates.last().expect("the likeliest token is always a candidate").0
+    }
+
+    /// Fills `candidates` with tokens and unnormalised probabilities, likeliest first.
+    fn select_candidates(&mut self) {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        self.candidates.clear();
+        self.candidates.extend((0..).zip(self.logits.iter().map(|logit| logit / temperature)));
+        let descending =
+            |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if top_k > 0 && top_k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(top_k - 1, descending);
+            self.candidates.truncate(top_k);
+        }
+        self.candidates.sort_unstable_by(descending);
+        let peak = self.candidates[0].1;
+        self.candidates.iter_mut().for_each(|(_, x)| *x = (*x - peak).exp());
+        if top_p < 1.0 {
+            let total: f32 = self.candidates.iter().map(|(_, p)| p).sum();
+            let mut sum = 0.0;
+            // The token that crosses the border belongs to the candidates.
+            let keep = self.candidates.iter().position(|(_, p)| {
+                sum += p;
+                sum >= top_p * total
+            });
+            self.candidates.truncate(keep.map_or(self.candidates.len(), |last| last + 1));
+        }
+        // The likeliest has probability 1 here.
+        let keep = self.candidates.partition_point(|(_, p)| *p >= min_p);
+        self.candidates.truncate(keep.max(1));
+    }
+}
+
+/// Random numbers that are the same on every machine and in every version. Source: Steele, Lea,
+/// Flood, *Fast Splittable Pseudorandom Number Generators*, 2014.
+#[derive(Clone, Copy, Debug)]
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `[0, 1)`.
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1_u64 << 24) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(sampling: Sampling, logits: &[f32]) -> Vec<f32> {
+        let mut sampler = Sampler::new(sampling, logits.len(), &[]);
+        let mut counts = vec![0.0; logits.len()];
+        for _ in 0..20_000 {
+            counts[sampler.sample(logits).unwrap() as usize] += 1.0 / 20_000.0;
+        }
+        counts
+    }
+
+    fn close(got: &[f32], want: &[f32]) {
+        let near = got.iter().zip(want).all(|(got, want)| (got - want).abs() < 0.015);
+        assert!(near, "{got:?} {want:?}");
+    }
+
+    const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, -1.0];
+
+    #[test]
+    fn temperature_one_draws_the_softmax() {
+        let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+        close(&shares(sampling, &LOGITS), &[0.087, 0.644, 0.237, 0.032]);
+    }
+
+    #[test]
+    fn temperature_sharpens() {
+        let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
+        close(&shares(sampling, &LOGITS), &[0.016, 0.865, 0.117, 0.002]);
+    }
+
+    #[test]
+    fn top_k_top_p_and_min_p_leave_out_the_tail() {
+        let warm = Sampling { temperature: 1.0, ..Sampling::default() };
+        let two = [0.0, 0.731, 0.269, 0.0];
+        close(&shares(Sampling { top_k: 2, ..warm }, &LOGITS), &two);
+        close(&shares(Sampling { top_p: 0.7, ..warm }, &LOGITS), &two);
+        close(&shares(Sampling { min_p: 0.3, ..warm }, &LOGITS), &two);
+        close(&shares(Sampling { top_p: 0.0, ..warm }, &LOGITS), &[0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn penalties_count_prompt_and_generated_tokens_as_they_should() {
+        let greedy = Sampling::default();
+        let mut sampler =
+            Sampler::new(Sampling { repetition_penalty: 3.0, ..greedy }, 4, &[1]);
+        assert_eq!(sampler.sample(&LOGITS).unwrap(), 2, "2.0 / 3 < 1.0");
+        let mut sampler = Sampler::new(Sampling { presence_penalty: 1.5, ..greedy }, 4, &[1]);
+        assert_eq!(sampler.sample(&LOGITS).unwrap(), 1, "the prompt does not count");
+        assert_eq!(sampler.sample(&LOGITS).unwrap(), 2, "2.0 - 1.5 < 1.0");
+        let mut sampler = Sampler::new(Sampling { frequency_penalty: 0.6, ..greedy }, 4, &[]);
+        let tokens: Vec<u32> = (0..3).map(|_| sampler.sample(&LOGITS).unwrap()).collect();
+        assert_eq!(tokens, [1, 1, 2], "2.0, 1.4, 0.8");
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_equals_and_refuses_what_is_no_number() {
+        let mut sampler = Sampler::new(Sampling::default(), 3, &[]);
+        assert_eq!(sampler.sample(&[1.0, 5.0, 5.0]).unwrap(), 1);
+        assert_eq!(sampler.sample(&[1.0, f32::NAN, 5.0]), Err(NotANumber { token: 1 }));
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_words_and_another_gives_others() {
+        let run = |seed| {
+            let sampling = Sampling { temperature: 1.0, seed, ..Sampling::default() };
+            let mut sampler = Sampler::new(sampling, 4, &[]);
+            (0..50).map(|_| sampler.sample(&LOGITS).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+    }
+
+    #[test]
+    fn the_model_decides_unless_it_says_nothing() {
+        let config: GenerationConfig = serde_json::from_str(
+            r#"{"do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.95, "eos_token_id": [4, 2]}"#,
+        )
+        .unwrap();
+        let want = Sampling { temperature: 0.7, top_k: 20, top_p: 0.95, ..Sampling::default() };
+        assert_eq!(config.sampling(), want);
+        assert_eq!(config.eos_token_id.unwrap().into_vec(), [4, 2]);
+        assert_eq!(GenerationConfig::default().sampling(), Sampling::default());
+    }
+}

@@ -1,0 +1,176 @@
+//! How many bytes a model takes, before any of them is allocated: what the memory plan counts with.
+
+use fm_kernels::backend::KV_BLOCK_TOKENS;
+
+use crate::{
+    decoder::DecoderOptions,
+    experts::ARRIVAL_ROWS_MAX,
+    spec::{FfnSpec, MatrixRef, MixerSpec, ModelSpec, Projection, VectorRef},
+    state::{delta_state::DeltaState, kv_blocks::block_bytes},
+};
+
+/// Bytes of a model's parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Everything that is always in memory: all weights but the routed experts.
+    pub trunk: u64,
+    /// One block of keys and values, [`KV_BLOCK_TOKENS`] tokens of all attention layers.
+    pub kv_block: u64,
+    /// Memories of the delta nets of one session, with the room for one checkpoint.
+    pub recurrent: u64,
+    /// Work space of a step per row of the batch.
+    pub scratch_row: u64,
+    /// Work space of a step whatever its size, with one row of logits.
+    pub scratch_fixed: u64,
+    /// Weights that one token reads from memory, routed experts included.
+    pub active: u64,
+    /// Of these, the routed experts'.
+    pub active_experts: u64,
+}
+
+impl Footprint {
+    /// Counts the bytes of a described model.
+    pub fn of(spec: &ModelSpec, top_k: Option<usize>) -> Self {
+        let (active_experts, recurrent) = (active_expert_bytes(spec, top_k), recurrent(spec));
+        let trunk = trunk_bytes(spec);
+        // A token reads one row of the embedding, and all of it only where it is the head too.
+        let embed = if spec.head.is_some() { spec.embed.shape.bytes() as u64 } else { 0 };
+        Self {
+            trunk,
+            kv_block: block_bytes(spec.attention_layers().map(|layer| layer.shape)),
+            recurrent,
+            scratch_row: scratch_row(spec, top_k),
+            scratch_fixed: scratch_fixed(spec, top_k),
+            active: trunk - embed + active_experts,
+            active_experts,
+        }
+    }
+
+    /// Work space for batches of the given size.
+    pub fn scratch(&self, options: DecoderOptions, vocab: usize) -> u64 {
+        // A row of logits is there twice: on the device and for the reader.
+        let logits = 8 * options.logits_rows_max.saturating_sub(1) as u64 * vocab as u64;
+        self.scratch_fixed + self.scratch_row * options.rows_max as u64 + logits
+    }
+
+    /// Blocks of keys and values for a context.
+    pub fn kv_blocks(&self, context: u32) -> u64 {
+        if self.kv_block == 0 { 0 } else { u64::from(context).div_ceil(KV_BLOCK_TOKENS as u64) }
+    }
+}
+
+fn recurrent(spec: &ModelSpec) -> u64 {
+    let live: u64 = spec.delta_layers().map(|l| DeltaState::<Nowhere>::bytes(l.shape)).sum();
+    2 * live
+}
+
+/// Bytes do not depend on the device.
+type Nowhere = fm_kernels::reference::Reference;
+
+fn active_expert_bytes(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
+    let layers = spec.layers.iter().zip(&spec.catalog.layers);
+    let active = layers.filter_map(|(layer, records)| match (&layer.ffn, records) {
+        (FfnSpec::Moe(moe), Some(records)) => {
+            let chosen = top_k.unwrap_or(moe.routing.top_k);
+            Some((chosen * records.layout.weight_bytes()) as u64)
+        }
+        _ => None,
+    });
+    active.sum()
+}
+
+fn trunk_bytes(spec: &ModelSpec) -> u64 {
+    let (mut matrices, mut values) = (0, 0);
+    for_each_tensor(
+        spec,
+        &mut |matrix| matrices += matrix.shape.bytes(),
+        &mut |vector| values += vector.len,
+    );
+    (matrices + 4 * values) as u64
+}
+
+/// Visits every tensor of the trunk.
+pub fn for_each_tensor(
+    spec: &ModelSpec,
+    on_matrix: &mut dyn FnMut(&MatrixRef),
+    on_vector: &mut dyn FnMut(&VectorRef),
+) {
+    on_matrix(&spec.embed);
+    spec.head.iter().for_each(&mut *on_matrix);
+    on_vector(&spec.final_norm);
+    for layer in &spec.layers {
+        on_vector(&layer.mixer_norm);
+        on_vector(&layer.ffn_norm);
+        match &layer.mixer {
+            MixerSpec::Attention(attention) => {
+                let gate = attention.gate.iter();
+                let fixed = [&attention.q, &attention.k, &attention.v, &attention.o];
+                for Projection { weight, bias } in fixed.into_iter().chain(gate) {
+                    on_matrix(weight);
+                    bias.iter().for_each(&mut *on_vector);
+                }
+                attention.q_norm.iter().chain(&attention.k_norm).for_each(&mut *on_vector);
+            }
+            MixerSpec::DeltaNet(delta) => {
+                let matrices = [&delta.qkv, &delta.z, &delta.b, &delta.a, &delta.out];
+                matrices.into_iter().for_each(&mut *on_matrix);
+                let vectors = [&delta.conv, &delta.neg_a, &delta.dt_bias, &delta.norm];
+                vectors.into_iter().for_each(&mut *on_vector);
+            }
+        }
+        let mlp = match &layer.ffn {
+            FfnSpec::Mlp(mlp) => Some(&**mlp),
+            FfnSpec::Moe(moe) => {
+                on_matrix(&moe.router);
+                let shared = moe.shared.as_ref();
+                shared.and_then(|s| s.gate.as_ref()).into_iter().for_each(&mut *on_matrix);
+                shared.map(|s| &s.mlp)
+            }
+        };
+        if let Some(mlp) = mlp {
+            [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(&mut *on_matrix);
+        }
+    }
+}
+
+/// f32 values per row: the buffers of `Workspace` and of the scratch structures, in their order.
+fn scratch_row(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
+    let dims = spec.moe_dims(top_k);
+    let hidden = spec.hidden;
+    let attention = spec.attention_layers().map(|layer| {
+        let s = layer.shape;
+        s.heads * (s.k_dim + 3 * s.v_dim) + s.kv_heads * (s.k_dim + s.v_dim)
+    });
+    let delta = spec.delta_layers().map(|layer| {
+        let s = layer.shape;
+        s.channels() + 3 * s.value_heads * s.v_dim + 2 * s.value_heads
+    });
+    let experts = spec.catalog.layers.iter().flatten().map(|layer| layer.records.len());
+    let router = 2 * experts.max().unwrap_or(0) + 1;
+    let ffn = 3 * dims.ffn + hidden;
+    // Results of a product in weight-row order, the widest but the head's.
+    let mut widest = 0;
+    for_each_tensor(
+        spec,
+        &mut |matrix| {
+            if matrix.shape.rows != spec.vocab {
+                widest = matrix.shape.rows.max(widest);
+            }
+        },
+        &mut |_| {},
+    );
+    let values = 4 * hidden
+        + attention.max().unwrap_or(0)
+        + delta.max().unwrap_or(0)
+        + router
+        + ffn
+        + widest.max(hidden).max(dims.ffn);
+    // Prepared activations are padded, and the host keeps a few words per row and choice.
+    4 * values as u64 + 512 + 32 * dims.top_k as u64
+}
+
+fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
+    let dims = spec.moe_dims(top_k);
+    let results = ARRIVAL_ROWS_MAX * dims.top_k * dims.hidden;
+    4 * (results + 2 * spec.vocab) as u64
+}
