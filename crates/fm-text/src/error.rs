@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use crate::chat::RaisedException;
+
 /// Why text could not become tokens, or messages a prompt.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -92,10 +94,17 @@ pub enum TextError {
         source: minijinja::Error,
     },
 
-    /// The chat template failed, or refused the conversation with `raise_exception`.
-    #[error("the chat template refused the conversation")]
+    /// The chat template refused the conversation with `raise_exception`.
+    #[error("the chat template refuses this conversation")]
+    Refused {
+        /// The template's own words.
+        source: RaisedException,
+    },
+
+    /// The chat template failed: it and the conversation do not fit together.
+    #[error("the chat template cannot render this conversation")]
     Render {
-        /// The template's own message, with its line.
+        /// Reason and line.
         source: minijinja::Error,
     },
 

@@ -14,7 +14,7 @@ pub mod stop;
 pub mod thinking;
 pub mod tokenizer;
 
-// pub use chat::{ChatTemplate, Message, RenderRequest};
+pub use chat::{ChatTemplate, Message, RenderRequest};
 pub use detokenizer::{Detokenizer, SpecialText};
 pub use error::TextError;
 pub use stop::{StopPush, StopStrings};
