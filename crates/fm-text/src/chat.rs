@@ -146,8 +146,9 @@ impl ChatTemplate {
         let now = request.now;
         let strftime_now = move |format: &str| strftime::format(format, now);
         let tools = (!request.tools.is_empty()).then(|| Value::from(Serde(request.tools)));
+        let messages: Vec<_> = request.messages.iter().map(Message::for_template).collect();
         let own = [
-            ("messages", Value::from(Serde(request.messages))),
+            ("messages", Value::from(Serde(messages))),
             ("tools", tools.unwrap_or(Value::from(()))),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(request.add_generation_prompt)),

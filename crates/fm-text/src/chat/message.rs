@@ -3,12 +3,15 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-/// One message. What it does not have, a template sees as undefined.
+/// Names for what the model thought. Templates read the first, gpt-oss's the second.
+const REASONING_NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// One message. What it does not have, or has as `null`, a template sees as undefined.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool` or whatever else the template knows.
     pub role: String,
-    /// Text, a list of parts, or `null`.
+    /// Text or a list of parts.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub content: Option<Value>,
     /// What the model thought before it answered.
@@ -54,6 +57,25 @@ impl Message {
     }
 }
 
+impl Message {
+    /// The message as `transformers` hands it to a template: without its nulls, on which many
+    /// templates fail, and with the reasoning under both names that templates know.
+    pub(super) fn for_template(&self) -> Map<String, Value> {
+        let mut fields = match serde_json::to_value(self) {
+            Ok(Value::Object(fields)) => fields,
+            // A struct of strings, JSON values and string keys is always an object.
+            _ => Map::new(),
+        };
+        fields.retain(|_, value| !value.is_null());
+        let reasoning = REASONING_NAMES.iter().find_map(|name| fields.get(*name)).cloned();
+        if let Some(reasoning) = reasoning {
+            fields.entry("thinking").or_insert_with(|| reasoning.clone());
+            fields.insert("reasoning_content".to_owned(), reasoning);
+        }
+        fields
+    }
+}
+
 /// Tells `null` from absent.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
@@ -71,6 +93,17 @@ mod tests {
         let message: Message = serde_json::from_value(sent.clone()).unwrap();
         assert_eq!(message.content, Some(Value::Null));
         assert_eq!(serde_json::to_value(&message).unwrap(), sent);
+    }
+
+    #[test]
+    fn templates_see_no_nulls_and_the_reasoning_under_both_names() {
+        let sent = json!({"role": "assistant", "content": null, "reasoning": "hm", "x": null});
+        let message: Message = serde_json::from_value(sent).unwrap();
+        let seen = Value::Object(message.for_template());
+        let expected = json!({
+            "role": "assistant", "reasoning": "hm", "thinking": "hm", "reasoning_content": "hm",
+        });
+        assert_eq!(seen, expected);
     }
 
     #[test]

@@ -36,12 +36,23 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_formatter(|out, _, value| Ok(out.write_str(&text(value))?));
     environment.add_filter("tojson", json::tojson);
     environment.add_filter("string", |value: &Value| text(value));
+    environment.add_filter("length", length);
+    environment.add_filter("count", length);
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_iterable);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let raised = RaisedException { message: text(message) };
         Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(raised))
     });
+}
+
+/// `len(value)`; what is undefined has no items.
+fn length(value: &Value) -> Result<usize, Error> {
+    let none = if value.is_undefined() { Some(0) } else { None };
+    value.len().or(none).ok_or_else(|| {
+        let detail = format!("a value of kind {} has no length", value.kind());
+        Error::new(ErrorKind::InvalidOperation, detail)
+    })
 }
 
 /// Has a length and can be indexed; in Python that includes strings and mappings.
@@ -193,6 +204,11 @@ mod tests {
         for (number, expected) in cases.into_iter().chain(small) {
             assert_eq!(float(number), expected);
         }
+    }
+
+    #[test]
+    fn what_is_undefined_has_length_zero() {
+        assert_eq!(render("{{ x | length }}{{ 'é€' | length }}{{ [1] | count }}"), "021");
     }
 
     #[test]
