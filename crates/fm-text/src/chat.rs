@@ -184,10 +184,8 @@ fn named_templates(
         let entry = list.iter().find(|entry| entry["name"] == name)?;
         Some((name, entry["template"].as_str()?.to_owned()))
     };
-    let default = named(DEFAULT).ok_or_else(|| TextError::NoDefaultTemplate {
-        path: path.to_owned(),
-        count: list.len(),
-    })?;
+    let default = named(DEFAULT)
+        .ok_or_else(|| TextError::NoDefaultTemplate { path: path.to_owned(), count: list.len() })?;
     Ok([Some(default), named(TOOL_USE)].into_iter().flatten().collect())
 }
 

@@ -41,10 +41,10 @@ impl<'t> Detokenizer<'t> {
         if self.special == SpecialText::Skip && self.tokenizer.is_special(id) {
             return Ok(self.utf8.push(&[]));
         }
-        let bytes = self.tokenizer.token_bytes(id).ok_or_else(|| TextError::UnknownToken {
-            id,
-            vocab_len: self.tokenizer.vocab_len(),
-        })?;
+        let bytes = self
+            .tokenizer
+            .token_bytes(id)
+            .ok_or_else(|| TextError::UnknownToken { id, vocab_len: self.tokenizer.vocab_len() })?;
         Ok(self.utf8.push(bytes))
     }
 
@@ -124,7 +124,9 @@ mod tests {
             let bytes = c.to_string().into_bytes();
             (0..=bytes.len()).prop_map(move |len| bytes[..len].to_vec())
         });
-        let edge = prop::sample::select(vec![0xE0, 0xED, 0xF0, 0xF4, 0xC0, 0xF5, 0x80, 0x9F, 0xA0, 0x90, 0xBF]);
+        let edge = prop::sample::select(vec![
+            0xE0, 0xED, 0xF0, 0xF4, 0xC0, 0xF5, 0x80, 0x9F, 0xA0, 0x90, 0xBF,
+        ]);
         let byte = prop_oneof![any::<u8>(), edge].prop_map(|byte| vec![byte]);
         prop::collection::vec(prop_oneof![char_bytes, torn_char, byte], 0..12)
             .prop_map(|pieces| pieces.concat())

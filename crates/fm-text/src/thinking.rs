@@ -319,8 +319,12 @@ mod tests {
     #[test]
     fn nothing_is_held_longer_than_needed() {
         let mut splitter = ThinkingSplitter::new(tags(), ThinkingState::Open);
-        let mut push = |text| splitter.push_text(text).map(|s| s.text.to_owned()).collect::<String>();
-        assert_eq!([push("a<"), push("b\n"), push("c"), push("</think>d")], ["a", "<b", "\nc", "d"]);
+        let mut push =
+            |text| splitter.push_text(text).map(|s| s.text.to_owned()).collect::<String>();
+        assert_eq!(
+            [push("a<"), push("b\n"), push("c"), push("</think>d")],
+            ["a", "<b", "\nc", "d"]
+        );
     }
 
     #[test]
@@ -329,9 +333,15 @@ mod tests {
         let mut splitter = ThinkingSplitter::new(tags, ThinkingState::None);
         assert_eq!(splitter.push(7, "").count(), 0);
         assert!(splitter.is_thinking());
-        assert_eq!(splitter.push(1, "hm").map(|s| s.channel).collect::<Vec<_>>(), [Channel::Thinking]);
+        assert_eq!(
+            splitter.push(1, "hm").map(|s| s.channel).collect::<Vec<_>>(),
+            [Channel::Thinking]
+        );
         assert_eq!(splitter.push(8, "</think>").count(), 0);
-        assert_eq!(splitter.push(2, "yes").map(|s| s.channel).collect::<Vec<_>>(), [Channel::Answer]);
+        assert_eq!(
+            splitter.push(2, "yes").map(|s| s.channel).collect::<Vec<_>>(),
+            [Channel::Answer]
+        );
     }
 
     #[test]

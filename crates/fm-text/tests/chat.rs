@@ -100,7 +100,10 @@ fn a_base_model_has_no_template() {
 
 #[test]
 fn the_configuration_may_hold_one_template_or_several() {
-    let one = opened(None, &json!({"chat_template": "{{ bos_token }}one", "bos_token": {"content": "<s>"}}));
+    let one = opened(
+        None,
+        &json!({"chat_template": "{{ bos_token }}one", "bos_token": {"content": "<s>"}}),
+    );
     assert_eq!(render(&one.unwrap().unwrap()).unwrap(), "<s>one");
 
     let list = json!([{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]);
@@ -122,7 +125,9 @@ fn the_file_comes_before_the_configuration() {
 
 #[test]
 fn the_templates_own_words_reach_the_user() {
-    let refusing = template("\n{% macro no() %}{{ raise_exception('No ' ~ messages[0].role) }}{% endmacro %}{{ no() }}");
+    let refusing = template(
+        "\n{% macro no() %}{{ raise_exception('No ' ~ messages[0].role) }}{% endmacro %}{{ no() }}",
+    );
     let Err(TextError::Refused { source }) = render(&refusing) else {
         panic!("a refusal is expected");
     };

@@ -110,11 +110,14 @@ mod tests {
     fn arguments_sent_as_text_become_objects() {
         let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
         let mut message = Message {
-            tool_calls: Some(json!([call(json!("{\"b\": 1, \"a\": 2}")), call(json!("[1]")), {"arguments": "{}"}])),
+            tool_calls: Some(
+                json!([call(json!("{\"b\": 1, \"a\": 2}")), call(json!("[1]")), {"arguments": "{}"}]),
+            ),
             ..Message::new("assistant", "")
         };
         message.parse_tool_arguments();
-        let expected = json!([call(json!({"b": 1, "a": 2})), call(json!("[1]")), {"arguments": {}}]);
+        let expected =
+            json!([call(json!({"b": 1, "a": 2})), call(json!("[1]")), {"arguments": {}}]);
         assert_eq!(message.tool_calls, Some(expected));
     }
 }

@@ -214,8 +214,14 @@ mod tests {
     #[test]
     fn python_string_methods_work() {
         assert_eq!(render("{{ 'abcab'.removeprefix('ab') ~ 'abc'.removesuffix('bc') }}"), "caba");
-        assert_eq!(render("{{ 'a=b=c'.partition('=') }}{{ 'a'.rpartition('=') }}"), "['a', '=', 'b=c']['', '', 'a']");
-        assert_eq!(render("{{ 'a.b.c'.rsplit('.', 1) }}{{ 'a.b'.rsplit('.') }}"), "['a.b', 'c']['a', 'b']");
+        assert_eq!(
+            render("{{ 'a=b=c'.partition('=') }}{{ 'a'.rpartition('=') }}"),
+            "['a', '=', 'b=c']['', '', 'a']"
+        );
+        assert_eq!(
+            render("{{ 'a.b.c'.rsplit('.', 1) }}{{ 'a.b'.rsplit('.') }}"),
+            "['a.b', 'c']['a', 'b']"
+        );
     }
 
     #[test]

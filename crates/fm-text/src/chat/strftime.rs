@@ -159,7 +159,10 @@ mod tests {
     #[test]
     fn writes_the_fields_that_templates_use() {
         let evening = 1_772_658_305;
-        assert_eq!(at(evening, "%d %b %Y, %B %-d, %A %I:%M %p %y"), "04 Mar 2026, March 4, Wednesday 09:05 PM 26");
+        assert_eq!(
+            at(evening, "%d %b %Y, %B %-d, %A %I:%M %p %y"),
+            "04 Mar 2026, March 4, Wednesday 09:05 PM 26"
+        );
         assert_eq!(at(0, "%-H|%e|%%|%Q|%-Q|%"), "0| 1|%|%Q|%-Q|%");
     }
 }

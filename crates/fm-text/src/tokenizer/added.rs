@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use kitoken::{Regex, Split, SplitBehavior};
 use serde::{Deserialize, Serialize};
 
 /// One entry of `added_tokens` in `tokenizer.json`.
@@ -28,12 +29,14 @@ pub(crate) struct AddedToken {
 }
 
 /// Finds added tokens in text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct AddedMatcher {
     /// Longest first, so that the first hit at a place is the longest.
     tokens: Vec<AddedToken>,
     /// Which tokens can start with a byte; most bytes start none.
     by_first_byte: Vec<Vec<u32>>,
+    /// `\w` as regular expressions have it: letters, marks, decimal digits, connectors, joiners.
+    word: Split,
 }
 
 /// A cut of the text: an added token, or text between two of them.
@@ -51,7 +54,9 @@ impl AddedMatcher {
         for (index, token) in tokens.iter().enumerate() {
             by_first_byte[usize::from(token.content.as_bytes()[0])].push(index as u32);
         }
-        AddedMatcher { tokens, by_first_byte }
+        let word = Regex::new(r"\w").expect("a constant pattern that a test compiles").into();
+        let word = Split::Pattern { pattern: word, behavior: SplitBehavior::Match };
+        AddedMatcher { tokens, by_first_byte, word }
     }
 
     /// Cuts `text` at its added tokens; `skip_special` leaves special ones in the text.
@@ -61,7 +66,9 @@ impl AddedMatcher {
         while let Some((start, token)) = self.next_match(text, at) {
             let stop = start + token.content.len();
             at = stop;
-            if (skip_special && token.special) || (token.single_word && !alone(text, start, stop)) {
+            if (skip_special && token.special)
+                || (token.single_word && !self.alone(text, start, stop))
+            {
                 continue;
             }
             let start = if token.lstrip { text[..start].trim_end().len().max(done) } else { start };
@@ -88,12 +95,13 @@ impl AddedMatcher {
             })
         })
     }
-}
 
-/// Whether no word character touches the range from either side.
-fn alone(text: &str, start: usize, stop: usize) -> bool {
-    let word = |c: char| c.is_alphanumeric() || c == '_';
-    !text[..start].ends_with(word) && !text[stop..].starts_with(word)
+    /// Whether no word character touches the range from either side.
+    fn alone(&self, text: &str, start: usize, stop: usize) -> bool {
+        let neighbours = [text[..start].chars().next_back(), text[stop..].chars().next()];
+        let is_word = |c: char| !self.word.split(c.encode_utf8(&mut [0; 4])).is_empty();
+        !neighbours.into_iter().flatten().any(is_word)
+    }
 }
 
 #[cfg(test)]

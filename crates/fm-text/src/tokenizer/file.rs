@@ -271,7 +271,8 @@ mod tests {
     fn knows_the_byte_of_every_character_of_the_byte_alphabet() {
         assert_eq!(byte_bytes("ĠaÄĊ"), [b' ', b'a', 0xC4, b'\n']);
         assert_eq!(byte_bytes("Ń€"), [0xAD, 0xE2, 0x82, 0xAC]);
-        let alphabet: HashSet<u8> = (0..0x144).filter_map(char::from_u32).filter_map(byte_of).collect();
+        let alphabet: HashSet<u8> =
+            (0..0x144).filter_map(char::from_u32).filter_map(byte_of).collect();
         assert_eq!(alphabet.len(), 256);
     }
 

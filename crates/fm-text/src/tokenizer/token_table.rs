@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn survives_a_round_trip_with_gaps_and_refuses_a_torn_one() {
-        let tokens = [(3, b"abc".to_vec()), (0, Vec::new()), (5, b"x".to_vec()), (3, b"d".to_vec())];
+        let tokens =
+            [(3, b"abc".to_vec()), (0, Vec::new()), (5, b"x".to_vec()), (3, b"d".to_vec())];
         let table = TokenTable::new(tokens.into_iter());
         assert_eq!((table.len(), table.get(3), table.get(0)), (6, Some(&b"d"[..]), Some(&b""[..])));
         assert_eq!((table.get(1), table.get(6), table.find(b"x")), (None, None, Some(5)));
