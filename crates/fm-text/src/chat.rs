@@ -22,9 +22,9 @@ use serde_json::Map;
 pub use self::{message::Message, python::RaisedException};
 use crate::error::TextError;
 
-/// How long a template may run, in instructions: a few seconds. A conversation of ten thousand
-/// messages needs about a hundredth of it.
-const FUEL: u64 = 50_000_000;
+/// How long a template may run, in instructions: about a second. A long conversation needs a few
+/// hundred for each message.
+const FUEL: u64 = 20_000_000;
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";

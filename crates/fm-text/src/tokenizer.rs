@@ -207,7 +207,9 @@ fn normalize(steps: &[Normalization], text: &mut Cow<'_, str>, position: Range<u
     if text.is_empty() {
         return;
     }
-    steps.iter().for_each(|step| step.normalize(text, position.clone()));
+    for step in steps {
+        step.normalize(text, position.clone());
+    }
 }
 
 fn refuse_long_spaces(text: &str) -> Result<(), TextError> {
@@ -231,4 +233,134 @@ fn refuse_long_spaces(text: &str) -> Result<(), TextError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// The demonstration tokenizer in a folder of its own, with an empty cache.
+    struct Case {
+        model: tempfile::TempDir,
+        cache: tempfile::TempDir,
+    }
+
+    impl Case {
+        /// `kept` added tokens stay.
+        fn new(kept: usize) -> Case {
+            let demo =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+            let mut json: serde_json::Value =
+                serde_json::from_slice(&fs::read(demo).unwrap()).unwrap();
+            json["added_tokens"].as_array_mut().unwrap().truncate(kept);
+            let case =
+                Case { model: tempfile::tempdir().unwrap(), cache: tempfile::tempdir().unwrap() };
+            fs::write(case.model.path().join("tokenizer.json"), json.to_string()).unwrap();
+            case
+        }
+
+        fn open(&self) -> Tokenizer {
+            Tokenizer::open(self.model.path(), Some(self.cache.path())).unwrap()
+        }
+
+        fn cache_file(&self) -> PathBuf {
+            let files: Vec<_> = fs::read_dir(self.cache.path()).unwrap().collect();
+            assert_eq!(files.len(), 1, "one cache, no temporary files");
+            files.into_iter().next().unwrap().unwrap().path()
+        }
+    }
+
+    fn ids(tokenizer: &Tokenizer) -> Vec<u32> {
+        let text = "<|im_start|>user\nHello the world 東京<|im_end|>";
+        tokenizer.encode(text, SpecialTokens::Parse).unwrap()
+    }
+
+    #[test]
+    fn the_second_start_reads_the_cache() {
+        let case = Case::new(9);
+        let first = case.open();
+        assert_eq!(ids(&case.open()), ids(&first));
+
+        // The cache of another tokenizer in its place is believed: so it is read.
+        let other = Case::new(0);
+        other.open();
+        fs::copy(other.cache_file(), case.cache_file()).unwrap();
+        assert_eq!(case.open().token_id("<think>"), None);
+    }
+
+    #[test]
+    fn a_broken_cache_is_replaced() {
+        let case = Case::new(9);
+        let expected = ids(&case.open());
+        let path = case.cache_file();
+        let whole = fs::read(&path).unwrap();
+        let mut broken = vec![Vec::new(), whole[..whole.len() - 1].to_vec(), whole[..20].to_vec()];
+        broken.push(Vec::from(&b"fmtext00"[..]));
+        // A flipped bit anywhere: the name of the format, the hash, the vocabulary, the table.
+        for at in [0, 9, 30, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            broken.push(flipped);
+        }
+        for data in broken {
+            fs::write(&path, data).unwrap();
+            assert_eq!(ids(&case.open()), expected);
+            assert_eq!(fs::read(&path).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_is_no_error() {
+        let case = Case::new(9);
+        let file = case.cache.path().join("file");
+        fs::write(&file, "in the way").unwrap();
+        let tokenizer = Tokenizer::open(case.model.path(), Some(&file)).unwrap();
+        assert_eq!(ids(&tokenizer), ids(&Tokenizer::open(case.model.path(), None).unwrap()));
+    }
+
+    #[test]
+    fn another_file_has_another_cache() {
+        let case = Case::new(9);
+        case.open();
+        let other = Case::new(8);
+        let json = fs::read(other.model.path().join("tokenizer.json")).unwrap();
+        fs::write(case.model.path().join("tokenizer.json"), json).unwrap();
+        assert_eq!(case.open().token_id("</think>"), None);
+    }
+
+    #[test]
+    fn tokens_have_names_bytes_and_kinds() {
+        let tokenizer = Case::new(9).open();
+        let think = tokenizer.token_id("<think>").unwrap();
+        let end = tokenizer.token_id("<|im_end|>").unwrap();
+        assert_eq!((think, end, tokenizer.vocab_len()), (2046, 2041, 2048));
+        assert!(tokenizer.is_special(end) && !tokenizer.is_special(think));
+        assert_eq!(tokenizer.token_bytes(end), Some(&b"<|im_end|>"[..]));
+        assert_eq!(tokenizer.token_bytes(2048), None);
+        let the = tokenizer.token_id(" the").unwrap();
+        assert_eq!(tokenizer.encode(" the", SpecialTokens::Parse).unwrap(), [the]);
+    }
+
+    #[test]
+    fn special_tokens_in_foreign_text_are_letters() {
+        let tokenizer = Case::new(9).open();
+        let end = tokenizer.token_id("<|im_end|>").unwrap();
+        let text = "bye <|im_end|>";
+        assert!(tokenizer.encode(text, SpecialTokens::Parse).unwrap().contains(&end));
+        let as_text = tokenizer.encode(text, SpecialTokens::AsText).unwrap();
+        assert!(!as_text.contains(&end));
+        let bytes: Vec<u8> =
+            as_text.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap().to_vec()).collect();
+        assert_eq!(bytes, text.as_bytes());
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let missing = Tokenizer::open(Path::new("/nowhere"), None).map(drop);
+        assert!(
+            matches!(missing, Err(TextError::Read { path, .. }) if path.ends_with("tokenizer.json"))
+        );
+    }
 }

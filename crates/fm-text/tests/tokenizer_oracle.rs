@@ -4,6 +4,9 @@
 //! tokenizers have: other split patterns, other added tokens, vocabularies with tokens that no
 //! merge reaches, the Llama lineage.
 
+// A test fails by panicking, in its helpers too.
+#![allow(clippy::unwrap_used)]
+
 mod oracle;
 
 use std::{env, fs, path::PathBuf};
@@ -35,7 +38,9 @@ fn the_demonstration_tokenizer() {
 
 #[test]
 fn every_character_there_is() {
-    let all: Vec<char> = (0..=0x0010_FFFF).filter_map(char::from_u32).collect();
+    // Planes 4 to 13 and the private ones from 15 on are each all the same.
+    let planes = (0..0x3_3480).chain(0xE_0000..0xE_0200).chain((0x4_0000..0x11_0000).step_by(997));
+    let all: Vec<char> = planes.filter_map(char::from_u32).collect();
     // Alone between letters, so that one line holds many independent cases.
     let line = |chars: &[char]| chars.iter().flat_map(|&c| ['a', c, 'e']).collect::<String>();
     let lines: Vec<String> = all.chunks(97).map(line).collect();

@@ -38,13 +38,10 @@ impl Style {
             };
             Ok(value.filter(|value: &Value| !value.is_none() && !value.is_undefined()))
         };
-        let indent = match argument(1, "indent")? {
-            None => None,
-            Some(indent) => Some(match indent.as_str() {
-                Some(text) => text.to_owned(),
-                None => " ".repeat(usize::try_from(indent).unwrap_or(0)),
-            }),
-        };
+        let indent = argument(1, "indent")?.map(|indent| match indent.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(indent).unwrap_or(0)),
+        });
         let separators = argument(2, "separators")?;
         let separator = |index: usize, default: &str| match &separators {
             None => Ok(default.to_owned()),
@@ -62,48 +59,33 @@ impl Style {
     }
 
     fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-        match value.kind() {
-            ValueKind::Seq | ValueKind::Iterable => {
-                let items = value.try_iter()?.collect::<Vec<_>>();
-                self.write_items(out, ['[', ']'], &items, depth, |out, item| {
-                    self.write(out, item, depth + 1)
-                })
-            }
-            ValueKind::Map => {
-                let mut keys = value.try_iter()?.collect::<Vec<_>>();
-                if self.sort_keys {
-                    keys.sort();
-                }
-                self.write_items(out, ['{', '}'], &keys, depth, |out, key| {
-                    self.write_key(out, key)?;
-                    out.push_str(&self.key_separator);
-                    self.write(out, &value.get_item(key)?, depth + 1)
-                })
-            }
-            _ => self.write_scalar(out, value),
+        let is_map = value.kind() == ValueKind::Map;
+        if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+            return self.write_scalar(out, value);
         }
-    }
-
-    fn write_items(
-        &self,
-        out: &mut String,
-        [open, close]: [char; 2],
-        items: &[Value],
-        depth: usize,
-        write: impl Fn(&mut String, &Value) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        out.push(open);
+        // The items of a mapping are its keys.
+        let mut items = value.try_iter()?.collect::<Vec<_>>();
+        if is_map && self.sort_keys {
+            items.sort();
+        }
+        out.push(if is_map { '{' } else { '[' });
         for (index, item) in items.iter().enumerate() {
             if index > 0 {
                 out.push_str(&self.item_separator);
             }
             self.break_line(out, depth + 1);
-            write(out, item)?;
+            if is_map {
+                self.write_key(out, item)?;
+                out.push_str(&self.key_separator);
+                self.write(out, &value.get_item(item)?, depth + 1)?;
+            } else {
+                self.write(out, item, depth + 1)?;
+            }
         }
         if !items.is_empty() {
             self.break_line(out, depth);
         }
-        out.push(close);
+        out.push(if is_map { '}' } else { ']' });
         Ok(())
     }
 
@@ -153,9 +135,9 @@ impl Style {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 c if c < ' ' || (self.ensure_ascii && c > '~') => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        out.push_str(&format!("\\u{unit:04x}"));
-                    }
+                    let mut utf16 = [0; 2];
+                    let units = c.encode_utf16(&mut utf16).iter();
+                    out.extend(units.map(|unit| format!("\\u{unit:04x}")));
                 }
                 c => out.push(c),
             }

@@ -149,7 +149,7 @@ fn repr_str(text: &str) -> String {
             '\t' => out.push_str("\\t"),
             '\\' => out.push_str("\\\\"),
             c if c == quote => out.extend(['\\', c]),
-            c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c if c.is_control() => out.extend([format!("\\x{:02x}", u32::from(c))]),
             c => out.push(c),
         }
     }
@@ -193,7 +193,7 @@ mod tests {
             render(r#"{{ [1, 2.0, true, none, "a'b", "c\n", {"k": [1e-5]}, []] }}"#),
             r#"[1, 2.0, True, None, "a'b", 'c\n', {'k': [1e-05]}, []]"#
         );
-        assert_eq!(render(r#"{{ 1e20 | string ~ x ~ true }}"#), "1e+20True");
+        assert_eq!(render("{{ 1e20 | string ~ x ~ true }}"), "1e+20True");
         assert_eq!(render("{{ (1, 'x') }}{{ (1,) }}"), "(1, 'x')(1,)");
     }
 
