@@ -1,0 +1,202 @@
+//! Messages to prompt, by the template the model was trained with.
+//!
+//! Templates are Jinja as `transformers` runs it: Python semantics, `trim_blocks` and
+//! `lstrip_blocks` on, a handful of extra functions. `minijinja` is the engine; the rest of Python
+//! that templates see (`json.dumps`, `repr`, string methods, `strftime`) is in the files below.
+
+mod json;
+mod message;
+mod python;
+mod source;
+mod strftime;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
+use serde_json::Map;
+
+pub use self::{message::Message, python::RaisedException};
+use crate::error::TextError;
+
+/// How long a template may run, in instructions: about a second. A long conversation needs a few
+/// hundred for each message.
+const FUEL: u64 = 20_000_000;
+
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// The chat template of a model.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    has_tool_use: bool,
+    /// `bos_token`, `eos_token` and the like, from `tokenizer_config.json`.
+    special_tokens: Vec<(String, String)>,
+}
+
+/// What to render.
+#[derive(Clone, Copy, Debug)]
+pub struct RenderRequest<'a> {
+    /// The conversation.
+    pub messages: &'a [Message],
+    /// JSON schemas of the tools the model may call.
+    pub tools: &'a [serde_json::Value],
+    /// Whether to end with the start of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Whether the model shall think first; `None` leaves it to the template.
+    pub enable_thinking: Option<bool>,
+    /// Further variables that this template knows, such as `reasoning_effort`.
+    pub variables: Option<&'a Map<String, serde_json::Value>>,
+    /// What `strftime_now` tells the time by, in UTC. A template that mentions the date makes
+    /// prompts of different days differ, so the caller decides.
+    pub now: SystemTime,
+}
+
+impl<'a> RenderRequest<'a> {
+    /// A plain conversation, waiting for an answer.
+    pub fn new(messages: &'a [Message]) -> RenderRequest<'a> {
+        RenderRequest {
+            messages,
+            tools: &[],
+            add_generation_prompt: true,
+            enable_thinking: None,
+            variables: None,
+            now: SystemTime::now(),
+        }
+    }
+}
+
+impl ChatTemplate {
+    /// Opens the template in `dir`: `chat_template.jinja`, or the `chat_template` of
+    /// `tokenizer_config.json`. A base model has neither.
+    ///
+    /// # Errors
+    /// If a file cannot be read or parsed.
+    pub fn open(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
+        let jinja_path = dir.join("chat_template.jinja");
+        let config_path = dir.join("tokenizer_config.json");
+        let config = match read_optional(&config_path)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|source| TextError::Json { path: config_path.clone(), source })?,
+            None => serde_json::Value::Null,
+        };
+        let (path, templates) = match read_optional(&jinja_path)? {
+            Some(text) => (jinja_path, vec![(DEFAULT, text)]),
+            None => match &config["chat_template"] {
+                serde_json::Value::String(text) => (config_path, vec![(DEFAULT, text.clone())]),
+                serde_json::Value::Array(list) => {
+                    let templates = named_templates(list, &config_path)?;
+                    (config_path, templates)
+                }
+                _ => return Ok(None),
+            },
+        };
+        ChatTemplate::new(&path, templates, special_tokens(&config)).map(Some)
+    }
+
+    fn new(
+        path: &Path,
+        templates: Vec<(&'static str, String)>,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<ChatTemplate, TextError> {
+        let syntax = |source| TextError::TemplateSyntax { path: path.to_owned(), source };
+        let mut environment = Environment::new();
+        environment.set_syntax(
+            SyntaxConfig::builder()
+                .trim_blocks(true)
+                .lstrip_blocks(true)
+                .build()
+                .map_err(syntax)?,
+        );
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_fuel(Some(FUEL));
+        python::install(&mut environment);
+        let has_tool_use = templates.iter().any(|(name, _)| *name == TOOL_USE);
+        for (name, text) in templates {
+            let text = source::without_generation_tags(&text);
+            environment.add_template_owned(name, text).map_err(syntax)?;
+        }
+        Ok(ChatTemplate { environment, has_tool_use, special_tokens })
+    }
+
+    /// Renders a conversation.
+    ///
+    /// # Errors
+    /// [`TextError::Refused`] with the template's own words if it refuses the conversation,
+    /// [`TextError::Render`] if it fails.
+    pub fn render(&self, request: &RenderRequest<'_>) -> Result<String, TextError> {
+        let with_tools = !request.tools.is_empty();
+        let name = if with_tools && self.has_tool_use { TOOL_USE } else { DEFAULT };
+        let template =
+            self.environment.get_template(name).map_err(|source| TextError::Render { source })?;
+        template.render(self.variables(request)).map_err(|source| {
+            match RaisedException::find(&source) {
+                Some(raised) => TextError::Refused { source: raised.clone() },
+                None => TextError::Render { source },
+            }
+        })
+    }
+
+    /// The template's variables, as `transformers` passes them: no tools are `None`.
+    fn variables(&self, request: &RenderRequest<'_>) -> Value {
+        let now = request.now;
+        let strftime_now = move |format: &str| strftime::format(format, now);
+        let tools = (!request.tools.is_empty()).then(|| Value::from(Serde(request.tools)));
+        let messages: Vec<_> = request.messages.iter().map(Message::for_template).collect();
+        let own = [
+            ("messages", Value::from(Serde(messages))),
+            ("tools", tools.unwrap_or(Value::from(()))),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(request.add_generation_prompt)),
+            ("strftime_now", Value::from_function(strftime_now)),
+        ];
+        let thinking = request.enable_thinking.map(|on| ("enable_thinking", Value::from(on)));
+        let special = self.special_tokens.iter();
+        let further = request.variables.into_iter().flatten();
+        Value::from_pairs(
+            special
+                .map(|(name, text)| (name.as_str(), Value::from(text.as_str())))
+                .chain(own)
+                .chain(thinking)
+                .chain(further.map(|(name, value)| (name.as_str(), Value::from(Serde(value))))),
+        )
+    }
+}
+
+fn read_optional(path: &PathBuf) -> Result<Option<String>, TextError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TextError::Read { path: path.clone(), source }),
+    }
+}
+
+/// `[{"name": "default", "template": "…"}, …]`
+fn named_templates(
+    list: &[serde_json::Value],
+    path: &Path,
+) -> Result<Vec<(&'static str, String)>, TextError> {
+    let named = |name: &'static str| {
+        let entry = list.iter().find(|entry| entry["name"] == name)?;
+        Some((name, entry["template"].as_str()?.to_owned()))
+    };
+    let default = named(DEFAULT)
+        .ok_or_else(|| TextError::NoDefaultTemplate { path: path.to_owned(), count: list.len() })?;
+    Ok([Some(default), named(TOOL_USE)].into_iter().flatten().collect())
+}
+
+/// Every `…_token` of the configuration: a string, or an added token with its `content`.
+fn special_tokens(config: &serde_json::Value) -> Vec<(String, String)> {
+    let entries = config.as_object().into_iter().flatten();
+    entries
+        .filter(|(name, _)| name.ends_with("_token"))
+        .filter_map(|(name, value)| {
+            let text = value.as_str().or_else(|| value["content"].as_str())?;
+            Some((name.clone(), text.to_owned()))
+        })
+        .collect()
+}

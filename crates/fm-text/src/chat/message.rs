@@ -1,0 +1,123 @@
+//! One message of a conversation, as templates see it.
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+
+/// Names for what the model thought. Templates read the first, gpt-oss's the second.
+const REASONING_NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// One message. What it does not have, or has as `null`, a template sees as undefined.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, `tool` or whatever else the template knows.
+    pub role: String,
+    /// Text or a list of parts.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub content: Option<Value>,
+    /// What the model thought before it answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// `[{"id": …, "type": "function", "function": {"name": …, "arguments": …}}, …]`
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub tool_calls: Option<Value>,
+    /// The call that this message of a tool answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The name of the speaker or the tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// All other fields, untouched.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+impl Message {
+    /// A message of text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message {
+            role: role.into(),
+            content: Some(Value::String(content.into())),
+            ..Message::default()
+        }
+    }
+
+    /// Turns the arguments of tool calls from the JSON text that the OpenAI interface sends into
+    /// the objects that templates expect. What is not the text of an object stays as it is.
+    pub fn parse_tool_arguments(&mut self) {
+        let calls = self.tool_calls.as_mut().and_then(Value::as_array_mut);
+        for call in calls.into_iter().flatten() {
+            // Templates accept a call with and without the envelope.
+            let call = if call.get("function").is_some() { &mut call["function"] } else { call };
+            let Some(arguments) = call.get_mut("arguments") else { continue };
+            let parsed = arguments.as_str().map(serde_json::from_str::<Map<String, Value>>);
+            if let Some(Ok(object)) = parsed {
+                *arguments = Value::Object(object);
+            }
+        }
+    }
+}
+
+impl Message {
+    /// The message as `transformers` hands it to a template: without its nulls, on which many
+    /// templates fail, and with the reasoning under both names that templates know.
+    pub(super) fn for_template(&self) -> Map<String, Value> {
+        let mut fields = match serde_json::to_value(self) {
+            Ok(Value::Object(fields)) => fields,
+            // A struct of strings, JSON values and string keys is always an object.
+            _ => Map::new(),
+        };
+        fields.retain(|_, value| !value.is_null());
+        let reasoning = REASONING_NAMES.iter().find_map(|name| fields.get(*name)).cloned();
+        if let Some(reasoning) = reasoning {
+            fields.entry("thinking").or_insert_with(|| reasoning.clone());
+            fields.insert("reasoning_content".to_owned(), reasoning);
+        }
+        fields
+    }
+}
+
+/// Tells `null` from absent.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_message_comes_back_with_every_field() {
+        let sent = json!({"role": "assistant", "content": null, "tool_calls": [], "prefix": true});
+        let message: Message = serde_json::from_value(sent.clone()).unwrap();
+        assert_eq!(message.content, Some(Value::Null));
+        assert_eq!(serde_json::to_value(&message).unwrap(), sent);
+    }
+
+    #[test]
+    fn templates_see_no_nulls_and_the_reasoning_under_both_names() {
+        let sent = json!({"role": "assistant", "content": null, "reasoning": "hm", "x": null});
+        let message: Message = serde_json::from_value(sent).unwrap();
+        let seen = Value::Object(message.for_template());
+        let expected = json!({
+            "role": "assistant", "reasoning": "hm", "thinking": "hm", "reasoning_content": "hm",
+        });
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn arguments_sent_as_text_become_objects() {
+        let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
+        let mut message = Message {
+            tool_calls: Some(
+                json!([call(json!("{\"b\": 1, \"a\": 2}")), call(json!("[1]")), {"arguments": "{}"}]),
+            ),
+            ..Message::new("assistant", "")
+        };
+        message.parse_tool_arguments();
+        let expected =
+            json!([call(json!({"b": 1, "a": 2})), call(json!("[1]")), {"arguments": {}}]);
+        assert_eq!(message.tool_calls, Some(expected));
+    }
+}

@@ -1,0 +1,189 @@
+//! Tokens to text, one token at a time, in whole characters.
+//!
+//! A byte-level token may end in the middle of a character. The detokeniser keeps the unfinished
+//! bytes (at most three) until the next token, and writes U+FFFD for what can no longer become a
+//! character: one for each maximal subpart of an ill-formed sequence, as the Unicode Standard
+//! recommends (section 3.9) and [`String::from_utf8_lossy`] does. So the pieces put together are
+//! the lossy conversion of all bytes put together, wherever the tokens ended.
+
+use crate::{error::TextError, tokenizer::Tokenizer};
+
+/// What to do with special tokens such as `<|im_end|>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialText {
+    /// They leave no trace in the text.
+    Skip,
+    /// They are written out.
+    Keep,
+}
+
+/// Turns one stream of tokens into text.
+#[derive(Debug)]
+pub struct Detokenizer<'t> {
+    tokenizer: &'t Tokenizer,
+    special: SpecialText,
+    utf8: Utf8Stream,
+}
+
+impl<'t> Detokenizer<'t> {
+    /// Starts at a character border.
+    pub fn new(tokenizer: &'t Tokenizer, special: SpecialText) -> Detokenizer<'t> {
+        Detokenizer { tokenizer, special, utf8: Utf8Stream::default() }
+    }
+
+    /// Adds a token and returns the characters that are complete now; often none.
+    ///
+    /// Allocates nothing once the longest token has been seen.
+    ///
+    /// # Errors
+    /// If no token has this id; nothing changed then.
+    pub fn push(&mut self, id: u32) -> Result<&str, TextError> {
+        if self.special == SpecialText::Skip && self.tokenizer.is_special(id) {
+            return Ok(self.utf8.push(&[]));
+        }
+        let bytes = self
+            .tokenizer
+            .token_bytes(id)
+            .ok_or_else(|| TextError::UnknownToken { id, vocab_len: self.tokenizer.vocab_len() })?;
+        Ok(self.utf8.push(bytes))
+    }
+
+    /// Ends the stream: what is left of an unfinished character, as U+FFFD.
+    pub fn finish(&mut self) -> &str {
+        self.utf8.finish()
+    }
+}
+
+/// Bytes in, whole characters out.
+#[derive(Debug, Default)]
+struct Utf8Stream {
+    /// The start of a character; so far it could still become one.
+    pending: Vec<u8>,
+    text: String,
+}
+
+impl Utf8Stream {
+    fn push(&mut self, bytes: &[u8]) -> &str {
+        self.text.clear();
+        self.pending.extend_from_slice(bytes);
+        let mut done = 0;
+        for chunk in self.pending.utf8_chunks() {
+            self.text.push_str(chunk.valid());
+            done += chunk.valid().len();
+            let invalid = chunk.invalid();
+            let at_end = done + invalid.len() == self.pending.len();
+            if at_end && could_become_char(invalid) {
+                break;
+            }
+            done += invalid.len();
+            if !invalid.is_empty() {
+                self.text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        self.pending.drain(..done);
+        &self.text
+    }
+
+    fn finish(&mut self) -> &str {
+        self.text.clear();
+        if !self.pending.is_empty() {
+            // A prefix of a character is one maximal subpart.
+            self.text.push(char::REPLACEMENT_CHARACTER);
+            self.pending.clear();
+        }
+        &self.text
+    }
+}
+
+/// Whether more bytes could make a character of `bytes`.
+fn could_become_char(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn streamed<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> String {
+        let mut stream = Utf8Stream::default();
+        let mut text = String::new();
+        for piece in pieces {
+            text.push_str(stream.push(piece));
+        }
+        text + stream.finish()
+    }
+
+    /// Bytes in which characters, halves of characters and nonsense are all frequent.
+    fn torn_text() -> impl Strategy<Value = Vec<u8>> {
+        let char_bytes = any::<char>().prop_map(|c| c.to_string().into_bytes());
+        let torn_char = any::<char>().prop_flat_map(|c| {
+            let bytes = c.to_string().into_bytes();
+            (0..=bytes.len()).prop_map(move |len| bytes[..len].to_vec())
+        });
+        let edge = prop::sample::select(vec![
+            0xE0, 0xED, 0xF0, 0xF4, 0xC0, 0xF5, 0x80, 0x9F, 0xA0, 0x90, 0xBF,
+        ]);
+        let byte = prop_oneof![any::<u8>(), edge].prop_map(|byte| vec![byte]);
+        prop::collection::vec(prop_oneof![char_bytes, torn_char, byte], 0..12)
+            .prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+
+        #[test]
+        fn any_split_of_any_bytes_reads_like_the_whole(
+            bytes in torn_text(),
+            cuts in prop::collection::vec(1usize..5, 1..8),
+        ) {
+            let mut rest = &bytes[..];
+            let mut sizes = cuts.iter().cycle();
+            let pieces = std::iter::from_fn(|| {
+                let size = (*sizes.next()?).min(rest.len());
+                let (piece, after) = rest.split_at(size);
+                rest = after;
+                (size > 0).then_some(piece)
+            });
+            prop_assert_eq!(streamed(pieces), String::from_utf8_lossy(&bytes));
+        }
+    }
+
+    #[test]
+    fn every_character_is_shown_with_its_last_byte() {
+        let mut stream = Utf8Stream::default();
+        let shown: Vec<String> =
+            "é€🚀".bytes().map(|byte| stream.push(&[byte]).to_owned()).collect();
+        assert_eq!(shown, ["", "é", "", "", "€", "", "", "", "🚀"]);
+        assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn hopeless_bytes_are_not_held_back() {
+        let mut stream = Utf8Stream::default();
+        assert_eq!(stream.push(b"a\xFF"), "a\u{FFFD}");
+        assert_eq!(stream.push(b"\xE2\x82"), "");
+        assert_eq!(stream.push(b"b"), "\u{FFFD}b");
+        assert_eq!(stream.push(b"\xF0\x9F"), "");
+        assert_eq!(stream.finish(), "\u{FFFD}");
+    }
+
+    #[test]
+    fn special_tokens_can_be_left_out() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Tokenizer::open(&demo, None).unwrap();
+        let id = |text| tokenizer.token_id(text).unwrap();
+        let ids = [id("<|im_start|>"), id("<think>"), id("a"), id("<|im_end|>")];
+        let read = |special| {
+            let mut detokenizer = Detokenizer::new(&tokenizer, special);
+            ids.map(|id| detokenizer.push(id).unwrap().to_owned()).concat() + detokenizer.finish()
+        };
+        assert_eq!(read(SpecialText::Skip), "<think>a");
+        assert_eq!(read(SpecialText::Keep), "<|im_start|><think>a<|im_end|>");
+        let unknown = Detokenizer::new(&tokenizer, SpecialText::Skip).push(u32::MAX).map(drop);
+        assert!(matches!(unknown, Err(TextError::UnknownToken { id: u32::MAX, .. })));
+    }
+}

@@ -1,0 +1,130 @@
+//! The one error type of this crate.
+
+use std::{io, path::PathBuf};
+
+use crate::chat::RaisedException;
+
+/// Why text could not become tokens, or messages a prompt.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The file system failed.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the file system said.
+        source: io::Error,
+    },
+
+    /// A file is not the JSON it should be.
+    #[error("{} is not valid JSON of the expected shape", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+
+    /// The tokenizer library refused `tokenizer.json`.
+    #[error("cannot convert {}", path.display())]
+    Convert {
+        /// The file.
+        path: PathBuf,
+        /// What the converter said.
+        source: kitoken::convert::ConversionError,
+    },
+
+    /// The converted tokenizer does not hold together.
+    #[error("cannot build the tokenizer of {}", path.display())]
+    Build {
+        /// The file.
+        path: PathBuf,
+        /// What the library said.
+        source: kitoken::InitializationError,
+    },
+
+    /// The tokenizer asks for something whose token ids could not be guaranteed.
+    #[error("{} uses {feature}, which is not supported: its token ids would not be exact", path.display())]
+    UnsupportedTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What it asks for.
+        feature: &'static str,
+    },
+
+    /// A piece of text has no token and the vocabulary has no fallback.
+    #[error("cannot encode text of {bytes} bytes")]
+    Encode {
+        /// Length of the text.
+        bytes: usize,
+        /// What the library said.
+        source: kitoken::EncodeError,
+    },
+
+    /// The split pattern of the tokenizer would exhaust its backtracking stack.
+    #[error(
+        "cannot encode a run of {chars} white-space characters at byte {offset}; at most {max} \
+         are possible"
+    )]
+    SpacesTooLong {
+        /// First byte of the run.
+        offset: usize,
+        /// Its length in characters.
+        chars: usize,
+        /// The longest run that can be encoded.
+        max: usize,
+    },
+
+    /// A token id outside of the vocabulary.
+    #[error("token {id} is not in the vocabulary of {vocab_len} tokens")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// One more than the largest id.
+        vocab_len: usize,
+    },
+
+    /// The chat template does not parse.
+    #[error("cannot parse the chat template of {}", path.display())]
+    TemplateSyntax {
+        /// The file the template came from.
+        path: PathBuf,
+        /// Line and reason.
+        source: minijinja::Error,
+    },
+
+    /// The chat template refused the conversation with `raise_exception`.
+    #[error("the chat template refuses this conversation")]
+    Refused {
+        /// The template's own words.
+        source: RaisedException,
+    },
+
+    /// The chat template failed: it and the conversation do not fit together.
+    #[error("the chat template cannot render this conversation")]
+    Render {
+        /// Reason and line.
+        source: minijinja::Error,
+    },
+
+    /// `tokenizer_config.json` lists templates, but none that can be used.
+    #[error("{} lists {count} chat templates, none of them named `default`", path.display())]
+    NoDefaultTemplate {
+        /// The file.
+        path: PathBuf,
+        /// How many it lists.
+        count: usize,
+    },
+
+    /// A stop string must say something.
+    #[error("stop string {index} is empty; leave it out")]
+    EmptyStopString {
+        /// Its position in the list.
+        index: usize,
+    },
+
+    /// The tags of a thinking block must say something.
+    #[error("the opening and the closing tag of a thinking block must not be empty")]
+    EmptyThinkingTag,
+}

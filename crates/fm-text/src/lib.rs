@@ -1,0 +1,22 @@
+//! Strings and tokens: everything between what people write and what the network reads.
+//!
+//! Text goes in through a [`ChatTemplate`] and a [`Tokenizer`]; tokens come back out through a
+//! [`Detokenizer`], a [`ThinkingSplitter`] and [`StopStrings`], which are fed piece by piece while
+//! the model is still talking. Knows nothing about models, devices or files other than the
+//! tokenizer's own.
+
+#![forbid(unsafe_code)]
+
+pub mod chat;
+pub mod detokenizer;
+pub mod error;
+pub mod stop;
+pub mod thinking;
+pub mod tokenizer;
+
+pub use chat::{ChatTemplate, Message, RenderRequest};
+pub use detokenizer::{Detokenizer, SpecialText};
+pub use error::TextError;
+pub use stop::{StopPush, StopStrings};
+pub use thinking::{Channel, Segment, ThinkingSplitter, ThinkingState, ThinkingTags};
+pub use tokenizer::{SpecialTokens, Tokenizer};

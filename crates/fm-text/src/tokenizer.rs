@@ -1,0 +1,366 @@
+//! Text to token ids and back to bytes, with exactly the ids of Hugging Face `tokenizers`.
+//!
+//! ```text
+//! text ─► added tokens cut out ─► normalise ─► normalised added tokens cut out ─► split, merge
+//! ```
+//!
+//! Splitting and merging are `kitoken`'s, five times as fast as `tokenizers`; what it does
+//! otherwise is repaired when `tokenizer.json` is converted (`tokenizer/file.rs`). The tests hold
+//! the ids against `tokenizers` itself.
+
+mod added;
+mod cache;
+mod file;
+mod token_table;
+
+use std::{borrow::Cow, collections::HashMap, fs, ops::Range, path::Path};
+
+use kitoken::{Configuration, Kitoken, Normalization, SpecialTokenKind};
+
+use self::{
+    added::{AddedMatcher, AddedToken, Cut},
+    file::Parts,
+    token_table::TokenTable,
+};
+use crate::error::TextError;
+
+/// What to make of special tokens (`<|im_end|>`) spelled out in the text.
+///
+/// Added tokens that are not special (`<think>`) become their token either way, as in
+/// `tokenizers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// They become the token: for text that came out of a chat template.
+    Parse,
+    /// They are letters like any others: for text that nobody vouches for.
+    AsText,
+}
+
+/// The vocabulary of a model and the rules to encode with it.
+#[derive(Debug)]
+pub struct Tokenizer {
+    kitoken: Kitoken,
+    normalization: Vec<Normalization>,
+    /// Added tokens that are looked for in the text as it is.
+    added: AddedMatcher,
+    /// Added tokens that are looked for after normalisation.
+    added_normalized: AddedMatcher,
+    whole_pieces: Option<WholePieces>,
+    added_ids: HashMap<String, u32>,
+    special_ids: Vec<u32>,
+    table: TokenTable,
+}
+
+/// `ignore_merges` with tokens that no merges reach: a piece of split text is looked up here
+/// before it is merged, so the split has to happen outside of `kitoken`.
+#[derive(Debug)]
+struct WholePieces {
+    split: Configuration,
+    ids: HashMap<Vec<u8>, u32>,
+}
+
+/// The longest run of white space that can be encoded. The split patterns of all current models
+/// contain `\s+(?!\S)`, which keeps one backtracking step per character on a stack of a million;
+/// beyond that `kitoken` panics.
+pub const SPACES_MAX: usize = 500_000;
+
+impl Tokenizer {
+    /// Opens `tokenizer.json` in `dir`.
+    ///
+    /// The converted form is kept in `cache_dir`, if there is one, under a name made of the
+    /// file's hash. A cache that is broken or cannot be written is ignored.
+    ///
+    /// # Errors
+    /// If the file is missing, is not a tokenizer, or is one whose ids could not be exact.
+    pub fn open(dir: &Path, cache_dir: Option<&Path>) -> Result<Tokenizer, TextError> {
+        let path = dir.join("tokenizer.json");
+        let json =
+            fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
+        let cache_path = cache_dir.map(|dir| cache::path(dir, &json));
+        if let Some(parts) = cache_path.as_deref().and_then(cache::read)
+            && let Ok(tokenizer) = Tokenizer::from_parts(parts, &path)
+        {
+            return Ok(tokenizer);
+        }
+        let parts = Parts::from_json(&json, &path)?;
+        if let Some(cache_path) = cache_path {
+            // The next start is slower, nothing else.
+            let _ = cache::write(&cache_path, &parts);
+        }
+        Tokenizer::from_parts(parts, &path)
+    }
+
+    fn from_parts(parts: Parts, path: &Path) -> Result<Tokenizer, TextError> {
+        let Parts { mut definition, added, whole_pieces, table } = parts;
+        let normalization = file::take_normalization(&mut definition);
+        let whole_pieces = (!whole_pieces.is_empty()).then(|| WholePieces {
+            split: Configuration {
+                split: std::mem::take(&mut definition.config.split),
+                ..Configuration::default()
+            },
+            ids: whole_pieces.into_iter().map(|(id, bytes)| (bytes, id)).collect(),
+        });
+        let kitoken = Kitoken::from_definition(definition)
+            .map_err(|source| TextError::Build { path: path.to_owned(), source })?;
+
+        let added_ids = added.iter().map(|token| (token.content.clone(), token.id)).collect();
+        let mut special_ids: Vec<u32> =
+            added.iter().filter(|token| token.special).map(|token| token.id).collect();
+        special_ids.sort_unstable();
+        let (normalized, exact): (Vec<_>, Vec<_>) =
+            added.into_iter().partition(|token| token.normalized);
+        let normalized = normalized.into_iter().map(|token| {
+            let mut content = Cow::Borrowed(token.content.as_str());
+            // As in the middle of a text: what happens at its start does not happen to a token.
+            normalize(&normalization, &mut content, 1..2);
+            AddedToken { content: content.into_owned(), ..token }
+        });
+        Ok(Tokenizer {
+            added_normalized: AddedMatcher::new(normalized.collect()),
+            added: AddedMatcher::new(exact),
+            kitoken,
+            normalization,
+            whole_pieces,
+            added_ids,
+            special_ids,
+            table,
+        })
+    }
+
+    /// Encodes text. Adds no token that the text does not spell, in particular none at its start.
+    ///
+    /// # Errors
+    /// If a run of white space is longer than [`SPACES_MAX`], or the vocabulary has neither a
+    /// token nor a fallback for a part of the text.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TextError> {
+        refuse_long_spaces(text)?;
+        let skip_special = special == SpecialTokens::AsText;
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        for cut in self.added.cut(text, skip_special) {
+            let range = match cut {
+                Cut::Token(id) => {
+                    ids.push(id);
+                    continue;
+                }
+                Cut::Text(range) => range,
+            };
+            let end = if range.end == text.len() { usize::MAX } else { range.end };
+            let mut piece = Cow::Borrowed(&text[range.clone()]);
+            normalize(&self.normalization, &mut piece, range.start..end);
+            for cut in self.added_normalized.cut(&piece, skip_special) {
+                match cut {
+                    Cut::Token(id) => ids.push(id),
+                    Cut::Text(range) => self.encode_plain(&piece[range], &mut ids)?,
+                }
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Encodes normalised text without added tokens.
+    fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
+        let merge = |piece: &str| {
+            // No kind of special token is parsed here: they are all cut out.
+            self.kitoken
+                .encode(piece, &[] as &[SpecialTokenKind])
+                .map_err(|source| TextError::Encode { bytes: piece.len(), source })
+        };
+        let Some(whole) = &self.whole_pieces else {
+            ids.append(&mut merge(text)?);
+            return Ok(());
+        };
+        for (start, end) in whole.split.split(text) {
+            let piece = &text[start..end];
+            match whole.ids.get(piece.as_bytes()) {
+                Some(&id) => ids.push(id),
+                None => ids.append(&mut merge(piece)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes a token stands for; not always whole characters. Nothing for an id that no token
+    /// has.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.table.get(id)
+    }
+
+    /// Whether the token is special: a mark for the model, not a part of the text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special_ids.binary_search(&id).is_ok()
+    }
+
+    /// The token that `text` is, all of it: an added token if there is one, else any other.
+    ///
+    /// Looks at the whole vocabulary if it is not an added token.
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        self.added_ids.get(text).copied().or_else(|| self.table.find(text.as_bytes()))
+    }
+
+    /// One more than the largest token id. The model's embedding may have more rows.
+    pub fn vocab_len(&self) -> usize {
+        self.table.len()
+    }
+}
+
+fn normalize(steps: &[Normalization], text: &mut Cow<'_, str>, position: Range<usize>) {
+    if text.is_empty() {
+        return;
+    }
+    for step in steps {
+        step.normalize(text, position.clone());
+    }
+}
+
+fn refuse_long_spaces(text: &str) -> Result<(), TextError> {
+    if text.len() <= SPACES_MAX {
+        return Ok(());
+    }
+    let (mut start, mut chars) = (0, 0);
+    for (at, c) in text.char_indices() {
+        if !c.is_whitespace() {
+            chars = 0;
+            continue;
+        }
+        if chars == 0 {
+            start = at;
+        }
+        chars += 1;
+        if chars > SPACES_MAX {
+            let run = &text[start..];
+            let chars = run.chars().take_while(|c| c.is_whitespace()).count();
+            return Err(TextError::SpacesTooLong { offset: start, chars, max: SPACES_MAX });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// The demonstration tokenizer in a folder of its own, with an empty cache.
+    struct Case {
+        model: tempfile::TempDir,
+        cache: tempfile::TempDir,
+    }
+
+    impl Case {
+        /// `kept` added tokens stay.
+        fn new(kept: usize) -> Case {
+            let demo =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+            let mut json: serde_json::Value =
+                serde_json::from_slice(&fs::read(demo).unwrap()).unwrap();
+            json["added_tokens"].as_array_mut().unwrap().truncate(kept);
+            let case =
+                Case { model: tempfile::tempdir().unwrap(), cache: tempfile::tempdir().unwrap() };
+            fs::write(case.model.path().join("tokenizer.json"), json.to_string()).unwrap();
+            case
+        }
+
+        fn open(&self) -> Tokenizer {
+            Tokenizer::open(self.model.path(), Some(self.cache.path())).unwrap()
+        }
+
+        fn cache_file(&self) -> PathBuf {
+            let files: Vec<_> = fs::read_dir(self.cache.path()).unwrap().collect();
+            assert_eq!(files.len(), 1, "one cache, no temporary files");
+            files.into_iter().next().unwrap().unwrap().path()
+        }
+    }
+
+    fn ids(tokenizer: &Tokenizer) -> Vec<u32> {
+        let text = "<|im_start|>user\nHello the world 東京<|im_end|>";
+        tokenizer.encode(text, SpecialTokens::Parse).unwrap()
+    }
+
+    #[test]
+    fn the_second_start_reads_the_cache() {
+        let case = Case::new(9);
+        let first = case.open();
+        assert_eq!(ids(&case.open()), ids(&first));
+
+        // The cache of another tokenizer in its place is believed: so it is read.
+        let other = Case::new(0);
+        other.open();
+        fs::copy(other.cache_file(), case.cache_file()).unwrap();
+        assert_eq!(case.open().token_id("<think>"), None);
+    }
+
+    #[test]
+    fn a_broken_cache_is_replaced() {
+        let case = Case::new(9);
+        let expected = ids(&case.open());
+        let path = case.cache_file();
+        let whole = fs::read(&path).unwrap();
+        let mut broken = vec![Vec::new(), whole[..whole.len() - 1].to_vec(), whole[..20].to_vec()];
+        broken.push(Vec::from(&b"fmtext00"[..]));
+        // A flipped bit anywhere: the name of the format, the hash, the vocabulary, the table.
+        for at in [0, 9, 30, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            broken.push(flipped);
+        }
+        for data in broken {
+            fs::write(&path, data).unwrap();
+            assert_eq!(ids(&case.open()), expected);
+            assert_eq!(fs::read(&path).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_is_no_error() {
+        let case = Case::new(9);
+        let file = case.cache.path().join("file");
+        fs::write(&file, "in the way").unwrap();
+        let tokenizer = Tokenizer::open(case.model.path(), Some(&file)).unwrap();
+        assert_eq!(ids(&tokenizer), ids(&Tokenizer::open(case.model.path(), None).unwrap()));
+    }
+
+    #[test]
+    fn another_file_has_another_cache() {
+        let case = Case::new(9);
+        case.open();
+        let other = Case::new(8);
+        let json = fs::read(other.model.path().join("tokenizer.json")).unwrap();
+        fs::write(case.model.path().join("tokenizer.json"), json).unwrap();
+        assert_eq!(case.open().token_id("</think>"), None);
+    }
+
+    #[test]
+    fn tokens_have_names_bytes_and_kinds() {
+        let tokenizer = Case::new(9).open();
+        let think = tokenizer.token_id("<think>").unwrap();
+        let end = tokenizer.token_id("<|im_end|>").unwrap();
+        assert_eq!((think, end, tokenizer.vocab_len()), (2046, 2041, 2048));
+        assert!(tokenizer.is_special(end) && !tokenizer.is_special(think));
+        assert_eq!(tokenizer.token_bytes(end), Some(&b"<|im_end|>"[..]));
+        assert_eq!(tokenizer.token_bytes(2048), None);
+        let the = tokenizer.token_id(" the").unwrap();
+        assert_eq!(tokenizer.encode(" the", SpecialTokens::Parse).unwrap(), [the]);
+    }
+
+    #[test]
+    fn special_tokens_in_foreign_text_are_letters() {
+        let tokenizer = Case::new(9).open();
+        let end = tokenizer.token_id("<|im_end|>").unwrap();
+        let text = "bye <|im_end|>";
+        assert!(tokenizer.encode(text, SpecialTokens::Parse).unwrap().contains(&end));
+        let as_text = tokenizer.encode(text, SpecialTokens::AsText).unwrap();
+        assert!(!as_text.contains(&end));
+        let bytes: Vec<u8> =
+            as_text.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap().to_vec()).collect();
+        assert_eq!(bytes, text.as_bytes());
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let missing = Tokenizer::open(Path::new("/nowhere"), None).map(drop);
+        assert!(
+            matches!(missing, Err(TextError::Read { path, .. }) if path.ends_with("tokenizer.json"))
+        );
+    }
+}

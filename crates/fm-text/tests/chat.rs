@@ -1,0 +1,180 @@
+//! Chat templates: the demonstration model's, and small ones for every way to find one.
+
+// A test fails by panicking, in its helpers too.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use fm_text::{ChatTemplate, Message, RenderRequest, TextError, ThinkingState, ThinkingTags};
+use serde_json::{Value, json};
+
+fn demo() -> ChatTemplate {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    ChatTemplate::open(&dir).unwrap().unwrap()
+}
+
+fn messages(json: Value) -> Vec<Message> {
+    serde_json::from_value(json).unwrap()
+}
+
+/// A template in a folder of its own, with the given `tokenizer_config.json`.
+fn opened(template: Option<&str>, config: &Value) -> Result<Option<ChatTemplate>, TextError> {
+    let dir = tempfile::tempdir().unwrap();
+    if let Some(template) = template {
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    }
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    ChatTemplate::open(dir.path())
+}
+
+fn template(text: &str) -> ChatTemplate {
+    opened(Some(text), &json!({})).unwrap().unwrap()
+}
+
+fn render(template: &ChatTemplate) -> Result<String, TextError> {
+    template.render(&RenderRequest::new(&[Message::new("user", "Hi")]))
+}
+
+#[test]
+fn a_question_opens_the_assistants_thinking() {
+    let conversation = [Message::new("system", "Be brief."), Message::new("user", "Hi é")];
+    let prompt = demo().render(&RenderRequest::new(&conversation)).unwrap();
+    assert_eq!(
+        prompt,
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi é<|im_end|>\n\
+         <|im_start|>assistant\n<think>\n"
+    );
+    let tags = ThinkingTags::new("<think>", "</think>").unwrap();
+    assert_eq!(tags.state_at_end_of(&prompt), ThinkingState::Open);
+}
+
+#[test]
+fn thinking_can_be_turned_off_and_the_prompt_left_out() {
+    let conversation = [Message::new("user", "Hi")];
+    let request = RenderRequest::new(&conversation);
+    let off = RenderRequest { enable_thinking: Some(false), ..request };
+    let user = "<|im_start|>user\nHi<|im_end|>\n";
+    assert_eq!(
+        demo().render(&off).unwrap(),
+        format!("{user}<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    );
+    let on = RenderRequest { enable_thinking: Some(true), ..request };
+    assert_eq!(demo().render(&on).unwrap(), format!("{user}<|im_start|>assistant\n<think>\n"));
+    let no_prompt = RenderRequest { add_generation_prompt: false, ..request };
+    assert_eq!(demo().render(&no_prompt).unwrap(), user);
+}
+
+#[test]
+fn tools_calls_and_answers_of_tools_are_written_out() {
+    let conversation = messages(json!([
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": null, "reasoning_content": "look", "tool_calls": [
+            {"type": "function", "function": {"name": "look", "arguments": {"to": "<é>", "n": 1.0}}},
+            {"type": "function", "function": {"name": "nop", "arguments": "{}"}}]},
+        {"role": "tool", "content": "sun"},
+        {"role": "tool", "content": "ok"}]));
+    let tools = [json!({"type": "function", "function": {"name": "look", "b": [true, null]}})];
+    let request = RenderRequest { tools: &tools, ..RenderRequest::new(&conversation) };
+    assert_eq!(
+        demo().render(&request).unwrap(),
+        "<|im_start|>system\n# Tools\n\nThese functions can be called:\n<tools>\n\
+         {\"type\": \"function\", \"function\": {\"name\": \"look\", \"b\": [true, null]}}\n\
+         </tools>\n\nA call is written as:\n<tool_call>\n\
+         {\"name\": <function-name>, \"arguments\": <arguments-object>}\n</tool_call><|im_end|>\n\
+         <|im_start|>user\nWeather?<|im_end|>\n\
+         <|im_start|>assistant\n<think>\nlook\n</think>\n\n\
+         <tool_call>\n{\"name\": \"look\", \"arguments\": {\"to\": \"<é>\", \"n\": 1.0}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"nop\", \"arguments\": {}}\n</tool_call><|im_end|>\n\
+         <|im_start|>user\n<tool_response>\nsun\n</tool_response>\n\
+         <tool_response>\nok\n</tool_response><|im_end|>\n\
+         <|im_start|>assistant\n<think>\n"
+    );
+}
+
+#[test]
+fn a_base_model_has_no_template() {
+    assert!(opened(None, &json!({})).unwrap().is_none());
+    assert!(ChatTemplate::open(Path::new("/nowhere")).unwrap().is_none());
+}
+
+#[test]
+fn the_configuration_may_hold_one_template_or_several() {
+    let one = opened(
+        None,
+        &json!({"chat_template": "{{ bos_token }}one", "bos_token": {"content": "<s>"}}),
+    );
+    assert_eq!(render(&one.unwrap().unwrap()).unwrap(), "<s>one");
+
+    let list = json!([{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]);
+    let several = opened(None, &json!({"chat_template": list})).unwrap().unwrap();
+    assert_eq!(render(&several).unwrap(), "plain");
+    let tools = [json!({})];
+    let request = RenderRequest { tools: &tools, ..RenderRequest::new(&[]) };
+    assert_eq!(several.render(&request).unwrap(), "tools");
+
+    let none = opened(None, &json!({"chat_template": [{"name": "rag", "template": ""}]}));
+    assert!(matches!(none, Err(TextError::NoDefaultTemplate { count: 1, .. })));
+}
+
+#[test]
+fn the_file_comes_before_the_configuration() {
+    let both = opened(Some("file"), &json!({"chat_template": "configuration"}));
+    assert_eq!(render(&both.unwrap().unwrap()).unwrap(), "file");
+}
+
+#[test]
+fn the_templates_own_words_reach_the_user() {
+    let refusing = template(
+        "\n{% macro no() %}{{ raise_exception('No ' ~ messages[0].role) }}{% endmacro %}{{ no() }}",
+    );
+    let Err(TextError::Refused { source }) = render(&refusing) else {
+        panic!("a refusal is expected");
+    };
+    assert_eq!(source.message, "No user");
+}
+
+#[test]
+fn a_template_that_fails_says_where() {
+    let broken = render(&template("a\n{{ messages.x.y }}"));
+    let Err(TextError::Render { source }) = broken else { panic!("an error is expected") };
+    assert_eq!(source.line(), Some(2));
+    assert!(matches!(opened(Some("{% if %}"), &json!({})), Err(TextError::TemplateSyntax { .. })));
+}
+
+#[test]
+fn a_template_cannot_run_for_ever() {
+    let endless = template(
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
+         {% endfor %}{% endfor %}{% endfor %}",
+    );
+    assert!(matches!(render(&endless), Err(TextError::Render { .. })));
+}
+
+#[test]
+fn the_python_of_templates_works() {
+    let source = "{%- for m in messages[::-1] %}\n\
+        {%- if loop.previtem is defined %}{{ loop.previtem.role }} {% endif %}\n\
+        {%- if loop.index == 3 %}{% break %}{% endif %}\n\
+        {{- m.content.strip().split(' ')[-1].rstrip('!') }}|\n\
+        {%- for key, value in m.items() %}{{ key }},{% endfor %}\n\
+        {% endfor %}\n    {% set ns = namespace(x=1) %}\n{{ ns.x }}{{ strftime_now('%d %b %Y') }}";
+    let conversation =
+        [Message::new("a", "never"), Message::new("b", " one two!"), Message::new("c", "x")];
+    let now = UNIX_EPOCH + Duration::from_secs(20_777 * 86_400);
+    let request = RenderRequest { now, ..RenderRequest::new(&conversation) };
+    assert_eq!(
+        template(source).render(&request).unwrap(),
+        "x|role,content,c two|role,content,b 120 Nov 2026"
+    );
+}
+
+#[test]
+fn variables_of_the_caller_reach_the_template() {
+    let variables = json!({"reasoning_effort": "high"});
+    let request = RenderRequest { variables: variables.as_object(), ..RenderRequest::new(&[]) };
+    assert_eq!(template("{{ reasoning_effort }}").render(&request).unwrap(), "high");
+}
