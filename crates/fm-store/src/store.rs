@@ -28,6 +28,11 @@ use crate::{
 /// the caller computes, few enough that an abandoned request is read to its end within 0.1 s.
 pub(crate) const FETCHES_MAX: usize = 64;
 
+/// With this many records on their way a disk is busy. Reading further ahead is no reason to evict
+/// an expert that is more popular than the one it would make room for: a long scan takes slots in
+/// turn and leaves the rest of the cache as it is.
+const READ_AHEAD: usize = 8;
+
 /// Reads that an ascending walk keeps under way even if it has to give up hits it needs later:
 /// one travels while one is computed with.
 const STREAM_DEPTH: usize = 2;
@@ -297,7 +302,9 @@ impl Store {
         while self.under_way < FETCHES_MAX {
             let Some((_, entry)) = self.next_absent(ticket) else { return };
             let class = self.layer(self.tickets.get(ticket).layer).class;
-            let Some(taken) = self.classes[class].take(entry) else { return };
+            let rank = self.entries[entry.0 as usize].rank;
+            let below = if self.under_way < READ_AHEAD { f64::INFINITY } else { rank };
+            let Some(taken) = self.classes[class].take(entry, below) else { return };
             self.start(entry, class, taken);
         }
     }

@@ -52,12 +52,15 @@ impl Victims {
         }
     }
 
-    /// Takes out the slot with the lowest rank among those that may go.
+    /// Takes out the slot with the lowest rank among those that may go, if that is `below`.
     ///
     /// Costs O(log n) for each slot that may not: the few that are leased.
-    pub(crate) fn take(&mut self, mut may_go: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(crate) fn take(&mut self, below: f64, may_go: impl Fn(u32) -> bool) -> Option<u32> {
         let mut taken = None;
         while let Some(&slot) = self.heap.first() {
+            if self.rank[slot as usize] >= below {
+                break;
+            }
             self.remove(slot);
             if may_go(slot) {
                 taken = Some(slot);
@@ -120,14 +123,15 @@ mod tests {
     enum Op {
         Insert(u32, u8),
         Remove(u32),
-        Take { but_not: u32 },
+        Take { below: u8, but_not: u32 },
     }
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
             3 => (0..20_u32, any::<u8>()).prop_map(|(slot, rank)| Op::Insert(slot, rank)),
             1 => (0..20_u32).prop_map(Op::Remove),
-            1 => (0..20_u32).prop_map(|but_not| Op::Take { but_not }),
+            1 => (any::<u8>(), 0..20_u32)
+                .prop_map(|(below, but_not)| Op::Take { below, but_not }),
         ]
     }
 
@@ -148,11 +152,12 @@ mod tests {
                         victims.remove(slot);
                         list.retain(|entry| entry.1 != slot);
                     }
-                    Op::Take { but_not } => {
+                    Op::Take { below, but_not } => {
                         list.sort_unstable();
-                        let expected = list.iter().position(|entry| entry.1 != but_not);
-                        let expected = expected.map(|at| list.remove(at).1);
-                        prop_assert_eq!(victims.take(|slot| slot != but_not), expected);
+                        let goes = |entry: &(u8, u32)| entry.1 != but_not && entry.0 < below;
+                        let expected = list.iter().position(goes).map(|at| list.remove(at).1);
+                        let taken = victims.take(f64::from(below), |slot| slot != but_not);
+                        prop_assert_eq!(taken, expected);
                     }
                 }
             }

@@ -186,7 +186,7 @@ fn frequency_survives_a_scan_where_recency_does_not() {
     let world = world(32);
     for (policy, kept) in [(PolicyKind::Lfru, true), (PolicyKind::Lru, false)] {
         let reader = Memory::open(&world.catalog, disk(&world), |_| 0).unwrap();
-        let options = StoreOptions { policy, ..slots(&world, 4, reader.staging_bytes()) };
+        let options = StoreOptions { policy, ..slots(&world, 12, reader.staging_bytes()) };
         let mut store = Store::open(&world.catalog, options, Box::new(reader)).unwrap();
         for _ in 0..5 {
             drain(&mut store, &world, &experts([8, 9]), Order::Ascending);
