@@ -83,13 +83,7 @@ impl Plan {
                 }
                 Err(at) => classes.insert(
                     at,
-                    ClassPlan {
-                        record_bytes,
-                        layers: 1,
-                        experts,
-                        slots_min: least,
-                        slots: least,
-                    },
+                    ClassPlan { record_bytes, layers: 1, experts, slots_min: least, slots: least },
                 ),
             }
         }

@@ -124,12 +124,7 @@ pub const DEPTH_MAX: usize = 64;
 
 impl Default for ReaderOptions {
     fn default() -> Self {
-        Self {
-            io: IoMode::Auto,
-            kind: ReaderKind::Auto,
-            depth: DEPTH_DEFAULT,
-            page_cache_bytes: 0,
-        }
+        Self { io: IoMode::Auto, kind: ReaderKind::Auto, depth: DEPTH_DEFAULT, page_cache_bytes: 0 }
     }
 }
 

@@ -344,8 +344,11 @@ impl Store {
             *other != ticket && self.layer(self.tickets.get(*other).layer).class == class
         };
         // Bound: TICKETS_MAX bits; collected because the search below needs the store.
-        let others = self.tickets.open_ones().filter(same_class).fold(0_u32, |set, at| set | 1 << at);
-        (0..u32::BITS as usize).filter(|at| others >> at & 1 == 1).any(|at| self.issue_over(entry, at, 0))
+        let others =
+            self.tickets.open_ones().filter(same_class).fold(0_u32, |set, at| set | 1 << at);
+        (0..u32::BITS as usize)
+            .filter(|at| others >> at & 1 == 1)
+            .any(|at| self.issue_over(entry, at, 0))
     }
 
     /// Reads an expert into the slot of the last hit among a request's items from `from` on.
@@ -472,7 +475,8 @@ impl Store {
         let class = self.layer(layer).class;
         self.unpin(layer, item.expert);
         if item.state == ItemState::Failed {
-            let ours = |failure: &Failure| failure.ticket == ticket && failure.expert == item.expert;
+            let ours =
+                |failure: &Failure| failure.ticket == ticket && failure.expert == item.expert;
             let at = self.failures.iter().position(ours).expect("a failed item has its error");
             let error = self.failures.swap_remove(at).error;
             return Arrived { expert: item.expert, record: Err(error) };

@@ -63,7 +63,8 @@ fn catalog() -> Arc<Catalog> {
 #[test]
 fn tokens_of_hits_allocate_nothing() {
     let catalog = catalog();
-    let disk = MemoryDisk { files: vec![vec![1; catalog.bytes() as usize]], access: Access::Direct };
+    let disk =
+        MemoryDisk { files: vec![vec![1; catalog.bytes() as usize]], access: Access::Direct };
     let reader = Memory::open(&catalog, disk, |_| 0).unwrap();
     for policy in [PolicyKind::Lru, PolicyKind::Lfru] {
         let disk =

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io,
     path::Path,
+    sync::Arc,
 };
 
 use fm_format::record::{Catalog, FileIndex};
@@ -40,10 +41,10 @@ pub trait Disk: Send + Sync {
 }
 
 /// The files of a catalog, in its order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Files {
     access: Access,
-    files: Vec<File>,
+    files: Arc<[File]>,
 }
 
 impl Files {

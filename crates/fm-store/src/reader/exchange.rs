@@ -5,8 +5,8 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Fetch, Fetched, Wait};
-use crate::store::FETCHES_MAX;
+use super::{Fetch, Fetched, Transfer, Wait};
+use crate::{error::StoreError, store::FETCHES_MAX};
 
 /// Two queues behind one lock. Nothing is held for longer than a push or a pop.
 #[derive(Debug)]
@@ -25,6 +25,12 @@ struct State {
     /// Records submitted and not given back.
     open: usize,
     closed: bool,
+    lost: bool,
+}
+
+fn lost(fetch: Fetch) -> Fetched {
+    let outcome = Err(StoreError::ReaderPanicked { key: fetch.key });
+    Fetched { fetch, transfer: Transfer::default(), outcome }
 }
 
 impl Exchange {
@@ -34,6 +40,7 @@ impl Exchange {
             finished: VecDeque::with_capacity(FETCHES_MAX),
             open: 0,
             closed: false,
+            lost: false,
         };
         Self { state: Mutex::new(state), work: Condvar::new(), done: Condvar::new() }
     }
@@ -41,8 +48,12 @@ impl Exchange {
     /// The store's side: queues a record.
     pub(super) fn submit(&self, fetch: Fetch) {
         let mut state = self.lock();
-        state.queue.push_back(fetch);
         state.open += 1;
+        if state.lost {
+            state.finished.push_back(lost(fetch));
+        } else {
+            state.queue.push_back(fetch);
+        }
         drop(state);
         self.work.notify_one();
     }
@@ -50,7 +61,7 @@ impl Exchange {
     /// The store's side: takes a record back.
     pub(super) fn reap(&self, wait: Wait) -> Option<Fetched> {
         let mut state = self.lock();
-        while wait == Wait::Block && state.finished.is_empty() && state.open > 0 {
+        while wait == Wait::Block && state.finished.is_empty() && state.open > 0 && !state.lost {
             state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let fetched = state.finished.pop_front()?;
@@ -97,6 +108,18 @@ impl Exchange {
     pub(super) fn finish(&self, fetched: Fetched) {
         self.lock().finished.push_back(fetched);
         self.done.notify_one();
+    }
+
+    /// The reader's side: this reader is lost. What is queued, and what will be, has failed.
+    #[cfg(target_os = "linux")]
+    pub(super) fn abandon(&self) {
+        let mut state = self.lock();
+        state.lost = true;
+        while let Some(fetch) = state.queue.pop_front() {
+            state.finished.push_back(lost(fetch));
+        }
+        drop(state);
+        self.done.notify_all();
     }
 
     /// A panic while the lock is held cannot leave the queues half changed.

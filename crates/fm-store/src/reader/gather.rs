@@ -155,11 +155,7 @@ pub(super) fn failure(catalog: &Catalog, key: ExpertKey, step: &Step, lapse: Lap
 
 /// The last touch of a record that was read: padding is zero, so that its bytes depend on nothing
 /// but its weights; checksums, where the catalog has them, are right.
-pub(super) fn finish(
-    catalog: &Catalog,
-    key: ExpertKey,
-    slot: &mut [u8],
-) -> Result<(), StoreError> {
+pub(super) fn finish(catalog: &Catalog, key: ExpertKey, slot: &mut [u8]) -> Result<(), StoreError> {
     let (layout, record) = (&catalog.layer(key.layer).layout, catalog.record(key));
     let down = layout.offset(MatrixRole::Down);
     slot[layout.gate.bytes() + layout.up.bytes()..down].fill(0);

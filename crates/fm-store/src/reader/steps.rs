@@ -4,7 +4,9 @@
 //! into the slot where alignment allows, else into staging, from where its bytes are placed.
 //! Direct reads are widened to whole blocks of 4096 bytes.
 
-use fm_format::record::{Catalog, Extent, FileIndex, LayerRecords, PART_ALIGN, Piece, Place, Record};
+use fm_format::record::{
+    Catalog, Extent, FileIndex, LayerRecords, PART_ALIGN, Piece, Place, Record,
+};
 
 use super::disk::Access;
 

@@ -119,7 +119,8 @@ fn a_file_that_ends_early_is_a_short_read() {
         let (mut store, _) = store(&world, access);
         let (came, failed) = drain(&mut store, &world, &experts([2]));
         assert_eq!(came.len(), 0);
-        let StoreError::ShortRead { key: found_key, expected, found, offset, .. } = failed[0] else {
+        let StoreError::ShortRead { key: found_key, expected, found, offset, .. } = failed[0]
+        else {
             panic!("{}", failed[0])
         };
         assert_eq!((found_key, offset), (key(0, 2), piece.extent.offset));
@@ -130,7 +131,9 @@ fn a_file_that_ends_early_is_a_short_read() {
 
 #[test]
 fn a_disk_that_returns_little_at_a_time_is_only_slow() {
-    for (access, longest) in [(Access::Buffered, 1000), (Access::Direct, 4096), (Access::Direct, 5000)] {
+    for (access, longest) in
+        [(Access::Buffered, 1000), (Access::Direct, 4096), (Access::Direct, 5000)]
+    {
         let world = World::new(&[Style::Scattered, Style::Affine], 1, 6).with_checksums();
         let (mut store, faults) = store(&world, access);
         faults.longest.store(longest, Ordering::Relaxed);

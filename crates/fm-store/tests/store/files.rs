@@ -102,7 +102,8 @@ fn a_truncated_file_is_found_before_anything_is_read() {
     for file in 0..3 {
         let path: &Path = &world.catalog.files[file];
         let ends = world.catalog.layers[0].iter().flat_map(|layer| &layer.records);
-        let ends = ends.flat_map(|record| &record.pieces).filter(|p| p.extent.file.0 == file as u32);
+        let ends =
+            ends.flat_map(|record| &record.pieces).filter(|p| p.extent.file.0 == file as u32);
         let Some(end) = ends.map(|piece| piece.extent.offset + piece.extent.bytes).max() else {
             continue;
         };

@@ -164,7 +164,12 @@ impl Caller {
     }
 }
 
-fn play(ops: &[Op], extra_slots: usize, policy: PolicyKind, reader: impl Fn(&World) -> Box<dyn Reader>) {
+fn play(
+    ops: &[Op],
+    extra_slots: usize,
+    policy: PolicyKind,
+    reader: impl Fn(&World) -> Box<dyn Reader>,
+) {
     let styles = [Style::Container, Style::Scattered, Style::Fused, Style::Affine];
     let world = World::new(&styles, LAYERS, EXPERTS);
     let reader = reader(&world);

@@ -53,7 +53,10 @@ impl Disk for SimDisk {
         if self.disk.access == Access::Direct {
             assert!(offset.is_multiple_of(4096), "a direct read starts at a block");
             assert!(into.len().is_multiple_of(4096), "a direct read is whole blocks");
-            assert!(into.as_ptr().addr().is_multiple_of(4096), "a direct read needs aligned memory");
+            assert!(
+                into.as_ptr().addr().is_multiple_of(4096),
+                "a direct read needs aligned memory"
+            );
         }
         let access = self.faults.accesses.fetch_add(1, Ordering::Relaxed);
         if self.faults.failing.lock().unwrap().contains(&access) {

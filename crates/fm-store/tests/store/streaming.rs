@@ -191,8 +191,17 @@ fn frequency_survives_a_scan_where_recency_does_not() {
         for _ in 0..5 {
             drain(&mut store, &world, &experts([8, 9]), Order::Ascending);
         }
-        drain(&mut store, &world, &experts((0..32).filter(|at| *at != 8 && *at != 9)), Order::Ascending);
-        assert_eq!(store.is_resident(key(0, 8)) && store.is_resident(key(0, 9)), kept, "{policy:?}");
+        drain(
+            &mut store,
+            &world,
+            &experts((0..32).filter(|at| *at != 8 && *at != 9)),
+            Order::Ascending,
+        );
+        assert_eq!(
+            store.is_resident(key(0, 8)) && store.is_resident(key(0, 9)),
+            kept,
+            "{policy:?}"
+        );
     }
 }
 

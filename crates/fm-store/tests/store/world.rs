@@ -87,7 +87,11 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
                     let source = ScaleSource::Bf16;
                     (blocks * element, Place::Interleave { role, part, source }, false)
                 };
-                [part(AffinePart::Codes, 16), part(AffinePart::Scales, 2), part(AffinePart::Biases, 2)]
+                [
+                    part(AffinePart::Codes, 16),
+                    part(AffinePart::Scales, 2),
+                    part(AffinePart::Biases, 2),
+                ]
             };
             roles.into_iter().flat_map(affine).collect()
         }
