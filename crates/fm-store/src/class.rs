@@ -3,6 +3,7 @@
 use fm_format::key::LayerIndex;
 
 use crate::{
+    entries::EntryIndex,
     error::StoreError,
     plan::ClassPlan,
     policy::Policy,
@@ -10,12 +11,8 @@ use crate::{
     victims::Victims,
 };
 
-/// Position of an expert in the store's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EntryIndex(pub(crate) u32);
-
 /// A slot that is about to be filled, and who had to leave it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) slot: u32,
     pub(crate) evicted: Option<EntryIndex>,

@@ -10,6 +10,7 @@
 //! and bytes, never tensors; a union of experts larger than all slots streams through.
 
 mod class;
+mod entries;
 mod error;
 mod plan;
 pub mod policy;

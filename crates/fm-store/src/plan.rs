@@ -51,6 +51,9 @@ pub struct Plan {
 impl Plan {
     /// Divides a budget. `staging_bytes` belongs to the reader, see
     /// [`crate::reader::staging_bytes`].
+    ///
+    /// # Errors
+    /// [`StoreError::BudgetTooSmall`], with what it takes.
     pub fn new(
         catalog: &Catalog,
         options: StoreOptions,

@@ -187,6 +187,9 @@ impl ReaderKind {
 
 /// Opens the files of a catalog, checks that they are as long as they should be, and starts the
 /// reader that `options` ask for, or the best that works here.
+///
+/// # Errors
+/// If a file is missing or truncated, or if what `options` insist on is not to be had.
 pub fn open(
     catalog: &Arc<Catalog>,
     options: ReaderOptions,

@@ -14,7 +14,8 @@ use fm_format::{
 };
 
 use crate::{
-    class::{Class, EntryIndex, Taken},
+    class::{Class, Taken},
+    entries::{Entries, EntryIndex, LayerEntries, Residence},
     error::StoreError,
     plan::{Plan, StoreOptions},
     policy::PolicyScope,
@@ -56,35 +57,6 @@ pub struct Arrived {
     pub record: Result<Lease, StoreError>,
 }
 
-/// An expert's place in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Residence {
-    Absent,
-    Loading(u32),
-    Resident(u32),
-}
-
-/// What the store knows about an expert, resident or not.
-#[derive(Debug)]
-struct Entry {
-    key: ExpertKey,
-    residence: Residence,
-    /// Its policy's opinion.
-    rank: f64,
-    /// Requests that have not taken it yet.
-    pins: u32,
-    /// Whether it was ever loaded: tells a cold miss from a capacity miss.
-    seen: bool,
-}
-
-/// A layer's experts in the table.
-#[derive(Clone, Copy, Debug)]
-struct LayerEntries {
-    first: usize,
-    count: usize,
-    class: usize,
-}
-
 /// An error on its way to the request that waits for the expert.
 #[derive(Debug)]
 struct Failure {
@@ -98,9 +70,7 @@ struct Failure {
 pub struct Store {
     plan: Plan,
     reader: Box<dyn Reader>,
-    /// `None` for layers without routed experts.
-    layers: Vec<Option<LayerEntries>>,
-    entries: Vec<Entry>,
+    entries: Entries,
     classes: Vec<Class>,
     tickets: TicketTable,
     /// Records that the reader has. Bound: [`FETCHES_MAX`].
@@ -114,6 +84,9 @@ pub struct Store {
 
 impl Store {
     /// Maps slots as [`Plan::new`] says and takes charge of the reader.
+    ///
+    /// # Errors
+    /// If the budget is too small or the memory is not there.
     pub fn open(
         catalog: &Arc<Catalog>,
         options: StoreOptions,
@@ -127,15 +100,13 @@ impl Store {
             Class::open(*class, options.policy.build(scope), options.chunk_bytes)
         });
         let classes = classes.collect::<Result<_, _>>()?;
-        let (layers, entries) = index(catalog, &plan);
-        let experts_max = layers.iter().flatten().map(|layer| layer.count).max().unwrap_or(0);
+        let entries = Entries::new(catalog, &plan);
         Ok(Self {
             plan,
             reader,
-            layers,
+            tickets: TicketTable::new(entries.layer_count_max()),
             entries,
             classes,
-            tickets: TicketTable::new(experts_max),
             under_way: 0,
             failures: Vec::new(),
             now: 0,
@@ -145,6 +116,9 @@ impl Store {
 
     /// Asks for experts: those that are there are kept, reads of the others start. Never blocks.
     ///
+    /// # Errors
+    /// [`StoreError::TooManyTickets`]. Reads that fail are reported by [`Store::next`].
+    ///
     /// # Panics
     /// If `ascending` is not, or names an expert or layer that does not exist.
     pub fn request(
@@ -153,15 +127,15 @@ impl Store {
         ascending: &[ExpertIndex],
     ) -> Result<Ticket, StoreError> {
         assert!(ascending.is_sorted_by(|a, b| a < b), "experts ascend, each named once");
-        let LayerEntries { count, class, .. } = self.layer(layer);
+        let entries = self.entries.layer(layer);
+        let LayerEntries { count, class, .. } = entries;
         assert!(ascending.last().is_none_or(|last| last.index() < count), "the expert exists");
         self.sweep();
         self.collect(Wait::Poll);
         let ticket = self.tickets.open(layer, ascending)?;
         self.now += 1;
         for expert in ascending {
-            let entry = self.entry_of(layer, *expert);
-            let entry = &mut self.entries[entry.0 as usize];
+            let entry = &mut self.entries[entries.at(*expert)];
             let class = &mut self.classes[class];
             entry.rank = class.policy.used(entry.rank, self.now);
             match entry.residence {
@@ -182,8 +156,11 @@ impl Store {
 
     /// The next expert of a request, each exactly once, `None` when all have been handed out.
     ///
-    /// Waits only for reads. If leases that the caller holds are all that is missing, it returns
-    /// [`StoreError::SlotsExhausted`], and may be called again when some have been dropped.
+    /// Waits only for reads.
+    ///
+    /// # Errors
+    /// [`StoreError::SlotsExhausted`] if leases that the caller holds are all that is missing; call
+    /// again when some have been dropped. What concerns one expert is in [`Arrived::record`].
     ///
     /// # Panics
     /// If another store gave the ticket.
@@ -211,7 +188,7 @@ impl Store {
                 self.collect(Wait::Block);
             } else if !self.issue_over_other_requests(ticket) {
                 let layer = self.tickets.get(ticket).layer;
-                return Err(self.classes[self.layer(layer).class].exhausted(layer));
+                return Err(self.classes[self.entries.layer(layer).class].exhausted(layer));
             }
         }
     }
@@ -228,8 +205,8 @@ impl Store {
 
     /// Whether an expert could be had without reading.
     pub fn is_resident(&self, key: ExpertKey) -> bool {
-        let entry = self.entry_of(key.layer, key.expert);
-        matches!(self.entries[entry.0 as usize].residence, Residence::Resident(_))
+        let entry = self.entries.find(key);
+        matches!(self.entries[entry].residence, Residence::Resident(_))
     }
 
     /// Memory that slots and staging take now; falls with [`Store::release_chunks`].
@@ -256,11 +233,11 @@ impl Store {
             largest_first.sort_unstable_by_key(|class| std::cmp::Reverse(class.bytes()));
             let bytes = largest_first.into_iter().find_map(|class| {
                 let mut evicted = Vec::new();
-                let needed = |entry: EntryIndex| entries[entry.0 as usize].pins > 0;
+                let needed = |entry: EntryIndex| entries[entry].pins > 0;
                 let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
                 stats.evictions += evicted.len() as u64;
                 for entry in evicted {
-                    entries[entry.0 as usize].residence = Residence::Absent;
+                    entries[entry].residence = Residence::Absent;
                 }
                 Some(bytes)
             });
@@ -273,6 +250,9 @@ impl Store {
     }
 
     /// Takes back up to `chunks` chunks that were given back, and returns their bytes.
+    ///
+    /// # Errors
+    /// If the memory is not there.
     pub fn grow(&mut self, chunks: usize) -> Result<u64, StoreError> {
         let mut grown = 0;
         for _ in 0..chunks {
@@ -289,20 +269,12 @@ impl Store {
         Ok(grown)
     }
 
-    fn layer(&self, layer: LayerIndex) -> LayerEntries {
-        self.layers[layer.index()].expect("the layer has routed experts")
-    }
-
-    fn entry_of(&self, layer: LayerIndex, expert: ExpertIndex) -> EntryIndex {
-        EntryIndex((self.layer(layer).first + expert.index()) as u32)
-    }
-
     /// Starts reads of what a request lacks, as far as there are slots nobody needs.
     fn issue(&mut self, ticket: usize) {
         while self.under_way < FETCHES_MAX {
             let Some((_, entry)) = self.next_absent(ticket) else { return };
-            let class = self.layer(self.tickets.get(ticket).layer).class;
-            let rank = self.entries[entry.0 as usize].rank;
+            let class = self.entries.layer(self.tickets.get(ticket).layer).class;
+            let rank = self.entries[entry].rank;
             let below = if self.under_way < READ_AHEAD { f64::INFINITY } else { rank };
             let Some(taken) = self.classes[class].take(entry, below) else { return };
             self.start(entry, class, taken);
@@ -311,15 +283,15 @@ impl Store {
 
     /// The first item of a request that has to be read and is not being read.
     fn next_absent(&mut self, ticket: usize) -> Option<(usize, EntryIndex)> {
-        let first = self.layer(self.tickets.get(ticket).layer).first;
+        let entries = self.entries.layer(self.tickets.get(ticket).layer);
         let pending = self.tickets.get_mut(ticket);
         let not_issued = pending.items.iter().enumerate().skip(pending.issued_until);
         for (at, item) in not_issued {
-            let entry = first + item.expert.index();
+            let entry = entries.at(item.expert);
             let absent = self.entries[entry].residence == Residence::Absent;
             if item.state == ItemState::Waiting && absent {
                 pending.issued_until = at;
-                return Some((at, EntryIndex(entry as u32)));
+                return Some((at, entry));
             }
         }
         pending.issued_until = pending.items.len();
@@ -339,9 +311,9 @@ impl Store {
     /// Where all slots hold experts that other requests have not taken, the latest give way.
     fn issue_over_other_requests(&mut self, ticket: usize) -> bool {
         let Some((_, entry)) = self.next_absent(ticket) else { return false };
-        let class = self.layer(self.tickets.get(ticket).layer).class;
+        let class = self.entries.layer(self.tickets.get(ticket).layer).class;
         let same_class = |other: &usize| {
-            *other != ticket && self.layer(self.tickets.get(*other).layer).class == class
+            *other != ticket && self.entries.layer(self.tickets.get(*other).layer).class == class
         };
         // Bound: TICKETS_MAX bits; collected because the search below needs the store.
         let others =
@@ -354,16 +326,15 @@ impl Store {
     /// Reads an expert into the slot of the last hit among a request's items from `from` on.
     fn issue_over(&mut self, entry: EntryIndex, victims_of: usize, from: usize) -> bool {
         let pending = self.tickets.get(victims_of);
-        let LayerEntries { first, class, .. } = self.layer(pending.layer);
+        let entries = self.entries.layer(pending.layer);
         let later = pending.items.iter().skip(from).rev();
         for item in later.filter(|item| item.state == ItemState::Waiting) {
-            let Residence::Resident(slot) = self.entries[first + item.expert.index()].residence
-            else {
+            let Residence::Resident(slot) = self.entries[entries.at(item.expert)].residence else {
                 continue;
             };
-            if let Some(taken) = self.classes[class].take_from(slot, entry) {
+            if let Some(taken) = self.classes[entries.class].take_from(slot, entry) {
                 self.stats.sacrifices += 1;
-                self.start(entry, class, taken);
+                self.start(entry, entries.class, taken);
                 self.tickets.reissue();
                 return true;
             }
@@ -374,11 +345,10 @@ impl Store {
     /// Hands a record to the reader.
     fn start(&mut self, entry: EntryIndex, class: usize, taken: Taken) {
         if let Some(evicted) = taken.evicted {
-            self.entries[evicted.0 as usize].residence = Residence::Absent;
+            self.entries[evicted].residence = Residence::Absent;
             self.stats.evictions += 1;
         }
-        let EntryIndex(at) = entry;
-        let entry = &mut self.entries[at as usize];
+        let entry = &mut self.entries[entry];
         entry.residence = Residence::Loading(taken.slot);
         let buffer = self.classes[class].buffer(taken.slot);
         self.reader.submit(Fetch { key: entry.key, buffer });
@@ -411,9 +381,9 @@ impl Store {
         self.stats.read_bytes += transfer.bytes;
         self.stats.read_ns += transfer.ns;
         self.stats.retries += u64::from(transfer.retries);
-        let class = self.layer(key.layer).class;
-        let at = self.entry_of(key.layer, key.expert);
-        let entry = &mut self.entries[at.0 as usize];
+        let class = self.entries.layer(key.layer).class;
+        let at = self.entries.find(key);
+        let entry = &mut self.entries[at];
         let Residence::Loading(slot) = entry.residence else {
             unreachable!("the reader returns what it was given, once")
         };
@@ -451,10 +421,10 @@ impl Store {
     /// The item of a request that can be handed out now.
     fn find_ready(&self, ticket: usize, order: Order) -> Option<usize> {
         let pending = self.tickets.get(ticket);
-        let first = self.layer(pending.layer).first;
+        let entries = self.entries.layer(pending.layer);
         let ready = |at: &usize| {
             let item = pending.items[*at];
-            let residence = self.entries[first + item.expert.index()].residence;
+            let residence = self.entries[entries.at(item.expert)].residence;
             match item.state {
                 ItemState::Waiting => matches!(residence, Residence::Resident(_)),
                 ItemState::Failed => true,
@@ -472,7 +442,7 @@ impl Store {
         let pending = self.tickets.get_mut(ticket);
         let (layer, item) = (pending.layer, pending.items[at]);
         pending.finish(at);
-        let class = self.layer(layer).class;
+        let class = self.entries.layer(layer).class;
         self.unpin(layer, item.expert);
         if item.state == ItemState::Failed {
             let ours =
@@ -481,8 +451,8 @@ impl Store {
             let error = self.failures.swap_remove(at).error;
             return Arrived { expert: item.expert, record: Err(error) };
         }
-        let entry = self.entry_of(layer, item.expert);
-        let Residence::Resident(slot) = self.entries[entry.0 as usize].residence else {
+        let entry = self.entries.layer(layer).at(item.expert);
+        let Residence::Resident(slot) = self.entries[entry].residence else {
             unreachable!("only residents are ready")
         };
         Arrived { expert: item.expert, record: Ok(self.classes[class].lease(slot)) }
@@ -490,9 +460,9 @@ impl Store {
 
     /// A request has taken or given up an expert.
     fn unpin(&mut self, layer: LayerIndex, expert: ExpertIndex) {
-        let class = self.layer(layer).class;
-        let entry = self.entry_of(layer, expert);
-        let entry = &mut self.entries[entry.0 as usize];
+        let entries = self.entries.layer(layer);
+        let class = entries.class;
+        let entry = &mut self.entries[entries.at(expert)];
         entry.pins -= 1;
         match entry.residence {
             Residence::Resident(slot) if entry.pins == 0 => {
@@ -516,27 +486,4 @@ impl Store {
             self.tickets.close(ticket);
         }
     }
-}
-
-/// Lays out the table of all experts.
-fn index(catalog: &Catalog, plan: &Plan) -> (Vec<Option<LayerEntries>>, Vec<Entry>) {
-    let mut entries = Vec::new();
-    let mut layers = Vec::with_capacity(catalog.layers.len());
-    for (layer, records) in (0_u16..).zip(&catalog.layers) {
-        layers.push(records.as_ref().map(|records| {
-            let bytes = records.layout.bytes();
-            let class = plan.classes.iter().position(|class| class.record_bytes == bytes);
-            let class = class.expect("the plan has a class for every record size");
-            let (first, count) = (entries.len(), records.records.len());
-            entries.extend((0..count).map(|expert| Entry {
-                key: ExpertKey { layer: LayerIndex(layer), expert: ExpertIndex(expert as u16) },
-                residence: Residence::Absent,
-                rank: f64::NEG_INFINITY,
-                pins: 0,
-                seen: false,
-            }));
-            LayerEntries { first, count, class }
-        }));
-    }
-    (layers, entries)
 }

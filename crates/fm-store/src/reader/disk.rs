@@ -37,6 +37,9 @@ pub trait Disk: Send + Sync {
     fn access(&self) -> Access;
 
     /// Reads at `offset` what is there, at most `into.len()` bytes, and says how many; blocks.
+    ///
+    /// # Errors
+    /// What the operating system says; the caller retries.
     fn read_at(&self, file: FileIndex, offset: u64, into: &mut [u8]) -> io::Result<usize>;
 }
 

@@ -30,84 +30,82 @@ pub(super) enum Lapse {
     Short(usize),
 }
 
-/// Reads a record with blocking reads, one after the other.
-pub(super) fn read_record(
-    disk: &dyn Disk,
-    catalog: &Catalog,
-    key: ExpertKey,
-    slot: &mut [u8],
-    staging: &mut [u8],
-    transfer: &mut Transfer,
-) -> Result<(), StoreError> {
-    let begun = Instant::now();
-    let (layer, record) = (catalog.layer(key.layer), catalog.record(key));
-    let mut attempt = 1;
-    let outcome = loop {
-        let mut steps = Steps::new(disk.access());
-        let read = loop {
-            let Some(step) = steps.next(layer, record) else { break Ok(()) };
-            if let Err(lapse) = read_step(disk, layer, &step, slot, staging, transfer) {
-                break Err(failure(catalog, key, &step, lapse));
-            }
-        };
-        let checked = read.and_then(|()| finish(catalog, key, slot));
-        match checked {
-            Err(StoreError::Corrupt { .. }) if attempt < CHECKSUM_ATTEMPTS_MAX => {
-                (attempt, transfer.retries) = (attempt + 1, transfer.retries + 1);
-            }
-            outcome => break outcome,
-        }
-    };
-    transfer.ns += begun.elapsed().as_nanos() as u64;
-    outcome
+/// One record and what it takes to read it with blocking reads, one after the other.
+pub(super) struct Gather<'a> {
+    pub(super) disk: &'a dyn Disk,
+    pub(super) catalog: &'a Catalog,
+    pub(super) key: ExpertKey,
+    /// As long as the record.
+    pub(super) slot: &'a mut [u8],
+    /// As long as [`super::steps::buffer_bytes`].
+    pub(super) staging: &'a mut [u8],
+    pub(super) transfer: &'a mut Transfer,
 }
 
-/// One step, tried until it succeeds or has failed too often.
-fn read_step(
-    disk: &dyn Disk,
-    layer: &LayerRecords,
-    step: &Step,
-    slot: &mut [u8],
-    staging: &mut [u8],
-    transfer: &mut Transfer,
-) -> Result<(), Lapse> {
-    let mut attempt = 1;
-    loop {
+impl Gather<'_> {
+    /// Fills the slot, or says why it cannot.
+    pub(super) fn read(&mut self) -> Result<(), StoreError> {
+        let begun = Instant::now();
+        let mut attempt = 1;
+        let outcome = loop {
+            let read = self.read_steps().and_then(|()| finish(self.catalog, self.key, self.slot));
+            match read {
+                Err(StoreError::Corrupt { .. }) if attempt < CHECKSUM_ATTEMPTS_MAX => {
+                    self.transfer.retries += 1;
+                }
+                outcome => break outcome,
+            }
+            attempt += 1;
+        };
+        self.transfer.ns += begun.elapsed().as_nanos() as u64;
+        outcome
+    }
+
+    fn read_steps(&mut self) -> Result<(), StoreError> {
+        let (layer, record) = (self.catalog.layer(self.key.layer), self.catalog.record(self.key));
+        let mut steps = Steps::new(self.disk.access());
+        while let Some(step) = steps.next(layer, record) {
+            self.read_step(layer, &step)
+                .map_err(|lapse| failure(self.catalog, self.key, &step, lapse))?;
+        }
+        Ok(())
+    }
+
+    /// One step, tried until it succeeds or has failed too often.
+    fn read_step(&mut self, layer: &LayerRecords, step: &Step) -> Result<(), Lapse> {
+        let mut attempt = 1;
+        while let Err(lapse) = self.read_once(step) {
+            if attempt == ATTEMPTS_MAX {
+                return Err(lapse);
+            }
+            self.transfer.retries += 1;
+            attempt += 1;
+        }
+        if let Target::Staging { place } = step.target {
+            put(layer, step, place, self.staging, self.slot);
+        }
+        Ok(())
+    }
+
+    fn read_once(&mut self, step: &Step) -> Result<(), Lapse> {
         let into = match step.target {
-            Target::Slot { at } => &mut slot[at..at + step.bytes],
-            Target::Staging { .. } => &mut staging[..step.bytes],
+            Target::Slot { at } => &mut self.slot[at..at + step.bytes],
+            Target::Staging { .. } => &mut self.staging[..step.bytes],
         };
-        match read_once(disk, step, into, transfer) {
-            Ok(()) => break,
-            Err(_) if attempt < ATTEMPTS_MAX => transfer.retries += 1,
-            Err(lapse) => return Err(lapse),
+        let mut filled = 0;
+        while filled < step.skip + step.wanted {
+            let from = resume_at(self.disk.access(), filled);
+            let offset = step.offset + from as u64;
+            let read = self.disk.read_at(step.file, offset, &mut into[from..]);
+            let read = read.map_err(Lapse::Io)?;
+            self.transfer.bytes += read as u64;
+            if from + read <= filled {
+                return Err(Lapse::Short(filled));
+            }
+            filled = from + read;
         }
-        attempt += 1;
+        Ok(())
     }
-    if let Target::Staging { place } = step.target {
-        put(layer, step, place, staging, slot);
-    }
-    Ok(())
-}
-
-fn read_once(
-    disk: &dyn Disk,
-    step: &Step,
-    into: &mut [u8],
-    transfer: &mut Transfer,
-) -> Result<(), Lapse> {
-    let mut filled = 0;
-    while filled < step.skip + step.wanted {
-        let from = resume_at(disk.access(), filled);
-        let read = disk.read_at(step.file, step.offset + from as u64, &mut into[from..]);
-        let read = read.map_err(Lapse::Io)?;
-        transfer.bytes += read as u64;
-        if from + read <= filled {
-            return Err(Lapse::Short(filled));
-        }
-        filled = from + read;
-    }
-    Ok(())
 }
 
 /// Where a read goes on that returned less than it should: direct reads start at a block.

@@ -164,7 +164,7 @@ struct Read {
 
 /// The thread's state.
 struct Ring {
-    ring: IoUring,
+    queue: IoUring,
     parts: RingParts,
     registered: bool,
     /// One per staging buffer; a read uses the buffer of its own position.
@@ -188,11 +188,11 @@ impl Ring {
             .setup_defer_taskrun()
             .build(entries);
         // Kernels before 6.1 know rings but not these flags.
-        let ring = tuned.or_else(|_| IoUring::new(entries))?;
+        let queue = tuned.or_else(|_| IoUring::new(entries))?;
         let mut parts = parts;
-        let registered = register(&ring, &mut parts.staging).is_ok();
+        let registered = register(&queue, &mut parts.staging).is_ok();
         Ok(Self {
-            ring,
+            queue,
             parts,
             registered,
             reads: vec![None; depth],
@@ -221,14 +221,14 @@ impl Ring {
 
     /// Blocks until the kernel has something to say.
     fn wait(&mut self) -> bool {
-        match self.ring.submit_and_wait(1) {
+        match self.queue.submit_and_wait(1) {
             Ok(_) => true,
             Err(error) => error.kind() == io::ErrorKind::Interrupted,
         }
     }
 
     fn completed(&mut self) -> Option<(u64, i32)> {
-        let entry = self.ring.completion().next()?;
+        let entry = self.queue.completion().next()?;
         Some((entry.user_data(), entry.result()))
     }
 
@@ -256,16 +256,13 @@ impl Ring {
             let catalog = &self.parts.catalog;
             let (layer, key) = (catalog.layer(active.fetch.key.layer), active.fetch.key);
             let step = active.steps.next(layer, catalog.record(key));
-            match step.filter(|_| active.failed.is_none()) {
-                Some(step) => {
-                    active.reads += 1;
-                    self.start(read, Read { record, step, filled: 0, from: 0, attempt: 1 });
-                }
-                None => {
-                    active.started = true;
-                    self.to_start.pop_front();
-                    self.finish_if_complete(record);
-                }
+            if let Some(step) = step.filter(|_| active.failed.is_none()) {
+                active.reads += 1;
+                self.start(read, Read { record, step, filled: 0, from: 0, attempt: 1 });
+            } else {
+                active.started = true;
+                self.to_start.pop_front();
+                self.finish_if_complete(record);
             }
         }
     }
@@ -338,7 +335,7 @@ impl Ring {
         // SAFETY: what the entry points to is owned by `self.records` or `self.parts.staging`,
         // both outlive the operation: slots and buffers in use are not touched before its
         // completion was seen, and `drop` waits for all of them.
-        let pushed = unsafe { self.ring.submission().push(entry) };
+        let pushed = unsafe { self.queue.submission().push(entry) };
         pushed.expect("the queue has an entry for every read and one for the wake");
     }
 
@@ -397,15 +394,15 @@ impl Ring {
             return;
         }
         let key = active.fetch.key;
-        let outcome = match active.failed.take() {
-            Some(error) => Err(error),
-            None => {
+        let outcome = active.failed.take().map_or_else(
+            || {
                 let slot = &mut active.fetch.buffer;
                 let checking = || finish(&self.parts.catalog, key, slot);
                 let checked = catch_unwind(AssertUnwindSafe(checking));
                 checked.unwrap_or(Err(StoreError::ReaderPanicked { key }))
-            }
-        };
+            },
+            Err,
+        );
         if matches!(outcome, Err(StoreError::Corrupt { .. }))
             && active.checksum_attempt < CHECKSUM_ATTEMPTS_MAX
         {
@@ -450,12 +447,12 @@ impl Drop for Ring {
 }
 
 /// Tells the kernel about the staging buffers, so that it need not look them up for every read.
-fn register(ring: &IoUring, staging: &mut [Staging]) -> io::Result<()> {
+fn register(queue: &IoUring, staging: &mut [Staging]) -> io::Result<()> {
     let buffers = staging
         .iter_mut()
         .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
     let buffers: Vec<libc::iovec> = buffers.collect();
-    // SAFETY: the buffers are mapped until `Ring` is dropped, and a `Ring` drops its ring, and the
+    // SAFETY: the buffers are mapped until `Ring` is dropped, and a `Ring` drops its queue, and the
     // registration with it, before its staging.
-    unsafe { ring.submitter().register_buffers(&buffers) }
+    unsafe { queue.submitter().register_buffers(&buffers) }
 }

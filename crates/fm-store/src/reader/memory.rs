@@ -7,7 +7,7 @@ use fm_format::record::{Catalog, FileIndex};
 use super::{
     Fetch, Fetched, Reader, Transfer, Wait,
     disk::{Access, Disk},
-    gather::read_record,
+    gather::Gather,
     steps::buffer_bytes,
 };
 use crate::{error::StoreError, slots::Staging};
@@ -48,6 +48,9 @@ pub struct Memory<D> {
 
 impl<D: Disk> Memory<D> {
     /// `choose` is given the number of waiting records and says which is read next.
+    ///
+    /// # Errors
+    /// If there is no memory for staging.
     pub fn open(
         catalog: &Arc<Catalog>,
         disk: D,
@@ -72,8 +75,8 @@ impl<D: Disk> Reader for Memory<D> {
         let mut fetch = self.queue.remove(at).expect("the position is inside the queue");
         let mut transfer = Transfer::default();
         let Self { disk, catalog, staging, .. } = self;
-        let slot = &mut fetch.buffer;
-        let outcome = read_record(disk, catalog, fetch.key, slot, staging, &mut transfer);
+        let (key, slot) = (fetch.key, &mut fetch.buffer);
+        let outcome = Gather { disk, catalog, key, slot, staging, transfer: &mut transfer }.read();
         Some(Fetched { fetch, transfer, outcome })
     }
 

@@ -10,7 +10,7 @@ use std::{
 use fm_format::record::Catalog;
 
 use super::{
-    Fetch, Fetched, Reader, Transfer, Wait, disk::Disk, exchange::Exchange, gather::read_record,
+    Fetch, Fetched, Reader, Transfer, Wait, disk::Disk, exchange::Exchange, gather::Gather,
     steps::buffer_bytes,
 };
 use crate::{error::StoreError, slots::Staging};
@@ -25,6 +25,9 @@ pub struct Pread {
 
 impl Pread {
     /// Starts `threads` threads, each with a staging buffer of its own.
+    ///
+    /// # Errors
+    /// If threads or their buffers cannot be had.
     pub fn open<D: Disk + 'static>(
         catalog: &Arc<Catalog>,
         disk: D,
@@ -103,7 +106,8 @@ impl<D: Disk> Worker<D> {
         let (key, mut transfer) = (fetch.key, Transfer::default());
         let reading = AssertUnwindSafe(|| {
             let Self { catalog, disk, staging, .. } = self;
-            read_record(&**disk, catalog, key, &mut fetch.buffer, staging, &mut transfer)
+            let (slot, transfer) = (&mut fetch.buffer, &mut transfer);
+            Gather { disk: &**disk, catalog, key, slot, staging, transfer }.read()
         });
         let outcome = catch_unwind(reading);
         let outcome = outcome.unwrap_or(Err(StoreError::ReaderPanicked { key }));

@@ -2,6 +2,7 @@
 
 use std::{fs, io::Write, path::Path, sync::Arc};
 
+use fm_format::key::LayerIndex;
 use fm_store::{
     Order, PolicyKind, Store, StoreError, StoreOptions,
     reader::{self, Access, IoMode, ReaderInfo, ReaderKind, ReaderOptions},
@@ -61,8 +62,8 @@ fn read_everything(world: &World, options: ReaderOptions) -> ReaderInfo {
 
 #[test]
 fn every_reader_reads_every_style_at_every_offset() {
-    let styles = [Style::Container, Style::Scattered, Style::Fused, Style::Affine];
-    let mut world = World::new(&styles, 8, 16).with_checksums();
+    // Fifteen layers: every style in both sizes.
+    let mut world = World::new(&Style::ALL, 15, 16).with_checksums();
     let _dir = write(&mut world);
     let mut direct = 0;
     for io in [IoMode::Auto, IoMode::Direct, IoMode::Buffered] {
@@ -116,6 +117,66 @@ fn a_truncated_file_is_found_before_anything_is_read() {
         fs::write(path, &world.files[file]).unwrap();
     }
     assert!(reader::open(&world.catalog, ReaderOptions::default()).is_ok());
+}
+
+#[test]
+fn what_shrinks_or_rots_after_opening_costs_only_its_experts() {
+    for kind in [ReaderKind::Pread, ReaderKind::Auto] {
+        for io in [IoMode::Auto, IoMode::Buffered] {
+            let mut world = World::new(&[Style::Fused], 1, 16).with_checksums();
+            let _dir = write(&mut world);
+            let (reader, _) = reader::open(&world.catalog, options(io, kind)).unwrap();
+            let budget_bytes = world.catalog.bytes() + reader.staging_bytes();
+            let (policy, top_k) = (PolicyKind::Auto, 2);
+            let store = StoreOptions { budget_bytes, policy, top_k, chunk_bytes: 1 << 16 };
+            let mut store = Store::open(&world.catalog, store, reader).unwrap();
+
+            // One file ends in the middle of its last extent, another has a wrong byte.
+            let extents = |file: u32| {
+                let records = &world.catalog.layer(LayerIndex(0)).records;
+                let pieces = records.iter().zip(0_u16..);
+                let pieces =
+                    pieces.flat_map(|(r, at)| r.pieces.iter().map(move |p| (at, p.extent)));
+                pieces.filter(|(_, extent)| extent.file.0 == file).collect::<Vec<_>>()
+            };
+            let (short, end) = *extents(0).iter().max_by_key(|(_, extent)| extent.offset).unwrap();
+            let file = fs::OpenOptions::new().write(true).open(&world.catalog.files[0]).unwrap();
+            file.set_len(end.offset + 10).unwrap();
+            let (rotten, extent) = extents(1)[0];
+            let mut bytes = world.files[1].clone();
+            bytes[extent.offset as usize] ^= 0x40;
+            let mut file =
+                fs::OpenOptions::new().write(true).open(&world.catalog.files[1]).unwrap();
+            file.write_all(&bytes).unwrap();
+            file.sync_all().unwrap();
+
+            let mut ticket = store.request(LayerIndex(0), &experts(0..16)).unwrap();
+            let (mut came, mut errors) = (0, Vec::new());
+            while let Some(arrived) = store.next(&mut ticket, Order::Ascending).unwrap() {
+                let at = arrived.expert.0;
+                match arrived.record {
+                    Ok(lease) => {
+                        assert!(*lease == world.truth[&key(0, at.into())][..]);
+                        came += 1;
+                    }
+                    Err(StoreError::ShortRead { offset, found, .. }) => {
+                        assert_eq!((offset, found), (end.offset, 10));
+                        errors.push(at);
+                    }
+                    Err(StoreError::Corrupt { key: wrong, .. }) => {
+                        assert_eq!(wrong, key(0, rotten.into()));
+                        errors.push(at);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            let mut expected = vec![short, rotten];
+            expected.sort_unstable();
+            expected.dedup();
+            assert_eq!(errors, expected, "{kind:?} {io:?}");
+            assert_eq!(came, 16 - errors.len());
+        }
+    }
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-const LAYERS: usize = 4;
+const LAYERS: usize = 5;
 const EXPERTS: usize = 12;
 /// Two slots of the largest record.
 const CHUNK_BYTES: usize = 40960;
@@ -147,12 +147,11 @@ impl Caller {
     fn finish(mut self) {
         self.held.clear();
         while let Some(Open { ticket, owed, .. }) = self.open.last_mut() {
-            match self.store.next(ticket, Order::Ascending).unwrap() {
-                Some(arrived) => owed.retain(|expert| *expert != arrived.expert),
-                None => {
-                    assert_eq!(owed.len(), 0);
-                    self.open.pop();
-                }
+            if let Some(arrived) = self.store.next(ticket, Order::Ascending).unwrap() {
+                owed.retain(|expert| *expert != arrived.expert);
+            } else {
+                assert_eq!(owed.len(), 0);
+                self.open.pop();
             }
         }
         assert_eq!(self.store.stats().io_errors, 0);
@@ -170,8 +169,7 @@ fn play(
     policy: PolicyKind,
     reader: impl Fn(&World) -> Box<dyn Reader>,
 ) {
-    let styles = [Style::Container, Style::Scattered, Style::Fused, Style::Affine];
-    let world = World::new(&styles, LAYERS, EXPERTS);
+    let world = World::new(&Style::ALL, LAYERS, EXPERTS);
     let reader = reader(&world);
     let least = Plan::minimum(&world.catalog, 2, reader.staging_bytes()).bytes();
     let budget_bytes = least + (extra_slots * 12288) as u64;
@@ -179,7 +177,9 @@ fn play(
     let store = Store::open(&world.catalog, options, reader).unwrap();
     assert!(store.bytes() <= budget_bytes);
     let mut caller = Caller { world, store, open: Vec::new(), held: Vec::new() };
-    ops.iter().for_each(|op| caller.perform(op));
+    for op in ops {
+        caller.perform(op);
+    }
     caller.finish();
 }
 

@@ -19,6 +19,8 @@ pub(crate) enum Style {
     Container,
     /// Gate, up and down somewhere, at odd offsets.
     Scattered,
+    /// Gate, up and down somewhere, at block borders, backwards.
+    Aligned,
     /// Gate and up in one tensor, down in another, at odd offsets.
     Fused,
     /// Codes, scales and biases of affine matrices in nine tensors.
@@ -73,6 +75,7 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
     match style {
         Style::Container => vec![(layout.bytes(), Place::Copy { at: 0 }, false)],
         Style::Scattered => [MatrixRole::Down, MatrixRole::Gate, MatrixRole::Up].map(copy).to_vec(),
+        Style::Aligned => [MatrixRole::Down, MatrixRole::Up, MatrixRole::Gate].map(copy).to_vec(),
         Style::Fused => {
             let mut parts = [MatrixRole::Gate, MatrixRole::Up, MatrixRole::Down].map(copy).to_vec();
             parts[1].2 = true;
@@ -96,6 +99,11 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
             roles.into_iter().flat_map(affine).collect()
         }
     }
+}
+
+impl Style {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Container, Self::Scattered, Self::Aligned, Self::Fused, Self::Affine];
 }
 
 impl World {
@@ -124,7 +132,7 @@ impl World {
                         let gap = noise.below(3000);
                         files[file].extend((0..gap).map(|at| at as u8));
                     }
-                    if style == Style::Container {
+                    if matches!(style, Style::Container | Style::Aligned) {
                         let aligned = files[file].len().next_multiple_of(PART_ALIGN);
                         files[file].resize(aligned, 0);
                     }
