@@ -1,0 +1,155 @@
+//! One size class: its slots, who lives in them, and who goes next.
+
+use fm_format::key::LayerIndex;
+
+use crate::{
+    entries::EntryIndex,
+    error::StoreError,
+    plan::ClassPlan,
+    policy::Policy,
+    slots::{Buffer, Lease, Slab},
+    victims::Victims,
+};
+
+/// A slot that is about to be filled, and who had to leave it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) slot: u32,
+    pub(crate) evicted: Option<EntryIndex>,
+}
+
+/// See the file.
+#[derive(Debug)]
+pub(crate) struct Class {
+    pub(crate) policy: Box<dyn Policy>,
+    plan: ClassPlan,
+    slab: Slab,
+    /// Slots nobody lives in. Bound: all slots.
+    free: Vec<u32>,
+    /// Residents nobody waits for.
+    victims: Victims,
+    /// Who lives or will live in a slot.
+    occupants: Vec<Option<EntryIndex>>,
+    /// Slots of mapped chunks.
+    mapped: usize,
+}
+
+impl Class {
+    pub(crate) fn open(
+        plan: ClassPlan,
+        policy: Box<dyn Policy>,
+        chunk_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        Ok(Self {
+            policy,
+            plan,
+            slab: Slab::open(plan.record_bytes, plan.slots, chunk_bytes)?,
+            // Popped from the end: low slots first, so that low chunks fill up first.
+            free: (0..plan.slots as u32).rev().collect(),
+            victims: Victims::new(plan.slots),
+            occupants: vec![None; plan.slots],
+            mapped: plan.slots,
+        })
+    }
+
+    /// A slot for a new expert: a free one, or that of the lowest-ranked resident not in use, if
+    /// its rank is `below`.
+    pub(crate) fn take(&mut self, entry: EntryIndex, below: f64) -> Option<Taken> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => self.victims.take(below, |slot| self.slab.is_idle(slot))?,
+        };
+        Some(Taken { slot, evicted: self.occupants[slot as usize].replace(entry) })
+    }
+
+    /// The slot of a certain resident for a new expert, unless it is leased.
+    pub(crate) fn take_from(&mut self, slot: u32, entry: EntryIndex) -> Option<Taken> {
+        if !self.slab.is_idle(slot) {
+            return None;
+        }
+        self.victims.remove(slot);
+        Some(Taken { slot, evicted: self.occupants[slot as usize].replace(entry) })
+    }
+
+    /// The bytes of a slot that was just taken.
+    pub(crate) fn buffer(&self, slot: u32) -> Buffer {
+        self.slab.write(slot).expect("a slot that is taken was idle, and only the store hands out")
+    }
+
+    /// The bytes of a resident.
+    pub(crate) fn lease(&self, slot: u32) -> Lease {
+        self.slab.lease(slot).expect("residents are not being written")
+    }
+
+    /// Nobody lives in this slot any more.
+    pub(crate) fn vacate(&mut self, slot: u32) {
+        self.occupants[slot as usize] = None;
+        self.free.push(slot);
+    }
+
+    /// Somebody waits for this resident: it must not go.
+    pub(crate) fn pin(&mut self, slot: u32) {
+        self.victims.remove(slot);
+    }
+
+    /// Nobody waits for this resident any more.
+    pub(crate) fn unpin(&mut self, slot: u32, rank: f64) {
+        self.victims.insert(slot, rank);
+    }
+
+    /// The error of a request that finds every slot leased.
+    pub(crate) fn exhausted(&self, layer: LayerIndex) -> StoreError {
+        StoreError::SlotsExhausted { layer, slots: self.mapped }
+    }
+
+    /// Bytes of mapped slots.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.mapped as u64 * self.plan.record_bytes as u64
+    }
+
+    /// Gives back the chunk that costs least, if the class can spare one: all its slots are idle,
+    /// none is `needed`, and the smallest working set stays. Returns its bytes.
+    pub(crate) fn release_chunk(
+        &mut self,
+        needed: impl Fn(EntryIndex) -> bool,
+        mut evicted: impl FnMut(EntryIndex),
+    ) -> Option<u64> {
+        let residents = |chunk: usize| {
+            let slots = self.slab.slots_of(chunk);
+            slots.filter(|slot| self.occupants[*slot as usize].is_some()).count()
+        };
+        let idle = |slot: u32| {
+            let occupant = self.occupants[slot as usize];
+            self.slab.is_idle(slot) && !occupant.is_some_and(&needed)
+        };
+        let spare = |chunk: &usize| {
+            let slots = self.slab.slots_of(*chunk);
+            self.slab.is_mapped(*chunk)
+                && self.mapped - slots.len() >= self.plan.slots_min
+                && slots.into_iter().all(idle)
+        };
+        let chunk = (0..self.slab.chunk_count()).filter(spare).min_by_key(|c| residents(*c))?;
+
+        let slots = self.slab.slots_of(chunk);
+        for slot in slots.clone() {
+            self.victims.remove(slot);
+            if let Some(entry) = self.occupants[slot as usize].take() {
+                evicted(entry);
+            }
+        }
+        self.free.retain(|slot| !slots.contains(slot));
+        self.mapped -= slots.len();
+        self.slab.unmap(chunk);
+        Some(self.slab.chunk_bytes(chunk) as u64)
+    }
+
+    /// Maps a chunk that was given back, if there is one. Returns its bytes.
+    pub(crate) fn grow_chunk(&mut self) -> Result<Option<u64>, StoreError> {
+        let absent = (0..self.slab.chunk_count()).find(|chunk| !self.slab.is_mapped(*chunk));
+        let Some(chunk) = absent else { return Ok(None) };
+        self.slab.map(chunk)?;
+        self.free.extend(self.slab.slots_of(chunk).rev());
+        self.mapped += self.slab.slots_of(chunk).len();
+        Ok(Some(self.slab.chunk_bytes(chunk) as u64))
+    }
+}

@@ -1,0 +1,110 @@
+//! The table of all experts: where each one is, how popular, and who waits for it.
+
+use std::ops::{Index, IndexMut};
+
+use fm_format::{
+    key::{ExpertIndex, ExpertKey, LayerIndex},
+    record::Catalog,
+};
+
+use crate::plan::Plan;
+
+/// An expert's place in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Residence {
+    Absent,
+    /// On its way into this slot of its class.
+    Loading(u32),
+    /// In this slot of its class.
+    Resident(u32),
+}
+
+/// What the store knows about an expert, resident or not.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: ExpertKey,
+    pub(crate) residence: Residence,
+    /// Its policy's opinion.
+    pub(crate) rank: f64,
+    /// Requests that have not taken it yet.
+    pub(crate) pins: u32,
+    /// Whether it was ever loaded: tells a cold miss from a capacity miss.
+    pub(crate) seen: bool,
+}
+
+/// Position of an expert in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryIndex(u32);
+
+/// A layer's experts in the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerEntries {
+    first: u32,
+    pub(crate) count: usize,
+    pub(crate) class: usize,
+}
+
+impl LayerEntries {
+    pub(crate) fn at(self, expert: ExpertIndex) -> EntryIndex {
+        EntryIndex(self.first + u32::from(expert.0))
+    }
+}
+
+/// See the file. Bound: the experts of the catalog.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    /// `None` for layers without routed experts.
+    layers: Vec<Option<LayerEntries>>,
+    entries: Vec<Entry>,
+}
+
+impl Entries {
+    pub(crate) fn new(catalog: &Catalog, plan: &Plan) -> Self {
+        let mut entries = Vec::new();
+        let mut layers = Vec::with_capacity(catalog.layers.len());
+        for (layer, records) in (0_u16..).zip(&catalog.layers) {
+            layers.push(records.as_ref().map(|records| {
+                let bytes = records.layout.bytes();
+                let class = plan.classes.iter().position(|class| class.record_bytes == bytes);
+                let class = class.expect("the plan has a class for every record size");
+                let (first, count) = (entries.len() as u32, records.records.len());
+                entries.extend((0..count).map(|expert| Entry {
+                    key: ExpertKey { layer: LayerIndex(layer), expert: ExpertIndex(expert as u16) },
+                    residence: Residence::Absent,
+                    rank: f64::NEG_INFINITY,
+                    pins: 0,
+                    seen: false,
+                }));
+                LayerEntries { first, count, class }
+            }));
+        }
+        Self { layers, entries }
+    }
+
+    pub(crate) fn layer(&self, layer: LayerIndex) -> LayerEntries {
+        self.layers[layer.index()].expect("the layer has routed experts")
+    }
+
+    pub(crate) fn find(&self, key: ExpertKey) -> EntryIndex {
+        self.layer(key.layer).at(key.expert)
+    }
+
+    /// The most experts that a layer has.
+    pub(crate) fn layer_count_max(&self) -> usize {
+        self.layers.iter().flatten().map(|layer| layer.count).max().unwrap_or(0)
+    }
+}
+
+impl Index<EntryIndex> for Entries {
+    type Output = Entry;
+
+    fn index(&self, at: EntryIndex) -> &Entry {
+        &self.entries[at.0 as usize]
+    }
+}
+
+impl IndexMut<EntryIndex> for Entries {
+    fn index_mut(&mut self, at: EntryIndex) -> &mut Entry {
+        &mut self.entries[at.0 as usize]
+    }
+}

@@ -1,0 +1,346 @@
+//! Slots: page-aligned memory in chunks, written by one reader at a time or read through leases.
+//!
+//! One atomic word per slot decides who may touch its bytes: a writer ([`Buffer`]), any number of
+//! readers ([`Lease`]), or nobody. Everything else in this crate relies on that word and on
+//! nothing cleverer, so all reasoning about memory is in this file.
+//!
+//! Memory comes in chunks that are mapped one by one, so that they can be given back one by one
+//! when the machine starts to page.
+
+use std::{
+    fmt, io,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    slice,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use crate::error::StoreError;
+
+/// State of a slot that a [`Buffer`] may write; otherwise the state counts its leases.
+const WRITER: u32 = 1 << 31;
+
+/// All slots of one size.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    slot_bytes: usize,
+    slots: usize,
+    slots_per_chunk: usize,
+    /// Bound: `slots / slots_per_chunk`, rounded up. `None` was given back.
+    chunks: Vec<Option<Arc<Chunk>>>,
+}
+
+impl Slab {
+    /// Maps `slots` slots of `slot_bytes`, a multiple of the page size, in chunks of at most
+    /// `chunk_bytes` or one slot; pages are charged when they are first written.
+    pub(crate) fn open(
+        slot_bytes: usize,
+        slots: usize,
+        chunk_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        let slots_per_chunk = (chunk_bytes / slot_bytes).clamp(1, slots.max(1));
+        let chunks = vec![None; slots.div_ceil(slots_per_chunk)];
+        let mut slab = Self { slot_bytes, slots, slots_per_chunk, chunks };
+        for chunk in 0..slab.chunks.len() {
+            slab.map(chunk)?;
+        }
+        Ok(slab)
+    }
+
+    /// Chunks, mapped or not.
+    pub(crate) fn chunk_count(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Whether the memory of a chunk is there.
+    pub(crate) fn is_mapped(&self, chunk: usize) -> bool {
+        self.chunks[chunk].is_some()
+    }
+
+    /// The slots of a chunk.
+    pub(crate) fn slots_of(&self, chunk: usize) -> std::ops::Range<u32> {
+        let first = chunk * self.slots_per_chunk;
+        first as u32..(first + self.slots_per_chunk).min(self.slots) as u32
+    }
+
+    /// Bytes of a chunk.
+    pub(crate) fn chunk_bytes(&self, chunk: usize) -> usize {
+        self.slots_of(chunk).len() * self.slot_bytes
+    }
+
+    /// Maps a chunk that is not there.
+    pub(crate) fn map(&mut self, chunk: usize) -> Result<(), StoreError> {
+        let chunk_slots = self.slots_of(chunk).len();
+        let pages = Pages::map(chunk_slots * self.slot_bytes)?;
+        let states = (0..chunk_slots).map(|_| AtomicU32::new(0)).collect();
+        self.chunks[chunk] = Some(Arc::new(Chunk { pages, slot_bytes: self.slot_bytes, states }));
+        Ok(())
+    }
+
+    /// Gives a chunk back; its memory goes when the last lease on it does.
+    pub(crate) fn unmap(&mut self, chunk: usize) {
+        self.chunks[chunk] = None;
+    }
+
+    /// Whether nobody reads or writes a slot.
+    pub(crate) fn is_idle(&self, slot: u32) -> bool {
+        let (chunk, at) = self.chunk(slot);
+        chunk.states[at].load(Ordering::Acquire) == 0
+    }
+
+    /// Shares the bytes of a slot, unless they are being written.
+    pub(crate) fn lease(&self, slot: u32) -> Option<Lease> {
+        let (chunk, at) = self.chunk(slot);
+        let one_more = |state: u32| (state < WRITER - 1).then_some(state + 1);
+        chunk.states[at].fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).ok()?;
+        Some(Lease { chunk: Arc::clone(chunk), at })
+    }
+
+    /// Takes a slot for writing, unless somebody uses it.
+    pub(crate) fn write(&self, slot: u32) -> Option<Buffer> {
+        let (chunk, at) = self.chunk(slot);
+        let state = &chunk.states[at];
+        state.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Buffer { chunk: Arc::clone(chunk), at })
+    }
+
+    fn chunk(&self, slot: u32) -> (&Arc<Chunk>, usize) {
+        let slot = slot as usize;
+        let chunk = self.chunks[slot / self.slots_per_chunk].as_ref();
+        (chunk.expect("slots of released chunks are not handed out"), slot % self.slots_per_chunk)
+    }
+}
+
+/// Slots that are mapped together.
+struct Chunk {
+    pages: Pages,
+    slot_bytes: usize,
+    states: Box<[AtomicU32]>,
+}
+
+impl Chunk {
+    /// Where a slot starts. The bounds check of `states` is the proof that it lies in `pages`.
+    fn start(&self, at: usize) -> NonNull<u8> {
+        assert!(at < self.states.len(), "the slot belongs to its chunk");
+        // SAFETY: `pages` holds `states.len()` slots of `slot_bytes` each, and `at` is one of them.
+        unsafe { self.pages.start.add(at * self.slot_bytes) }
+    }
+}
+
+impl fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Chunk({} x {} bytes)", self.states.len(), self.slot_bytes)
+    }
+}
+
+/// One expert's bytes, held: the slot is neither evicted nor written before this is dropped.
+///
+/// May be sent to and dropped on any thread, and may outlive the store.
+#[derive(Debug)]
+pub struct Lease {
+    chunk: Arc<Chunk>,
+    at: usize,
+}
+
+impl Deref for Lease {
+    type Target = [u8];
+
+    /// The whole record, as `RecordLayout` describes it.
+    fn deref(&self) -> &[u8] {
+        let start = self.chunk.start(self.at);
+        // SAFETY: the slot's `slot_bytes` bytes are mapped while `chunk` lives and zeroed by the
+        // kernel; this lease is counted in the slot's state, so no `Buffer` for it exists.
+        unsafe { slice::from_raw_parts(start.as_ptr(), self.chunk.slot_bytes) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.chunk.states[self.at].fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A slot while it is filled: exclusive until dropped.
+#[derive(Debug)]
+pub struct Buffer {
+    chunk: Arc<Chunk>,
+    at: usize,
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let start = self.chunk.start(self.at);
+        // SAFETY: the slot is mapped while `chunk` lives; its state is WRITER, so this buffer is
+        // the only access to it, and `&self` keeps that access shared.
+        unsafe { slice::from_raw_parts(start.as_ptr(), self.chunk.slot_bytes) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let start = self.chunk.start(self.at);
+        // SAFETY: the slot is mapped while `chunk` lives; its state is WRITER, so this buffer is
+        // the only access to it, and `&mut self` keeps that access exclusive.
+        unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.chunk.slot_bytes) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.chunk.states[self.at].store(0, Ordering::Release);
+    }
+}
+
+/// Page-aligned memory of one owner: what direct reads land in before their bytes are placed.
+pub(crate) struct Staging(Pages);
+
+impl Staging {
+    /// Maps at least `bytes` bytes.
+    pub(crate) fn open(bytes: usize) -> Result<Self, StoreError> {
+        Pages::map(bytes.max(1)).map(Self)
+    }
+}
+
+impl Deref for Staging {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is zeroed by the kernel and lives as long as `self`, its only owner.
+        unsafe { slice::from_raw_parts(self.0.start.as_ptr(), self.0.bytes) }
+    }
+}
+
+impl DerefMut for Staging {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` keeps the access exclusive.
+        unsafe { slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.bytes) }
+    }
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Staging({} bytes)", self.0.bytes)
+    }
+}
+
+/// Zeroed anonymous memory, aligned to 4096 or more.
+struct Pages {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: `Pages` owns its mapping as a `Box<[u8]>` would; who may touch which byte is decided by
+// the types above.
+unsafe impl Send for Pages {}
+// SAFETY: as above; `Pages` itself gives no access to the bytes.
+unsafe impl Sync for Pages {}
+
+#[cfg(unix)]
+impl Pages {
+    fn map(bytes: usize) -> Result<Self, StoreError> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
+        let start = start
+            .map_err(|errno| StoreError::OutOfMemory { bytes, source: io::Error::from(errno) })?;
+        let start = NonNull::new(start.cast()).expect("a mapping is never at address zero");
+        let pages = Self { start, bytes };
+        pages.advise_huge();
+        Ok(pages)
+    }
+
+    /// Kernels stream whole records: huge pages spare them most TLB misses. A wish, not a need.
+    #[cfg(target_os = "linux")]
+    fn advise_huge(&self) {
+        use rustix::mm::{Advice, madvise};
+        // SAFETY: the range is a mapping we own, and this advice changes no contents.
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes, Advice::LinuxHugepage) };
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn advise_huge(&self) {}
+}
+
+#[cfg(unix)]
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, unmapped once, and every `Lease`, `Buffer` and
+        // `Staging` that pointed into it kept it alive until now.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "the mapping is ours");
+    }
+}
+
+#[cfg(not(unix))]
+impl Pages {
+    fn layout(bytes: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(bytes, 4096).expect("slots are smaller than isize::MAX")
+    }
+
+    fn map(bytes: usize) -> Result<Self, StoreError> {
+        // SAFETY: callers ask for at least one byte.
+        let start = unsafe { std::alloc::alloc_zeroed(Self::layout(bytes)) };
+        let start = NonNull::new(start).ok_or_else(|| StoreError::OutOfMemory {
+            bytes,
+            source: io::ErrorKind::OutOfMemory.into(),
+        })?;
+        Ok(Self { start, bytes })
+    }
+}
+
+#[cfg(not(unix))]
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `map` with the same layout, freed once.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_has_one_writer_or_many_readers() {
+        let slab = Slab::open(4096, 3, 4 << 20).unwrap();
+        let mut buffer = slab.write(1).unwrap();
+        assert!(slab.write(1).is_none() && slab.lease(1).is_none() && !slab.is_idle(1));
+        buffer.fill(7);
+        drop(buffer);
+        let (first, second) = (slab.lease(1).unwrap(), slab.lease(1).unwrap());
+        assert!(slab.write(1).is_none());
+        assert!(first.iter().chain(second.iter()).all(|byte| *byte == 7));
+        std::thread::spawn(move || drop(first)).join().unwrap();
+        drop(second);
+        assert!(slab.is_idle(1) && slab.write(1).is_some());
+        assert!(slab.lease(0).unwrap().iter().all(|byte| *byte == 0), "neighbours are untouched");
+    }
+
+    #[test]
+    fn a_lease_outlives_its_chunk() {
+        let mut slab = Slab::open(8192, 2, 8192).unwrap();
+        assert_eq!(slab.chunk_count(), 2);
+        slab.write(1).unwrap()[8191] = 9;
+        let lease = slab.lease(1).unwrap();
+        slab.unmap(1);
+        assert!(!slab.is_mapped(1) && slab.is_mapped(0));
+        assert_eq!(lease[8191], 9);
+        drop(lease);
+        slab.map(1).unwrap();
+        assert_eq!(slab.lease(1).unwrap()[8191], 0);
+    }
+
+    #[test]
+    fn staging_is_aligned_and_writable() {
+        let mut staging = Staging::open(5000).unwrap();
+        staging[4999] = 1;
+        assert!(staging.as_ptr().addr().is_multiple_of(4096));
+    }
+}

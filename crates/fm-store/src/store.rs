@@ -1,0 +1,489 @@
+//! The store: request → next → drop.
+//!
+//! Everything here runs on the caller's thread and is driven by its calls; only readers work in
+//! the background. What a request waits for is not stored with the request but follows from the
+//! state of its experts, so that a resident may be taken away again before it is handed out and is
+//! simply read once more. That is what keeps a union larger than all slots, or two requests that
+//! want the same slots, from locking up.
+
+use std::{sync::Arc, time::Instant};
+
+use fm_format::{
+    key::{ExpertIndex, ExpertKey, LayerIndex},
+    record::Catalog,
+};
+
+use crate::{
+    class::{Class, Taken},
+    entries::{Entries, EntryIndex, LayerEntries, Residence},
+    error::StoreError,
+    plan::{Plan, StoreOptions},
+    policy::PolicyScope,
+    reader::{Fetch, Fetched, Reader, Wait},
+    slots::Lease,
+    stats::Stats,
+    ticket::{ItemState, Ticket, TicketTable},
+};
+
+/// Records that may be on their way at once, over all requests: enough to keep any disk busy while
+/// the caller computes, few enough that an abandoned request is read to its end within 0.1 s.
+pub(crate) const FETCHES_MAX: usize = 64;
+
+/// With this many records on their way a disk is busy. Reading further ahead is no reason to evict
+/// an expert that is more popular than the one it would make room for: a long scan takes slots in
+/// turn and leaves the rest of the cache as it is.
+const READ_AHEAD: usize = 8;
+
+/// Reads that an ascending walk keeps under way even if it has to give up hits it needs later:
+/// one travels while one is computed with.
+const STREAM_DEPTH: usize = 2;
+
+/// In which order a request's experts are handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// What is there comes first: for few rows, where every wait counts.
+    Arrival,
+    /// By expert index: for many rows, where sums are accumulated as they come.
+    Ascending,
+}
+
+/// An expert of a request, with its bytes or the reason why there are none.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Which one.
+    pub expert: ExpertIndex,
+    /// Its record. An error concerns this expert only: the ticket goes on with the others, and the
+    /// next request tries again.
+    pub record: Result<Lease, StoreError>,
+}
+
+/// An error on its way to the request that waits for the expert.
+#[derive(Debug)]
+struct Failure {
+    ticket: usize,
+    expert: ExpertIndex,
+    error: StoreError,
+}
+
+/// The expert store of one model. See the crate for how it is used.
+#[derive(Debug)]
+pub struct Store {
+    plan: Plan,
+    reader: Box<dyn Reader>,
+    entries: Entries,
+    classes: Vec<Class>,
+    tickets: TicketTable,
+    /// Records that the reader has. Bound: [`FETCHES_MAX`].
+    under_way: usize,
+    /// Bound: one per item of an open request.
+    failures: Vec<Failure>,
+    /// Requests so far: the policies' clock.
+    now: u64,
+    stats: Stats,
+}
+
+impl Store {
+    /// Maps slots as [`Plan::new`] says and takes charge of the reader.
+    ///
+    /// # Errors
+    /// If the budget is too small or the memory is not there.
+    pub fn open(
+        catalog: &Arc<Catalog>,
+        options: StoreOptions,
+        reader: Box<dyn Reader>,
+    ) -> Result<Self, StoreError> {
+        let plan = Plan::new(catalog, options, reader.staging_bytes())?;
+        let requests_per_token = catalog.layers.iter().flatten().count();
+        let classes = plan.classes.iter().map(|class| {
+            let working_set = options.top_k * class.layers;
+            let scope = PolicyScope { slots: class.slots, working_set, requests_per_token };
+            Class::open(*class, options.policy.build(scope), options.chunk_bytes)
+        });
+        let classes = classes.collect::<Result<_, _>>()?;
+        let entries = Entries::new(catalog, &plan);
+        Ok(Self {
+            plan,
+            reader,
+            tickets: TicketTable::new(entries.layer_count_max()),
+            entries,
+            classes,
+            under_way: 0,
+            failures: Vec::new(),
+            now: 0,
+            stats: Stats::default(),
+        })
+    }
+
+    /// Asks for experts: those that are there are kept, reads of the others start. Never blocks.
+    ///
+    /// # Errors
+    /// [`StoreError::TooManyTickets`]. Reads that fail are reported by [`Store::next`].
+    ///
+    /// # Panics
+    /// If `ascending` is not, or names an expert or layer that does not exist.
+    pub fn request(
+        &mut self,
+        layer: LayerIndex,
+        ascending: &[ExpertIndex],
+    ) -> Result<Ticket, StoreError> {
+        assert!(ascending.is_sorted_by(|a, b| a < b), "experts ascend, each named once");
+        let entries = self.entries.layer(layer);
+        let LayerEntries { count, class, .. } = entries;
+        assert!(ascending.last().is_none_or(|last| last.index() < count), "the expert exists");
+        self.sweep();
+        self.collect(Wait::Poll);
+        let ticket = self.tickets.open(layer, ascending)?;
+        self.now += 1;
+        for expert in ascending {
+            let entry = &mut self.entries[entries.at(*expert)];
+            let class = &mut self.classes[class];
+            entry.rank = class.policy.used(entry.rank, self.now);
+            match entry.residence {
+                Residence::Resident(slot) if entry.pins == 0 => class.pin(slot),
+                Residence::Resident(_) | Residence::Loading(_) | Residence::Absent => {}
+            }
+            entry.pins += 1;
+            let counter = match (entry.residence, entry.seen) {
+                (Residence::Absent, false) => &mut self.stats.cold_misses,
+                (Residence::Absent, true) => &mut self.stats.capacity_misses,
+                (Residence::Loading(_) | Residence::Resident(_), _) => &mut self.stats.hits,
+            };
+            *counter += 1;
+        }
+        self.issue(self.tickets.position(&ticket));
+        Ok(ticket)
+    }
+
+    /// The next expert of a request, each exactly once, `None` when all have been handed out.
+    ///
+    /// Waits only for reads.
+    ///
+    /// # Errors
+    /// [`StoreError::SlotsExhausted`] if leases that the caller holds are all that is missing; call
+    /// again when some have been dropped. What concerns one expert is in [`Arrived::record`].
+    ///
+    /// # Panics
+    /// If another store gave the ticket.
+    pub fn next(
+        &mut self,
+        ticket: &mut Ticket,
+        order: Order,
+    ) -> Result<Option<Arrived>, StoreError> {
+        let ticket = self.tickets.position(ticket);
+        self.sweep();
+        loop {
+            self.collect(Wait::Poll);
+            self.issue(ticket);
+            if order == Order::Ascending && self.under_way < STREAM_DEPTH {
+                self.issue_next_over_later_hits(ticket);
+            }
+            if let Some(item) = self.find_ready(ticket, order) {
+                return Ok(Some(self.hand_out(ticket, item)));
+            }
+            let pending = self.tickets.get(ticket);
+            if pending.done_until == pending.items.len() {
+                return Ok(None);
+            }
+            if self.under_way > 0 {
+                self.collect(Wait::Block);
+            } else if !self.issue_over_other_requests(ticket) {
+                let layer = self.tickets.get(ticket).layer;
+                return Err(self.classes[self.entries.layer(layer).class].exhausted(layer));
+            }
+        }
+    }
+
+    /// Counters since the store was opened.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// The slots it was opened with.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether an expert could be had without reading.
+    pub fn is_resident(&self, key: ExpertKey) -> bool {
+        let entry = self.entries.find(key);
+        matches!(self.entries[entry].residence, Residence::Resident(_))
+    }
+
+    /// Memory that slots and staging take now; falls with [`Store::release_chunks`].
+    pub fn bytes(&self) -> u64 {
+        self.plan.staging_bytes + self.classes.iter().map(Class::bytes).sum::<u64>()
+    }
+
+    /// Waits until no read is under way, not even for an abandoned request.
+    pub fn wait_for_reads(&mut self) {
+        while self.under_way > 0 {
+            self.collect(Wait::Block);
+        }
+    }
+
+    /// Gives back up to `chunks` chunks of slots, evicting who lives there, and returns their
+    /// bytes. Chunks with slots in use stay, and so does the smallest working set.
+    pub fn release_chunks(&mut self, chunks: usize) -> u64 {
+        self.sweep();
+        self.collect(Wait::Poll);
+        let mut released = 0;
+        for _ in 0..chunks {
+            let Self { classes, entries, stats, .. } = self;
+            let mut largest_first: Vec<&mut Class> = classes.iter_mut().collect();
+            largest_first.sort_unstable_by_key(|class| std::cmp::Reverse(class.bytes()));
+            let bytes = largest_first.into_iter().find_map(|class| {
+                let mut evicted = Vec::new();
+                let needed = |entry: EntryIndex| entries[entry].pins > 0;
+                let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
+                stats.evictions += evicted.len() as u64;
+                for entry in evicted {
+                    entries[entry].residence = Residence::Absent;
+                }
+                Some(bytes)
+            });
+            match bytes {
+                Some(bytes) => released += bytes,
+                None => break,
+            }
+        }
+        released
+    }
+
+    /// Takes back up to `chunks` chunks that were given back, and returns their bytes.
+    ///
+    /// # Errors
+    /// If the memory is not there.
+    pub fn grow(&mut self, chunks: usize) -> Result<u64, StoreError> {
+        let mut grown = 0;
+        for _ in 0..chunks {
+            let mut bytes = None;
+            for class in &mut self.classes {
+                bytes = class.grow_chunk()?;
+                if bytes.is_some() {
+                    break;
+                }
+            }
+            let Some(bytes) = bytes else { break };
+            grown += bytes;
+        }
+        Ok(grown)
+    }
+
+    /// Starts reads of what a request lacks, as far as there are slots nobody needs.
+    fn issue(&mut self, ticket: usize) {
+        while self.under_way < FETCHES_MAX {
+            let Some((_, entry)) = self.next_absent(ticket) else { return };
+            let class = self.entries.layer(self.tickets.get(ticket).layer).class;
+            let rank = self.entries[entry].rank;
+            let below = if self.under_way < READ_AHEAD { f64::INFINITY } else { rank };
+            let Some(taken) = self.classes[class].take(entry, below) else { return };
+            self.start(entry, class, taken);
+        }
+    }
+
+    /// The first item of a request that has to be read and is not being read.
+    fn next_absent(&mut self, ticket: usize) -> Option<(usize, EntryIndex)> {
+        let entries = self.entries.layer(self.tickets.get(ticket).layer);
+        let pending = self.tickets.get_mut(ticket);
+        let not_issued = pending.items.iter().enumerate().skip(pending.issued_until);
+        for (at, item) in not_issued {
+            let entry = entries.at(item.expert);
+            let absent = self.entries[entry].residence == Residence::Absent;
+            if item.state == ItemState::Waiting && absent {
+                pending.issued_until = at;
+                return Some((at, entry));
+            }
+        }
+        pending.issued_until = pending.items.len();
+        None
+    }
+
+    /// Where all slots hold experts that an ascending walk needs later, the latest give way.
+    fn issue_next_over_later_hits(&mut self, ticket: usize) {
+        while self.under_way < STREAM_DEPTH {
+            let Some((at, entry)) = self.next_absent(ticket) else { return };
+            if !self.issue_over(entry, ticket, at + 1) {
+                return;
+            }
+        }
+    }
+
+    /// Where all slots hold experts that other requests have not taken, the latest give way.
+    fn issue_over_other_requests(&mut self, ticket: usize) -> bool {
+        let Some((_, entry)) = self.next_absent(ticket) else { return false };
+        let class = self.entries.layer(self.tickets.get(ticket).layer).class;
+        let same_class = |other: &usize| {
+            *other != ticket && self.entries.layer(self.tickets.get(*other).layer).class == class
+        };
+        // Bound: TICKETS_MAX bits; collected because the search below needs the store.
+        let others =
+            self.tickets.open_ones().filter(same_class).fold(0_u32, |set, at| set | 1 << at);
+        (0..u32::BITS as usize)
+            .filter(|at| others >> at & 1 == 1)
+            .any(|at| self.issue_over(entry, at, 0))
+    }
+
+    /// Reads an expert into the slot of the last hit among a request's items from `from` on.
+    fn issue_over(&mut self, entry: EntryIndex, victims_of: usize, from: usize) -> bool {
+        let pending = self.tickets.get(victims_of);
+        let entries = self.entries.layer(pending.layer);
+        let later = pending.items.iter().skip(from).rev();
+        for item in later.filter(|item| item.state == ItemState::Waiting) {
+            let Residence::Resident(slot) = self.entries[entries.at(item.expert)].residence else {
+                continue;
+            };
+            if let Some(taken) = self.classes[entries.class].take_from(slot, entry) {
+                self.stats.sacrifices += 1;
+                self.start(entry, entries.class, taken);
+                self.tickets.reissue();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Hands a record to the reader.
+    fn start(&mut self, entry: EntryIndex, class: usize, taken: Taken) {
+        if let Some(evicted) = taken.evicted {
+            self.entries[evicted].residence = Residence::Absent;
+            self.stats.evictions += 1;
+        }
+        let entry = &mut self.entries[entry];
+        entry.residence = Residence::Loading(taken.slot);
+        let buffer = self.classes[class].buffer(taken.slot);
+        self.reader.submit(Fetch { key: entry.key, buffer });
+        self.under_way += 1;
+    }
+
+    /// Takes over what the reader has finished; with [`Wait::Block`] at least one record.
+    fn collect(&mut self, wait: Wait) {
+        if self.under_way == 0 {
+            return;
+        }
+        if wait == Wait::Block {
+            let waiting = Instant::now();
+            let fetched = self.reader.reap(Wait::Block);
+            self.stats.wait_ns += waiting.elapsed().as_nanos() as u64;
+            self.settle(fetched.expect("a reader returns every record it was given"));
+        }
+        while self.under_way > 0 {
+            let Some(fetched) = self.reader.reap(Wait::Poll) else { return };
+            self.settle(fetched);
+        }
+    }
+
+    /// Makes a record resident, or sends its error to one of those who wait for it; the others
+    /// will try for themselves.
+    fn settle(&mut self, fetched: Fetched) {
+        let Fetched { fetch: Fetch { key, buffer }, transfer, outcome } = fetched;
+        drop(buffer);
+        self.under_way -= 1;
+        self.stats.read_bytes += transfer.bytes;
+        self.stats.read_ns += transfer.ns;
+        self.stats.retries += u64::from(transfer.retries);
+        let class = self.entries.layer(key.layer).class;
+        let at = self.entries.find(key);
+        let entry = &mut self.entries[at];
+        let Residence::Loading(slot) = entry.residence else {
+            unreachable!("the reader returns what it was given, once")
+        };
+        match outcome {
+            Ok(()) => {
+                entry.residence = Residence::Resident(slot);
+                entry.seen = true;
+                self.stats.records_read += 1;
+                if entry.pins == 0 {
+                    self.classes[class].unpin(slot, entry.rank);
+                }
+            }
+            Err(error) => {
+                entry.residence = Residence::Absent;
+                self.classes[class].vacate(slot);
+                self.stats.io_errors += 1;
+                self.tickets.reissue();
+                self.report(key, error);
+            }
+        }
+    }
+
+    fn report(&mut self, key: ExpertKey, error: StoreError) {
+        let waits = |at: &usize| {
+            let pending = self.tickets.get(*at);
+            pending.layer == key.layer && pending.is_waiting(key.expert)
+        };
+        let ticket = self.tickets.open_ones().find(waits);
+        if let Some(ticket) = ticket {
+            self.tickets.get_mut(ticket).fail(key.expert);
+            self.failures.push(Failure { ticket, expert: key.expert, error });
+        }
+    }
+
+    /// The item of a request that can be handed out now.
+    fn find_ready(&self, ticket: usize, order: Order) -> Option<usize> {
+        let pending = self.tickets.get(ticket);
+        let entries = self.entries.layer(pending.layer);
+        let ready = |at: &usize| {
+            let item = pending.items[*at];
+            let residence = self.entries[entries.at(item.expert)].residence;
+            match item.state {
+                ItemState::Waiting => matches!(residence, Residence::Resident(_)),
+                ItemState::Failed => true,
+                ItemState::Done => false,
+            }
+        };
+        let mut not_done = pending.done_until..pending.items.len();
+        match order {
+            Order::Arrival => not_done.find(ready),
+            Order::Ascending => not_done.next().filter(ready),
+        }
+    }
+
+    fn hand_out(&mut self, ticket: usize, at: usize) -> Arrived {
+        let pending = self.tickets.get_mut(ticket);
+        let (layer, item) = (pending.layer, pending.items[at]);
+        pending.finish(at);
+        let class = self.entries.layer(layer).class;
+        self.unpin(layer, item.expert);
+        if item.state == ItemState::Failed {
+            let ours =
+                |failure: &Failure| failure.ticket == ticket && failure.expert == item.expert;
+            let at = self.failures.iter().position(ours).expect("a failed item has its error");
+            let error = self.failures.swap_remove(at).error;
+            return Arrived { expert: item.expert, record: Err(error) };
+        }
+        let entry = self.entries.layer(layer).at(item.expert);
+        let Residence::Resident(slot) = self.entries[entry].residence else {
+            unreachable!("only residents are ready")
+        };
+        Arrived { expert: item.expert, record: Ok(self.classes[class].lease(slot)) }
+    }
+
+    /// A request has taken or given up an expert.
+    fn unpin(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+        let entries = self.entries.layer(layer);
+        let class = entries.class;
+        let entry = &mut self.entries[entries.at(expert)];
+        entry.pins -= 1;
+        match entry.residence {
+            Residence::Resident(slot) if entry.pins == 0 => {
+                self.classes[class].unpin(slot, entry.rank);
+            }
+            Residence::Resident(_) | Residence::Loading(_) | Residence::Absent => {}
+        }
+    }
+
+    /// Ends the requests whose tickets were dropped. What they had under way arrives as residents.
+    fn sweep(&mut self) {
+        while let Some(ticket) = self.tickets.dropped() {
+            let layer = self.tickets.get(ticket).layer;
+            for at in 0..self.tickets.get(ticket).items.len() {
+                let item = self.tickets.get(ticket).items[at];
+                if item.state != ItemState::Done {
+                    self.unpin(layer, item.expert);
+                }
+            }
+            self.failures.retain(|failure| failure.ticket != ticket);
+            self.tickets.close(ticket);
+        }
+    }
+}

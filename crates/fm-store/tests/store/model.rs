@@ -1,0 +1,215 @@
+//! The store beside a `HashMap`: whatever is asked, dropped and held in whatever order, every byte
+//! is right, every expert comes once, and the budget holds.
+
+use fm_format::key::{ExpertIndex, ExpertKey, LayerIndex};
+use fm_store::{
+    Lease, Order, Plan, PolicyKind, Store, StoreError, StoreOptions, Ticket,
+    reader::{Access, Pread, Reader, memory::Memory},
+};
+use proptest::prelude::*;
+
+use crate::{
+    sim_disk::SimDisk,
+    world::{Noise, Style, World},
+};
+
+/// Something a caller may do.
+#[derive(Clone, Debug)]
+enum Op {
+    /// Open a request for the experts of this bit set.
+    Request { layer: usize, set: u16 },
+    /// Take the next expert of an open request.
+    Next { ticket: usize, order: Order },
+    /// Drop the lease at this position.
+    DropLease(usize),
+    /// Abandon a request.
+    DropTicket(usize),
+    /// Give chunks back.
+    Release(usize),
+    /// Take chunks back.
+    Grow(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let order = prop_oneof![Just(Order::Arrival), Just(Order::Ascending)];
+    prop_oneof![
+        3 => (0..LAYERS, any::<u16>()).prop_map(|(layer, set)| Op::Request { layer, set }),
+        12 => (any::<usize>(), order).prop_map(|(ticket, order)| Op::Next { ticket, order }),
+        6 => any::<usize>().prop_map(Op::DropLease),
+        1 => any::<usize>().prop_map(Op::DropTicket),
+        1 => (0..3_usize).prop_map(Op::Release),
+        1 => (0..3_usize).prop_map(Op::Grow),
+    ]
+}
+
+const LAYERS: usize = 5;
+const EXPERTS: usize = 12;
+/// Two slots of the largest record.
+const CHUNK_BYTES: usize = 40960;
+
+/// A request, and what it still owes.
+struct Open {
+    ticket: Ticket,
+    layer: LayerIndex,
+    owed: Vec<ExpertIndex>,
+}
+
+/// The caller's side of the story.
+struct Caller {
+    world: World,
+    store: Store,
+    open: Vec<Open>,
+    held: Vec<(ExpertKey, Lease)>,
+}
+
+impl Caller {
+    fn perform(&mut self, op: &Op) {
+        match *op {
+            Op::Request { layer, set } if self.open.len() < 4 => self.request(layer, set),
+            Op::Next { ticket, order } if !self.open.is_empty() => {
+                let ticket = ticket % self.open.len();
+                self.next(ticket, order);
+            }
+            Op::DropLease(at) if !self.held.is_empty() => {
+                self.check_held();
+                self.held.swap_remove(at % self.held.len());
+            }
+            Op::DropTicket(at) if !self.open.is_empty() => {
+                self.open.swap_remove(at % self.open.len());
+            }
+            Op::Release(chunks) => {
+                let before = self.store.bytes();
+                let released = self.store.release_chunks(chunks);
+                assert_eq!(self.store.bytes(), before - released);
+            }
+            Op::Grow(chunks) => {
+                let before = self.store.bytes();
+                let grown = self.store.grow(chunks).unwrap();
+                assert_eq!(self.store.bytes(), before + grown);
+            }
+            _ => {}
+        }
+        assert!(self.store.bytes() <= self.store.plan().bytes());
+    }
+
+    fn request(&mut self, layer: usize, set: u16) {
+        // Position 1 is the dense layer.
+        let layer = LayerIndex(if layer == 0 { 0 } else { layer + 1 } as u16);
+        let owed = (0..EXPERTS as u16).filter(|at| set >> at & 1 == 1).map(ExpertIndex);
+        let owed: Vec<_> = owed.collect();
+        let ticket = self.store.request(layer, &owed).unwrap();
+        self.open.push(Open { ticket, layer, owed });
+    }
+
+    fn next(&mut self, at: usize, order: Order) {
+        let Open { ticket, layer, owed } = &mut self.open[at];
+        match self.store.next(ticket, order) {
+            Ok(Some(arrived)) => {
+                let position = owed.iter().position(|expert| *expert == arrived.expert);
+                let position = position.expect("an expert comes once and was asked for");
+                assert!(order == Order::Arrival || position == 0, "ascending means the first");
+                owed.remove(position);
+                let key = ExpertKey { layer: *layer, expert: arrived.expert };
+                let lease = arrived.record.unwrap();
+                assert!(*lease == self.world.truth[&key][..], "{key}");
+                self.held.push((key, lease));
+            }
+            Ok(None) => {
+                assert_eq!(owed.len(), 0, "all of the union has come");
+                self.open.swap_remove(at);
+            }
+            Err(StoreError::SlotsExhausted { slots, .. }) => {
+                assert!(self.held.len() >= slots, "exhausted with {} leases", self.held.len());
+                self.check_held();
+                self.held.clear();
+                // With no lease held, a request always goes on.
+                let Open { ticket, .. } = &mut self.open[at];
+                let again = self.store.next(ticket, order).unwrap();
+                let arrived = again.expect("something was owed");
+                let Open { layer, owed, .. } = &mut self.open[at];
+                let key = ExpertKey { layer: *layer, expert: arrived.expert };
+                owed.retain(|expert| *expert != arrived.expert);
+                assert!(*arrived.record.unwrap() == self.world.truth[&key][..], "{key}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+        self.check_held();
+    }
+
+    /// Nobody writes what somebody holds.
+    fn check_held(&self) {
+        for (key, lease) in &self.held {
+            assert!(**lease == self.world.truth[key][..], "{key} changed under a lease");
+        }
+    }
+
+    /// Takes what is owed, so that nothing hangs at the end either.
+    fn finish(mut self) {
+        self.held.clear();
+        while let Some(Open { ticket, owed, .. }) = self.open.last_mut() {
+            if let Some(arrived) = self.store.next(ticket, Order::Ascending).unwrap() {
+                owed.retain(|expert| *expert != arrived.expert);
+            } else {
+                assert_eq!(owed.len(), 0);
+                self.open.pop();
+            }
+        }
+        assert_eq!(self.store.stats().io_errors, 0);
+        self.store.wait_for_reads();
+        // Nothing is pinned any more: everything beyond the smallest working set can go.
+        while self.store.release_chunks(1) > 0 {}
+        let least = Plan::minimum(&self.world.catalog, 2, self.store.plan().staging_bytes).bytes();
+        assert!(self.store.bytes() < least + 2 * CHUNK_BYTES as u64);
+    }
+}
+
+fn play(
+    ops: &[Op],
+    extra_slots: usize,
+    policy: PolicyKind,
+    reader: impl Fn(&World) -> Box<dyn Reader>,
+) {
+    let world = World::new(&Style::ALL, LAYERS, EXPERTS);
+    let reader = reader(&world);
+    let least = Plan::minimum(&world.catalog, 2, reader.staging_bytes()).bytes();
+    let budget_bytes = least + (extra_slots * 12288) as u64;
+    let options = StoreOptions { budget_bytes, policy, top_k: 2, chunk_bytes: CHUNK_BYTES };
+    let store = Store::open(&world.catalog, options, reader).unwrap();
+    assert!(store.bytes() <= budget_bytes);
+    let mut caller = Caller { world, store, open: Vec::new(), held: Vec::new() };
+    for op in ops {
+        caller.perform(op);
+    }
+    caller.finish();
+}
+
+fn shuffled(world: &World, access: Access, seed: u64) -> Box<dyn Reader> {
+    let mut noise = Noise::new(seed);
+    let (disk, _) = SimDisk::new(world, access);
+    Box::new(Memory::open(&world.catalog, disk, move |count| noise.below(count)).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_sequence_gives_the_right_bytes_once_within_the_budget(
+        ops in prop::collection::vec(op(), 1..120),
+        extra_slots in 0..24_usize,
+        direct in any::<bool>(),
+        lfru in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let access = if direct { Access::Direct } else { Access::Buffered };
+        let policy = if lfru { PolicyKind::Lfru } else { PolicyKind::Lru };
+        play(&ops, extra_slots, policy, |world| shuffled(world, access, seed));
+    }
+
+    #[test]
+    fn threads_change_nothing(ops in prop::collection::vec(op(), 1..120), extra_slots in 0..24_usize) {
+        play(&ops, extra_slots, PolicyKind::Auto, |world| {
+            let (disk, _) = SimDisk::new(world, Access::Direct);
+            Box::new(Pread::open(&world.catalog, disk, 3).unwrap())
+        });
+    }
+}
