@@ -117,6 +117,24 @@ fn stat(dir: &Path, fields: &[&str]) -> u64 {
     lines.filter(|(name, _)| fields.contains(name)).filter_map(|(_, n)| n.parse::<u64>().ok()).sum()
 }
 
+/// Cores that this process may compute on: physical ones, because two threads of one core share its
+/// arithmetic. At least 1.
+pub fn physical_cores(root: &Path) -> usize {
+    let usable = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cpuinfo = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let mut cores = std::collections::BTreeSet::new();
+    for processor in cpuinfo.split("\n\n") {
+        let field = |name: &str| {
+            let line = processor.lines().find(|line| line.starts_with(name))?;
+            line.split(':').nth(1).map(str::trim)
+        };
+        if let (Some(package), Some(core)) = (field("physical id"), field("core id")) {
+            cores.insert((package.to_owned(), core.to_owned()));
+        }
+    }
+    if cores.is_empty() { usable } else { usable.min(cores.len()) }
+}
+
 /// Bytes of this process that cannot be dropped: anonymous and locked memory. `None` where the
 /// system does not tell.
 pub fn own_anonymous_bytes(root: &Path) -> Option<u64> {

@@ -123,6 +123,20 @@ impl ModelSpec {
     }
 }
 
+/// What mixes positions in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MixerKind {
+    Attention,
+    DeltaNet,
+}
+
+/// What works on each position alone in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FfnKind {
+    Moe,
+    Mlp,
+}
+
 /// What became of a layer.
 pub(crate) enum LayerResult {
     /// Every row is complete.
@@ -178,6 +192,20 @@ impl<B: Backend> Decoder<B> {
 
     pub(crate) fn layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// The kinds of work of a layer's two halves.
+    pub(crate) fn kinds(&self, layer: usize) -> (MixerKind, FfnKind) {
+        let layer = &self.layers[layer];
+        let mixer = match layer.mixer {
+            Mixer::Attention(_) => MixerKind::Attention,
+            Mixer::DeltaNet(_) => MixerKind::DeltaNet,
+        };
+        let ffn = match layer.ffn {
+            Ffn::Moe(_) => FfnKind::Moe,
+            Ffn::Mlp(_) => FfnKind::Mlp,
+        };
+        (mixer, ffn)
     }
 
     /// `hidden = embed(ids)`.

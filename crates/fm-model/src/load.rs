@@ -8,10 +8,12 @@ use fm_format::{
 };
 use fm_kernels::{Backend, backend::QMatrix};
 use half::{bf16, f16};
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     error::LoadError,
-    spec::{MatrixRef, MatrixSource, Projection, VectorRef, VectorTransform},
+    footprint::for_each_tensor,
+    spec::{MatrixRef, MatrixSource, ModelSpec, Projection, VectorRef, VectorTransform},
 };
 
 /// Bytes of a tensor that are read at once.
@@ -159,4 +161,34 @@ pub fn read_vector(files: &Files, vector: &VectorRef) -> Result<Vec<f32>, LoadEr
             .collect(),
     };
     Ok(vector.rows.iter().flat_map(|rows| values[rows.clone()].iter().copied()).collect())
+}
+
+/// Bytes of every matrix that go into [`fingerprint`].
+const SAMPLE_BYTES: u64 = 4096;
+
+/// Tells models apart: their description, all small tensors, and the beginning of every matrix of
+/// the trunk. Two checkpoints of one model with other weights differ in it.
+///
+/// # Errors
+/// If a read fails or comes up short.
+pub fn fingerprint(files: &Files, spec: &ModelSpec) -> Result<u128, LoadError> {
+    let mut extents = Vec::new();
+    let mut hash = Xxh3Default::new();
+    hash.update(spec.model_type.as_bytes());
+    for_each_tensor(
+        spec,
+        &mut |matrix| {
+            let first = match matrix.source {
+                MatrixSource::Plain(extent) => extent,
+                MatrixSource::Affine { codes, .. } => codes,
+            };
+            extents.push(Extent { bytes: first.bytes.min(SAMPLE_BYTES), ..first });
+        },
+        &mut |_| {},
+    );
+    for_each_tensor(spec, &mut |_| {}, &mut |vector| extents.push(vector.extent));
+    for extent in extents {
+        hash.update(&files.read_extent(extent)?);
+    }
+    Ok(hash.digest128())
 }

@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     ops::ControlFlow,
+    time::Instant,
 };
 
 use fm_format::key::LayerIndex;
@@ -12,12 +13,12 @@ use fm_kernels::{
 };
 
 use crate::{
-    decoder::{Decoder, DecoderOptions, LayerResult, Workspace},
+    decoder::{Decoder, DecoderOptions, FfnKind, LayerResult, MixerKind, Workspace},
     experts::{ExpertsLost, RoutedExperts},
     layer::{Segment, StepRows},
     runner::{
         Batch, Output, Progress, Row, RowInput, RunError, Runner, SessionId, Spoiled,
-        SpoiledReason, StepError, Wants,
+        SpoiledReason, StepError, StepTimes, Wants,
     },
     session_file,
     spec::ModelSpec,
@@ -52,6 +53,7 @@ pub struct ModelRunner<B: Backend, E> {
     delta_shapes: Vec<DeltaShape>,
     options: RunnerOptions,
     step: StepBuffers,
+    times: StepTimes,
 }
 
 /// What a step needs on the host; reused, so that a steady step allocates nothing.
@@ -93,6 +95,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             delta_shapes: spec.delta_layers().map(|layer| layer.shape).collect(),
             options,
             step: StepBuffers::default(),
+            times: StepTimes::default(),
         })
     }
 
@@ -263,7 +266,14 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         self.decoder.embed(&self.device, &self.step.ids, &mut self.workspace)?;
         let layers = self.decoder.layers();
         for layer in 0..layers {
+            let (mixer, ffn) = self.decoder.kinds(layer);
+            let started = Instant::now();
             self.mix(layer)?;
+            let mixed = Instant::now();
+            *match mixer {
+                MixerKind::Attention => &mut self.times.attention,
+                MixerKind::DeltaNet => &mut self.times.delta_net,
+            } += mixed - started;
             let index = LayerIndex(layer as u16);
             let looks = batch.hidden_layer == Some(index);
             if layer + 1 == layers {
@@ -274,6 +284,10 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             if let Some(lost) = self.feed_forward(layer)? {
                 first_loss.get_or_insert(lost);
             }
+            *match ffn {
+                FfnKind::Moe => &mut self.times.moe,
+                FfnKind::Mlp => &mut self.times.mlp,
+            } += mixed.elapsed();
             if looks {
                 self.look(batch)?;
             }
@@ -434,7 +448,9 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
         self.reserve()?;
         self.step.hidden.clear();
         let swept = self.sweep(batch, at_layer).and_then(|loss| {
+            let started = Instant::now();
             self.read_logits(batch)?;
+            self.times.head += started.elapsed();
             Ok(loss)
         });
         let first_loss = match swept {
@@ -446,6 +462,10 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
         };
         let spoiled = self.settle(batch, first_loss)?;
         Ok(Output { logits: &self.step.logits, hidden: &self.step.hidden, spoiled })
+    }
+
+    fn times(&self) -> StepTimes {
+        self.times
     }
 
     fn rows_max(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     ops::ControlFlow,
+    time::Duration,
 };
 
 use fm_format::key::LayerIndex;
@@ -97,6 +98,37 @@ pub enum SpoiledReason {
     /// The same expert as for the session before it in the list.
     #[error("it chose the same expert as another session of the batch")]
     AsAbove,
+}
+
+/// Time spent in steps, by kind of work. A device that runs behind its caller books the time where
+/// the caller waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Attention layers' mixers.
+    pub attention: Duration,
+    /// Delta-net layers' mixers.
+    pub delta_net: Duration,
+    /// Feed-forward networks with routed experts, waiting for reads included.
+    pub moe: Duration,
+    /// Dense feed-forward networks.
+    pub mlp: Duration,
+    /// Final norm and head.
+    pub head: Duration,
+}
+
+impl std::ops::Sub for StepTimes {
+    type Output = Self;
+
+    /// What was spent between `earlier` and `self`.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            attention: self.attention - earlier.attention,
+            delta_net: self.delta_net - earlier.delta_net,
+            moe: self.moe - earlier.moe,
+            mlp: self.mlp - earlier.mlp,
+            head: self.head - earlier.head,
+        }
+    }
 }
 
 /// Why a step gave nothing at all. All sessions of the batch have fallen back.
@@ -231,6 +263,9 @@ pub trait Runner: Send {
         batch: &Batch,
         at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Output<'_>, StepError>;
+
+    /// Where the time of all steps so far went.
+    fn times(&self) -> StepTimes;
 
     /// Rows of a batch.
     fn rows_max(&self) -> usize;

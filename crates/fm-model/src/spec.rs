@@ -2,7 +2,7 @@
 //! its tensors lies. A family's file in `arch/` makes this from a configuration and tensor names;
 //! planning, loading and inspecting start from it.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use fm_format::{
     record::{Catalog, Extent, MatrixShape, ScaleSource},
@@ -114,7 +114,7 @@ pub struct ModelSpec {
     /// Decoder layers in order.
     pub layers: Vec<LayerSpec>,
     /// The routed experts' bytes.
-    pub catalog: Catalog,
+    pub catalog: Arc<Catalog>,
 }
 
 impl ModelSpec {

@@ -2,6 +2,8 @@
 //! hybrids the delta-net layer. A family's own file reads its configuration and fills in a
 //! [`Family`]: what is called how, and what is stored where.
 
+use std::sync::Arc;
+
 use fm_format::{
     record::{Catalog, LayerRecords},
     source::Checkpoint,
@@ -85,7 +87,7 @@ pub(super) fn describe(weights: Weights<'_>, family: &Family<'_>) -> Result<Mode
         head,
         final_norm,
         layers,
-        catalog,
+        catalog: Arc::new(catalog),
     })
 }
 

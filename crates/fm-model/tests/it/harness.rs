@@ -112,7 +112,7 @@ pub(crate) fn open<B: Backend<Bytes = [u8]>>(dir: &Path, device: B) -> ModelRunn
     let files = Files::new(checkpoint.files.clone());
     let decoder = DecoderOptions { rows_max: ROWS_MAX, logits_rows_max: ROWS_MAX, top_k: None };
     let loaded = Decoder::load(&Loader { device: &device, files: &files }, &spec, decoder).unwrap();
-    let experts = Resident::read(spec.catalog.clone());
+    let experts = Resident::read(spec.catalog.as_ref().clone());
     let options =
         RunnerOptions { decoder, sessions_max: SESSIONS_MAX, kv_blocks: 16, fingerprint: 7 };
     ModelRunner::new(device, loaded, experts, &spec, options).unwrap()

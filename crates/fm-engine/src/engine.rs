@@ -1,0 +1,274 @@
+//! One running model: opened from a directory under a memory plan.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use fm_format::source::{Checkpoint, Files, read_json};
+use fm_kernels::{Backend, backend::Numerics, cpu::Cpu, reference::Reference};
+use fm_model::{
+    Runner,
+    arch::describe,
+    decoder::Decoder,
+    footprint::Footprint,
+    load::{Loader, fingerprint},
+    model_runner::{ModelRunner, RunnerOptions},
+    spec::ModelSpec,
+};
+use fm_store::{Stats, Store, reader};
+use fm_text::{ChatTemplate, Tokenizer};
+
+use crate::{
+    backends::DeviceChoice,
+    error::EngineError,
+    local::{Local, SharedStats},
+    machine::{MemoryLimits, physical_cores},
+    memory_plan::{Demand, MemoryPlan},
+    options::EngineOptions,
+    sampler::GenerationConfig,
+};
+
+/// Where the engine may look and write.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Root of `/proc` and `/sys`.
+    pub root: PathBuf,
+    /// Everything the program writes for itself; `None` to write nothing.
+    pub cache_dir: Option<PathBuf>,
+}
+
+/// What a command will ask of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Sessions that may be open at once.
+    pub sessions: usize,
+    /// Rows of a step whose logits may be wanted.
+    pub logits_rows: usize,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self { sessions: 1, logits_rows: 1 }
+    }
+}
+
+/// A described and planned model, before its weights are read.
+#[derive(Debug)]
+pub struct Planned {
+    /// The model's directory.
+    pub dir: PathBuf,
+    /// What it is.
+    pub spec: ModelSpec,
+    /// Its bytes by kind.
+    pub footprint: Footprint,
+    /// Who gets how many bytes.
+    pub plan: MemoryPlan,
+    /// Where it will compute.
+    pub device: DeviceChoice,
+    /// Threads that will compute.
+    pub threads: usize,
+    options: EngineOptions,
+    files: Vec<PathBuf>,
+}
+
+/// One running model.
+pub struct Engine {
+    /// The model's directory.
+    pub dir: PathBuf,
+    /// Family, as in `config.json`.
+    pub model_type: &'static str,
+    /// Its bytes by kind.
+    pub footprint: Footprint,
+    /// Who got how many bytes.
+    pub plan: MemoryPlan,
+    /// Arithmetic in force.
+    pub numerics: Numerics,
+    /// Threads that compute.
+    pub threads: usize,
+    /// How experts are read.
+    pub reader: reader::ReaderInfo,
+    /// Lossy switches in force, in words.
+    pub lossy: Vec<String>,
+    /// The model.
+    pub runner: Box<dyn Runner>,
+    /// Its tokenizer, if it has one.
+    pub tokenizer: Option<Tokenizer>,
+    /// Its chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+    /// Its own way of choosing words.
+    pub generation: GenerationConfig,
+    /// Tokens that end a text.
+    pub eos: Vec<u32>,
+    /// Files of the checkpoint, for probes.
+    pub files: Vec<PathBuf>,
+    stats: SharedStats,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// Reads headers, describes the model and plans its memory. No weights are read.
+///
+/// # Errors
+/// If it is not a model this build runs, or does not fit.
+pub fn plan(
+    dir: &Path,
+    options: &EngineOptions,
+    load: Load,
+    places: &Places,
+) -> Result<Planned, EngineError> {
+    let checkpoint = Checkpoint::open(dir)?;
+    let spec = describe(&checkpoint)?;
+    let limits = MemoryLimits::read(&places.root);
+    let tokenizer_bytes = fs::metadata(dir.join("tokenizer.json")).map_or(0, |file| file.len());
+    let demand = Demand {
+        spec: &spec,
+        options,
+        sessions: load.sessions,
+        logits_rows: load.logits_rows,
+        tokenizer_bytes,
+    };
+    let plan = MemoryPlan::new(demand, &limits)?;
+    let device = options.device.resolve(options.numerics)?;
+    let threads = match device {
+        DeviceChoice::Reference => 1,
+        _ => options.threads.unwrap_or_else(|| physical_cores(&places.root)),
+    };
+    let footprint = Footprint::of(&spec, options.top_k);
+    let (dir, options, files) = (dir.to_path_buf(), options.clone(), checkpoint.files);
+    Ok(Planned { dir, spec, footprint, plan, device, threads, options, files })
+}
+
+impl Engine {
+    /// Plans and loads the model in `dir`.
+    ///
+    /// # Errors
+    /// If it is not a model this build runs, does not fit, or cannot be read.
+    pub fn open(
+        dir: &Path,
+        options: &EngineOptions,
+        load: Load,
+        places: &Places,
+    ) -> Result<Self, EngineError> {
+        Self::load(plan(dir, options, load, places)?, places)
+    }
+
+    /// Loads what was planned.
+    ///
+    /// # Errors
+    /// If a file cannot be read or memory cannot be had.
+    pub fn load(planned: Planned, places: &Places) -> Result<Self, EngineError> {
+        let built = match planned.device {
+            DeviceChoice::Reference => build(Reference::open(), &planned)?,
+            _ => build(Cpu::open(planned.threads), &planned)?,
+        };
+        let generation = generation_config(&planned.dir)?;
+        let tokenizer = if planned.dir.join("tokenizer.json").is_file() {
+            Some(Tokenizer::open(&planned.dir, places.cache_dir.as_deref())?)
+        } else {
+            None
+        };
+        let mut lossy = Vec::new();
+        if let Some(top_k) = planned.options.top_k {
+            let own = planned.spec.moe_dims(None).top_k;
+            if top_k != own {
+                lossy.push(format!("{top_k} experts per token instead of {own}"));
+            }
+        }
+        Ok(Self {
+            template: ChatTemplate::open(&planned.dir)?,
+            eos: eos_tokens(&planned.dir, &generation)?,
+            dir: planned.dir,
+            model_type: planned.spec.model_type,
+            footprint: planned.footprint,
+            plan: planned.plan,
+            numerics: built.numerics,
+            threads: planned.threads,
+            reader: built.reader,
+            lossy,
+            runner: built.runner,
+            tokenizer,
+            generation,
+            files: planned.files,
+            stats: built.stats,
+        })
+    }
+
+    /// The expert store's counters.
+    pub fn store_stats(&self) -> Stats {
+        self.stats.lock().map_or_else(|broken| *broken.into_inner(), |stats| *stats)
+    }
+}
+
+struct Built {
+    runner: Box<dyn Runner>,
+    numerics: Numerics,
+    reader: reader::ReaderInfo,
+    stats: SharedStats,
+}
+
+fn build<B>(device: B, planned: &Planned) -> Result<Built, EngineError>
+where
+    B: Backend<Bytes = [u8]>,
+    B::Buf: Send,
+{
+    let Planned { spec, plan, options, .. } = planned;
+    let files = Files::new(planned.files.clone());
+    let loader = Loader { device: &device, files: &files };
+    let decoder = Decoder::load(&loader, spec, plan.decoder)?;
+    let reader_options = reader::ReaderOptions {
+        io: options.io,
+        // Free memory that the plan does not use is what the page cache can have.
+        page_cache_bytes: plan.allowed.saturating_sub(plan.budget),
+        ..reader::ReaderOptions::default()
+    };
+    let (reader, info) = reader::open(&spec.catalog, reader_options)?;
+    let store = Store::open(&spec.catalog, plan.store_options, reader)?;
+    let local = Local::new(Arc::clone(&spec.catalog), store);
+    let stats = local.stats();
+    let numerics = device.numerics();
+    let mut identity = fingerprint(&files, spec)?;
+    // Another arithmetic, or other experts, and the state would not be this model's.
+    identity ^= (numerics as u128) << 64 | plan.decoder.top_k.unwrap_or(0) as u128;
+    let runner_options = RunnerOptions {
+        decoder: plan.decoder,
+        sessions_max: plan.sessions,
+        kv_blocks: plan.kv_blocks,
+        fingerprint: identity,
+    };
+    let runner = ModelRunner::new(device, decoder, local, spec, runner_options)?;
+    Ok(Built { runner: Box::new(runner), numerics, reader: info, stats })
+}
+
+fn generation_config(dir: &Path) -> Result<GenerationConfig, EngineError> {
+    let path = dir.join("generation_config.json");
+    if !path.is_file() {
+        return Ok(GenerationConfig::default());
+    }
+    let value = read_json(&path)?;
+    serde_json::from_value(value).map_err(|source| EngineError::GenerationConfig { path, source })
+}
+
+/// Every end-of-text token that the checkpoint names, wherever it names it.
+fn eos_tokens(dir: &Path, generation: &GenerationConfig) -> Result<Vec<u32>, EngineError> {
+    let config = read_json(&dir.join("config.json"))?;
+    let text = config.get("text_config");
+    let named = [config.get("eos_token_id"), text.and_then(|text| text.get("eos_token_id"))];
+    let mut tokens = generation.eos_token_id.clone().map_or_else(Vec::new, |eos| eos.into_vec());
+    for value in named.into_iter().flatten() {
+        match value {
+            serde_json::Value::Array(list) => {
+                tokens.extend(list.iter().filter_map(|token| token.as_u64().map(|t| t as u32)));
+            }
+            value => tokens.extend(value.as_u64().map(|token| token as u32)),
+        }
+    }
+    tokens.sort_unstable();
+    tokens.dedup();
+    Ok(tokens)
+}

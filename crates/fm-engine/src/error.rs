@@ -1,0 +1,123 @@
+//! Why a model cannot be opened or run, with what may help.
+
+use std::path::PathBuf;
+
+use fm_format::FormatError;
+use fm_kernels::DeviceError;
+use fm_model::{
+    LoadError,
+    runner::{RunError, SpoiledReason, StepError},
+};
+use fm_store::StoreError;
+use fm_text::TextError;
+
+use crate::{backends::NumericsMismatch, memory_plan::PlanError, sampler::NotANumber};
+
+/// Why a model cannot be opened or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The checkpoint is not a model this build runs.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// It does not fit.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The experts cannot be served.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Tokenizer or template failed.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The device cannot compute as asked.
+    #[error(transparent)]
+    Numerics(#[from] NumericsMismatch),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A session cannot be opened, saved or restored.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// A step failed.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// An expert that this session needed could not be read.
+    #[error("the answer cannot be continued")]
+    Spoiled(#[from] SpoiledReason),
+    /// The arithmetic went wrong.
+    #[error(transparent)]
+    NotANumber(#[from] NotANumber),
+    /// `generation_config.json` does not parse.
+    #[error("{} is not a generation configuration", path.display())]
+    GenerationConfig {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// There is nothing to start from.
+    #[error("the prompt is empty: a model needs at least one token to start from")]
+    EmptyPrompt,
+    /// The prompt is longer than the context.
+    #[error("the prompt has {tokens} tokens, the context holds {context}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens of the context.
+        context: u32,
+    },
+    /// A token that the model has no embedding for.
+    #[error("token {token} is not in the vocabulary of {vocab} tokens")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Rows of the embedding.
+        vocab: usize,
+    },
+    /// Text for a model without a tokenizer.
+    #[error("{} has no tokenizer.json, so it takes tokens only", dir.display())]
+    NoTokenizer {
+        /// The model's directory.
+        dir: PathBuf,
+    },
+    /// A conversation for a model without a chat template.
+    #[error("{} has no chat template", dir.display())]
+    NoTemplate {
+        /// The model's directory.
+        dir: PathBuf,
+    },
+}
+
+impl EngineError {
+    /// What the user could do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Format(FormatError::NoModel { .. }) => {
+                "give the directory that holds config.json and the *.safetensors files"
+            }
+            Self::Format(FormatError::Truncated { .. } | FormatError::HeaderLength { .. }) => {
+                "download the file again"
+            }
+            Self::Load(LoadError::MissingTensor { .. }) => {
+                "check that every shard of the checkpoint was downloaded"
+            }
+            Self::Plan(PlanError::BudgetTooSmall { .. }) => {
+                "give it more with --memory, or lower --prefill-chunk and --context"
+            }
+            Self::Plan(PlanError::Context { .. }) => "lower --context or raise --memory",
+            Self::Plan(PlanError::LongerThanModel { .. }) => "lower --context",
+            Self::PromptTooLong { .. } => "shorten the prompt or raise --context",
+            Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
+            Self::NoTokenizer { .. } => "use --prompt-tokens 1,2,3",
+            Self::NoTemplate { .. } => "use --raw to continue the prompt as it stands",
+            Self::Spoiled(_) | Self::Store(_) => {
+                "check the disk; `flash-moe verify` re-reads the whole model"
+            }
+            Self::Numerics(_) => "choose --device reference for --numerics reference",
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,146 @@
+//! Routed experts of this machine: bytes from the store, arithmetic on the device.
+
+use std::sync::{Arc, Mutex};
+
+use fm_format::{
+    key::{ExpertIndex, LayerIndex},
+    record::Catalog,
+};
+use fm_kernels::{
+    Backend,
+    backend::{Combine, Routes, View, ViewMut},
+};
+use fm_model::experts::{
+    ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
+    expert_weights,
+};
+use fm_store::{Arrived, Order, Stats, Store, StoreError, Ticket};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Local {
+    catalog: Arc<Catalog>,
+    store: Store,
+    grouped: RowsByExpert,
+    stats: SharedStats,
+}
+
+/// The store's counters after the latest layer, for whoever reports them.
+pub type SharedStats = Arc<Mutex<Stats>>;
+
+impl Local {
+    /// Serves the records of `catalog` from `store`.
+    pub fn new(catalog: Arc<Catalog>, store: Store) -> Self {
+        let stats = Arc::new(Mutex::new(store.stats()));
+        Self { catalog, store, grouped: RowsByExpert::default(), stats }
+    }
+
+    /// Where the store's counters can be read while the model runs.
+    pub fn stats(&self) -> SharedStats {
+        Arc::clone(&self.stats)
+    }
+
+    fn publish_stats(&self) {
+        if let Ok(mut stats) = self.stats.lock() {
+            *stats = self.store.stats();
+        }
+    }
+}
+
+/// Why a record could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("the expert store gave up")]
+struct GaveUp(#[from] StoreError);
+
+impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
+    type Ticket = Result<Ticket, StoreError>;
+
+    fn begin(
+        &mut self,
+        layer: LayerIndex,
+        routes: &Routes<B>,
+    ) -> Result<Self::Ticket, ExpertsFailed> {
+        let rows = routes.ids.len() / routes.top_k.max(1);
+        let top_k = routes.top_k;
+        let few = rows <= ARRIVAL_ROWS_MAX;
+        self.grouped.group(routes, |row, j| if few { row * top_k + j } else { row });
+        // A request that fails loses every expert; `finish` says so.
+        Ok(self.store.request(layer, &self.grouped.union))
+    }
+
+    fn finish(
+        &mut self,
+        device: &B,
+        ticket: Self::Ticket,
+        batch: ExpertBatch<'_, B>,
+    ) -> Result<(), ExpertsFailed> {
+        let ExpertBatch { layer, routes, x, out, scratch } = batch;
+        let ViewMut { buf, offset, rows, cols, stride } = out;
+        let few = rows <= ARRIVAL_ROWS_MAX;
+        let order = if few { Order::Arrival } else { Order::Ascending };
+        let records = self.catalog.layer(layer);
+        let mut losses = Losses::default();
+        let mut ticket = match ticket {
+            Ok(ticket) => ticket,
+            Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
+        };
+        loop {
+            let Arrived { expert, record } = match self.store.next(&mut ticket, order) {
+                Ok(Some(arrived)) => arrived,
+                Ok(None) => break,
+                Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
+            };
+            let lease = match record {
+                Ok(lease) => lease,
+                Err(error) => {
+                    losses.add(expert, error);
+                    continue;
+                }
+            };
+            let weights = expert_weights(records, &lease);
+            let chosen = self.grouped.rows(expert);
+            let (combine, target) = if few {
+                let results = rows * routes.top_k;
+                (Combine::Store, ViewMut::new(&mut scratch.results, results, cols))
+            } else {
+                (Combine::Accumulate, ViewMut { buf: &mut *buf, offset, rows, cols, stride })
+            };
+            device.expert_rows(&weights, x, chosen, &mut scratch.expert, combine, target)?;
+            device.hold(lease);
+        }
+        if few {
+            let results = View::new(&scratch.results, rows * routes.top_k, cols);
+            let out = ViewMut { buf, offset, rows, cols, stride };
+            device.combine_rows(results, &routes.weights, out)?;
+        }
+        self.publish_stats();
+        losses.into_result(layer)
+    }
+}
+
+/// Experts of one layer that could not be had. Empty, and without allocation, nearly always.
+#[derive(Debug, Default)]
+struct Losses {
+    experts: Vec<ExpertIndex>,
+    first: Option<StoreError>,
+}
+
+impl Losses {
+    fn add(&mut self, expert: ExpertIndex, error: StoreError) {
+        self.experts.push(expert);
+        self.first.get_or_insert(error);
+    }
+
+    /// Nothing more can be had: every expert of the request counts as lost.
+    fn all(&mut self, layer: LayerIndex, grouped: &RowsByExpert, error: StoreError) -> ExpertsLost {
+        let source = GaveUp(self.first.take().unwrap_or(error));
+        ExpertsLost { layer, experts: grouped.union.clone(), source: Box::new(source) }
+    }
+
+    fn into_result(self, layer: LayerIndex) -> Result<(), ExpertsFailed> {
+        let Some(first) = self.first else { return Ok(()) };
+        let mut experts = self.experts;
+        experts.sort_unstable();
+        Err(ExpertsLost { layer, experts, source: Box::new(first) }.into())
+    }
+}

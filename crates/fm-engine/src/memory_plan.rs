@@ -1,0 +1,276 @@
+//! What goes where, decided before the first byte is loaded: the budget is a ceiling.
+
+use fm_model::{decoder::DecoderOptions, footprint::Footprint, spec::ModelSpec};
+use fm_store::{CHUNK_BYTES, Plan, StoreError, StoreOptions, reader};
+
+use crate::{bytes::Bytes, machine::MemoryLimits, options::EngineOptions};
+
+/// Share of what the machine allows that is used without `--memory`.
+const BUDGET_SHARE: f64 = 0.85;
+
+/// Prompt tokens that are computed together unless the plan needs the memory elsewhere.
+const PREFILL_CHUNK: usize = 512;
+
+/// Work space takes at most this share of the budget by default.
+const SCRATCH_SHARE: u64 = 8;
+
+/// Without `--context`, keys and values take at most this share of what the trunk leaves.
+const KV_SHARE: u64 = 4;
+
+/// The program itself, its stacks, and what the allocator keeps: measured 9 MB, rounded up.
+const OVERHEAD_BYTES: u64 = 24_000_000;
+
+/// Memory that a tokenizer takes for every byte of its `tokenizer.json`: measured 11 for a
+/// vocabulary of 248,000.
+const TOKENIZER_FACTOR: u64 = 14;
+
+/// Memory of a catalog entry: a record's pieces with their offsets.
+const PIECE_BYTES: u64 = 64;
+
+/// What is to be planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand<'a> {
+    /// The model.
+    pub spec: &'a ModelSpec,
+    /// The user's wishes.
+    pub options: &'a EngineOptions,
+    /// Sessions that may be open at once.
+    pub sessions: usize,
+    /// Rows of a step whose logits may be wanted.
+    pub logits_rows: usize,
+    /// Length of `tokenizer.json`.
+    pub tokenizer_bytes: u64,
+}
+
+/// Who gets how many bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryPlan {
+    /// The ceiling.
+    pub budget: u64,
+    /// What the machine allows.
+    pub allowed: u64,
+    /// The program, tokenizer and catalog.
+    pub overhead: u64,
+    /// Weights that are always in memory.
+    pub trunk: u64,
+    /// Keys and values.
+    pub kv: u64,
+    /// Memories of delta nets.
+    pub recurrent: u64,
+    /// Work space.
+    pub scratch: u64,
+    /// Slots and staging of the expert store.
+    pub store: Plan,
+    /// Who leaves the store, and the like.
+    pub store_options: StoreOptions,
+    /// Tokens of a session.
+    pub context: u32,
+    /// Tokens the model was made for.
+    pub context_model: u32,
+    /// Sessions that may be open at once.
+    pub sessions: usize,
+    /// Blocks of keys and values for all sessions.
+    pub kv_blocks: usize,
+    /// Size of a step.
+    pub decoder: DecoderOptions,
+    /// Bytes of all routed experts in slots.
+    pub experts: u64,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The least that works is more than the budget.
+    #[error(
+        "a memory budget of {} is too small: this model needs at least {} \
+         (trunk {}, work space and state {}, the experts of one token {}, the program {})",
+        Bytes(*budget), Bytes(trunk + state + experts + overhead), Bytes(*trunk), Bytes(*state),
+        Bytes(*experts), Bytes(*overhead)
+    )]
+    BudgetTooSmall {
+        /// The ceiling.
+        budget: u64,
+        /// Weights that are always in memory.
+        trunk: u64,
+        /// Smallest work space, memories, and keys and values of one block.
+        state: u64,
+        /// Slots and staging for one token's experts.
+        experts: u64,
+        /// The program.
+        overhead: u64,
+    },
+    /// The context asked for does not fit beside the rest.
+    #[error(
+        "a context of {wanted} tokens takes {} of keys and values, the budget of {} leaves {}: \
+         room for {possible} tokens", Bytes(*bytes), Bytes(*budget), Bytes(*left)
+    )]
+    Context {
+        /// Tokens asked for.
+        wanted: u32,
+        /// What they take.
+        bytes: u64,
+        /// The ceiling.
+        budget: u64,
+        /// What is left for them.
+        left: u64,
+        /// Tokens that would fit.
+        possible: u64,
+    },
+    /// The context asked for is longer than the model can be trusted with.
+    #[error("a context of {wanted} tokens is longer than the model's own {model}")]
+    LongerThanModel {
+        /// Tokens asked for.
+        wanted: u32,
+        /// Tokens the model was made for.
+        model: u32,
+    },
+    /// More experts per token than there are.
+    #[error("--k {wanted} is more than the {experts} experts of a layer")]
+    TopK {
+        /// Experts per token asked for.
+        wanted: usize,
+        /// Experts of a layer.
+        experts: usize,
+    },
+    /// The store cannot be planned.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl MemoryPlan {
+    /// Divides the budget: program and trunk first, then work space, then keys and values, and all
+    /// the rest to expert slots.
+    ///
+    /// # Errors
+    /// If it cannot work, with the numbers.
+    pub fn new(demand: Demand<'_>, limits: &MemoryLimits) -> Result<Self, PlanError> {
+        let Demand { spec, options, sessions, logits_rows, .. } = demand;
+        check_top_k(spec, options.top_k)?;
+        let allowed = limits.allowed();
+        let budget = options.memory.unwrap_or((allowed as f64 * BUDGET_SHARE) as u64);
+        let footprint = Footprint::of(spec, options.top_k);
+        let overhead = overhead(&demand);
+        let recurrent = footprint.recurrent * sessions as u64;
+        let decoder =
+            |rows_max| DecoderOptions { rows_max, logits_rows_max: logits_rows, top_k: options.top_k };
+        let chunk = prefill_chunk(options.prefill_chunk, budget, |rows| {
+            footprint.scratch(decoder(rows), spec.vocab)
+        });
+        let scratch = footprint.scratch(decoder(chunk), spec.vocab);
+        let staging = reader::staging_bytes(&spec.catalog, reader::DEPTH_DEFAULT);
+        let top_k = spec.moe_dims(options.top_k).top_k;
+        let least = Plan::minimum(&spec.catalog, top_k, staging).bytes();
+        let fixed = overhead + footprint.trunk + recurrent + scratch;
+        let one_block = footprint.kv_block * sessions as u64;
+        let left = budget.checked_sub(fixed + least + one_block).ok_or({
+            let state = recurrent + scratch + one_block;
+            let (trunk, experts) = (footprint.trunk, least);
+            PlanError::BudgetTooSmall { budget, trunk, state, experts, overhead }
+        })? + one_block;
+        let context = context(&demand, &footprint, (budget, left, least))?;
+        let kv_blocks = footprint.kv_blocks(context) * sessions as u64;
+        let kv = kv_blocks * footprint.kv_block;
+        let store_options = StoreOptions {
+            budget_bytes: slot_budget(&demand, staging, budget - fixed - kv),
+            policy: options.policy,
+            top_k,
+            chunk_bytes: CHUNK_BYTES,
+        };
+        Ok(Self {
+            budget,
+            allowed,
+            overhead,
+            trunk: footprint.trunk,
+            kv,
+            recurrent,
+            scratch,
+            store: Plan::new(&spec.catalog, store_options, staging)?,
+            store_options,
+            context,
+            context_model: spec.context_max,
+            sessions,
+            kv_blocks: kv_blocks as usize,
+            decoder: decoder(chunk),
+            experts: spec.catalog.bytes(),
+        })
+    }
+
+    /// What the plan takes of the budget.
+    pub fn total(&self) -> u64 {
+        let state = self.kv + self.recurrent + self.scratch;
+        self.overhead + self.trunk + state + self.store.bytes()
+    }
+}
+
+fn check_top_k(spec: &ModelSpec, top_k: Option<usize>) -> Result<(), PlanError> {
+    let experts = spec.catalog.layers.iter().flatten().map(|layer| layer.records.len()).min();
+    match (top_k, experts) {
+        (Some(wanted), Some(experts)) if wanted > experts => {
+            Err(PlanError::TopK { wanted, experts })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn overhead(demand: &Demand<'_>) -> u64 {
+    let records = demand.spec.catalog.layers.iter().flatten().flat_map(|layer| &layer.records);
+    let pieces: u64 = records.map(|record| record.pieces.len() as u64 + 2).sum();
+    // The samplers' counts, candidates and logits: 17 bytes per token and session.
+    let sampling = 20 * (demand.spec.vocab * demand.sessions) as u64;
+    // The catalog is there twice while the store takes over.
+    let catalog = 2 * pieces * PIECE_BYTES;
+    OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling
+}
+
+/// The wished chunk, or the largest that leaves most of the budget to other things.
+fn prefill_chunk(wished: Option<usize>, budget: u64, scratch: impl Fn(usize) -> u64) -> usize {
+    if let Some(chunk) = wished {
+        return chunk;
+    }
+    let mut chunk = PREFILL_CHUNK;
+    while chunk > 16 && scratch(chunk) > budget / SCRATCH_SHARE {
+        chunk /= 2;
+    }
+    chunk
+}
+
+fn context(
+    demand: &Demand<'_>,
+    footprint: &Footprint,
+    (budget, left, least): (u64, u64, u64),
+) -> Result<u32, PlanError> {
+    let model = demand.spec.context_max;
+    let sessions = demand.sessions as u64;
+    let bytes_of = |context| footprint.kv_blocks(context) * footprint.kv_block * sessions;
+    let fitting = |bytes: u64| {
+        let blocks = bytes.checked_div(footprint.kv_block * sessions);
+        blocks.map_or(u64::from(model), |blocks| {
+            blocks * fm_kernels::backend::KV_BLOCK_TOKENS as u64
+        })
+    };
+    if let Some(wanted) = demand.options.context {
+        if wanted > model {
+            return Err(PlanError::LongerThanModel { wanted, model });
+        }
+        let (bytes, possible) = (bytes_of(wanted), fitting(left));
+        if bytes > left {
+            return Err(PlanError::Context { wanted, bytes, budget, left, possible });
+        }
+        return Ok(wanted);
+    }
+    let everything = demand.spec.catalog.bytes().saturating_sub(least);
+    let share = (left / KV_SHARE).max(left.saturating_sub(everything));
+    let smallest = fitting(left).min(fm_kernels::backend::KV_BLOCK_TOKENS as u64);
+    Ok(fitting(share).max(smallest).min(u64::from(model)) as u32)
+}
+
+/// Bytes for slots and staging: all that is left, or what the user's number of slots takes.
+fn slot_budget(demand: &Demand<'_>, staging: u64, left: u64) -> u64 {
+    let layers = demand.spec.catalog.layers.iter().flatten();
+    let largest = layers.map(|layer| layer.layout.bytes()).max().unwrap_or(0) as u64;
+    match demand.options.slots {
+        Some(slots) => left.min(staging + slots as u64 * largest),
+        None => left,
+    }
+}
