@@ -170,3 +170,6 @@ impl Kernels for Simd {
         self.level.run(delta_net::Step { step, state, out });
     }
 }
+
+#[cfg(test)]
+mod tests;
