@@ -61,9 +61,73 @@ pub trait Kernels: Parallel + Sync {
         out: &mut [f32],
     );
 
+    /// [`Kernels::row_dots`] for a run of weight rows: `out` is `[rows, x.rows()]`.
+    fn rows_dots(
+        &self,
+        format: &'static QuantFormat,
+        rows: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    ) {
+        let row_bytes = format.row_bytes(x.cols()).expect("the row tiles into blocks");
+        for (row, out) in rows.chunks_exact(row_bytes).zip(out.chunks_exact_mut(x.rows())) {
+            self.row_dots(format, row, x, out);
+        }
+    }
+
+    /// `gate = silu(gate) · up`.
+    fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
+        gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = activation::silu(*gate) * up);
+    }
+
+    /// `x = x · silu(z)`.
+    fn mul_silu(&self, z: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(z).for_each(|(x, z)| *x *= activation::silu(*z));
+    }
+
+    /// `x = sigmoid(gate) · x`, element by element.
+    fn sigmoid_mul(&self, gate: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(gate).for_each(|(x, gate)| *x *= activation::sigmoid(*gate));
+    }
+
+    /// `scores = softmax(logits)`.
+    fn softmax(&self, logits: &[f32], scores: &mut [f32]) {
+        router::softmax(logits, scores);
+    }
+
+    /// One row of [`Backend::rope`].
+    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
+        for head in x.chunks_exact_mut(spec.head_dim) {
+            rope::rotate_half_split(&mut head[..2 * spec.pairs], position, spec.inv_freq);
+        }
+    }
+
+    /// One query head of one row of [`Backend::attention`], see [`attention::attend`].
+    fn attend(
+        &self,
+        shape: AttentionShape,
+        q: &[f32],
+        (kv, head): (&KvView<'_, Vec<f32>>, usize),
+        position: usize,
+        out: &mut [f32],
+    ) where
+        Self: Sized,
+    {
+        attention::attend(self, shape, q, (kv, head), position, out);
+    }
+
+    /// One row of [`Backend::causal_conv`]: `x` is `[channels]`.
+    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
+        delta_net::conv_row(weight, history, x);
+    }
+
     /// One token of one delta-net head, see [`crate::reference::delta_net::delta_step`].
     fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]);
 }
+
+/// Rows of activations are filled up with zeros to a multiple of this many values: one cache line,
+/// and the widest vector of any machine.
+const ACTS_ALIGN: usize = 16;
 
 /// Activations of a host backend, row by row.
 #[derive(Debug)]
@@ -77,7 +141,7 @@ impl HostActs {
     /// Row stride: one cache line more than the row, because rows at a stride of 2048 or 4096
     /// bytes fall into the same few sets of the L1 cache.
     fn stride(cols: usize) -> usize {
-        cols.next_multiple_of(16) + 16
+        cols.next_multiple_of(ACTS_ALIGN) + ACTS_ALIGN
     }
 }
 
@@ -104,6 +168,13 @@ impl<'a> RowSelection<'a> {
         let row = self.chosen.map_or(i, |chosen| chosen[i].row as usize);
         &self.acts.values[row * HostActs::stride(self.acts.cols)..][..self.acts.cols]
     }
+
+    /// The `i`-th selected row, filled up with zeros to a multiple of sixteen.
+    pub(crate) fn padded_row(&self, i: usize) -> &'a [[f32; ACTS_ALIGN]] {
+        let row = self.chosen.map_or(i, |chosen| chosen[i].row as usize);
+        let values = &self.acts.values[row * HostActs::stride(self.acts.cols)..];
+        values[..self.acts.cols.next_multiple_of(ACTS_ALIGN)].as_chunks().0
+    }
 }
 
 /// A backend in host memory.
@@ -118,6 +189,10 @@ pub struct Host<K> {
 impl<K: Kernels> Host<K> {
     pub(crate) fn new(kernels: K) -> Self {
         Self { kernels, scratch: RefCell::default() }
+    }
+
+    pub(crate) fn kernels(&self) -> &K {
+        &self.kernels
     }
 
     /// Threads that work on one operation.
@@ -149,14 +224,15 @@ impl<K: Kernels> Backend for Host<K> {
     }
 
     fn read(&self, src: View<'_, Vec<f32>>, dst: &mut [f32]) -> DeviceResult {
-        for (i, dst) in dst.chunks_exact_mut(src.cols).enumerate() {
-            dst.copy_from_slice(src.row(i));
+        for i in 0..src.rows {
+            dst[i * src.cols..][..src.cols].copy_from_slice(src.row(i));
         }
         Ok(())
     }
 
     fn write(&self, src: &[f32], mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        for (i, src) in src.chunks_exact(dst.cols).enumerate() {
+        for i in 0..dst.rows {
+            let src = &src[i * dst.cols..][..dst.cols];
             dst.row(i).copy_from_slice(src);
         }
         Ok(())
@@ -189,6 +265,7 @@ impl<K: Kernels> Backend for Host<K> {
         let rows = acts.values.chunks_exact_mut(HostActs::stride(x.cols));
         for (i, row) in rows.take(x.rows).enumerate() {
             row[..x.cols].copy_from_slice(x.row(i));
+            row[x.cols..].fill(0.0);
         }
         Ok(())
     }
@@ -265,7 +342,7 @@ impl<K: Kernels> Backend for Host<K> {
             for (head, z) in heads.zip(z.row(i).chunks_exact(weight.len())) {
                 let scale = norm::rms_scale(self.kernels.dot(head, head), head.len(), eps);
                 norm::scale_row_in_place(head, scale, weight);
-                head.iter_mut().zip(z).for_each(|(x, z)| *x *= activation::silu(*z));
+                self.kernels.mul_silu(z, head);
             }
         }
         Ok(())
@@ -287,8 +364,7 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn silu_mul(&self, up: View<'_, Vec<f32>>, mut gate: ViewMut<'_, Vec<f32>>) -> DeviceResult {
         for i in 0..up.rows {
-            let pairs = gate.row(i).iter_mut().zip(up.row(i));
-            pairs.for_each(|(gate, up)| *gate = activation::silu(*gate) * up);
+            self.kernels.silu_mul(up.row(i), gate.row(i));
         }
         Ok(())
     }
@@ -299,8 +375,7 @@ impl<K: Kernels> Backend for Host<K> {
                 let gate = activation::sigmoid(*gate);
                 x.row(i).iter_mut().for_each(|x| *x *= gate);
             } else {
-                let pairs = x.row(i).iter_mut().zip(gate.row(i));
-                pairs.for_each(|(x, gate)| *x *= activation::sigmoid(*gate));
+                self.kernels.sigmoid_mul(gate.row(i), x.row(i));
             }
         }
         Ok(())
@@ -308,9 +383,7 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn rope(&self, spec: &Rope<'_, Vec<f32>>, mut x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
         for (i, position) in spec.positions.iter().enumerate() {
-            for head in x.row(i).chunks_exact_mut(spec.head_dim) {
-                rope::rotate_half_split(&mut head[..2 * spec.pairs], *position, spec.inv_freq);
-            }
+            self.kernels.rope_row(spec, *position, x.row(i));
         }
         Ok(())
     }
@@ -346,7 +419,7 @@ impl<K: Kernels> Backend for Host<K> {
             let (row, head) = (task / shape.heads, task % shape.heads);
             let q = &q.row(row)[head * shape.k_dim..][..shape.k_dim];
             let position = position as usize + row;
-            attention::attend(kernels, shape, q, (kv, head), position, out);
+            kernels.attend(shape, q, (kv, head), position, out);
         });
         Ok(())
     }
@@ -358,7 +431,7 @@ impl<K: Kernels> Backend for Host<K> {
         mut x: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
         for i in 0..x.rows {
-            delta_net::conv_row(weight, history, x.row(i));
+            self.kernels.conv_row(weight, history, x.row(i));
         }
         Ok(())
     }
@@ -388,7 +461,7 @@ impl<K: Kernels> Backend for Host<K> {
         let chosen = ids.zip(routes.weights.chunks_exact_mut(top_k));
         let scores = routes.scores.chunks_exact_mut(experts);
         for (i, ((ids, weights), scores)) in chosen.zip(scores).enumerate() {
-            router::softmax(logits.row(i), scores);
+            self.kernels.softmax(logits.row(i), scores);
             router::choose(scores, spec.scale, ids, weights);
         }
         Ok(())

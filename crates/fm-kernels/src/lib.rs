@@ -4,8 +4,11 @@
 //! glue over different inner loops, and the conformance suite holds one to the other.
 
 pub mod backend;
+pub mod conformance;
+pub mod cpu;
 pub mod host;
 pub mod reference;
 pub mod tolerance;
 
 pub use backend::{Backend, DeviceError};
+pub use cpu::Cpu;

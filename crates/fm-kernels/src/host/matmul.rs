@@ -8,6 +8,9 @@ use super::{Host, Kernels, RowSelection};
 /// long run of weights.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Kernels multiply several weight rows side by side; a task of whole groups wastes none.
+const ROWS_PER_TASK_ALIGN: usize = 8;
+
 impl<K: Kernels> Host<K> {
     /// `y[i] = W x[i]` for the selected rows.
     pub(super) fn matmul_selected(
@@ -23,15 +26,14 @@ impl<K: Kernels> Host<K> {
             return;
         }
         let tasks = self.kernels.threads() * TASKS_PER_THREAD;
-        let rows_per_task = w.shape.rows.div_ceil(tasks).max(1);
+        let rows_per_task = w.shape.rows.div_ceil(tasks).next_multiple_of(ROWS_PER_TASK_ALIGN);
         let row_bytes = w.shape.row_bytes();
         // One weight row gives one value per token: `out` is [w.rows, tokens].
         let kernels = &self.kernels;
         let products = |task: usize, out: &mut [f32]| {
-            let weights = w.bytes[task * rows_per_task * row_bytes..].chunks_exact(row_bytes);
-            for (weights, out) in weights.zip(out.chunks_exact_mut(tokens)) {
-                kernels.row_dots(w.shape.format, weights, x, out);
-            }
+            let rows = &w.bytes[task * rows_per_task * row_bytes..];
+            let rows = &rows[..out.len() / tokens * row_bytes];
+            kernels.rows_dots(w.shape.format, rows, x, out);
         };
         if tokens == 1 {
             return self.kernels.for_each_chunk(y.row(0), rows_per_task, products);

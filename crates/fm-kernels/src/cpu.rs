@@ -1,0 +1,175 @@
+//! The CPU backend: the fastest instruction set the machine has, on all of its cores.
+//!
+//! ```text
+//! host          views, shapes, who runs in parallel        shared with the reference
+//! cpu           which instruction set runs a kernel        dispatch
+//! cpu/*         the kernels, once, in safe code            matmul, attention, delta_net, …
+//! cpu/lanes     sixteen floats and what can be done        the trait between the two
+//! cpu/arch/*    instruction sets                           the only intrinsics
+//! ```
+
+use fm_format::quant::QuantFormat;
+
+use crate::{
+    backend::{AttentionShape, KvView, Numerics, Rope},
+    host::{Host, Kernels, Parallel, RowSelection},
+    reference::delta_net::DeltaStep,
+};
+
+// Functions over `Lanes` must disappear into the one function that is compiled for an instruction
+// set; where the compiler keeps one, its intrinsics become calls.
+#[allow(clippy::inline_always)]
+mod activation;
+#[allow(clippy::inline_always)]
+mod arch;
+#[allow(clippy::inline_always)]
+mod attention;
+#[allow(clippy::inline_always)]
+mod decode;
+#[allow(clippy::inline_always)]
+mod delta_net;
+mod dispatch;
+#[allow(clippy::inline_always)]
+mod lanes;
+#[allow(clippy::inline_always)]
+mod matmul;
+mod pool;
+#[allow(clippy::inline_always)]
+mod rope;
+#[allow(clippy::inline_always)]
+mod vector;
+
+pub use dispatch::Level;
+use dispatch::on_level;
+
+/// The CPU backend.
+pub type Cpu = Host<Simd>;
+
+impl Cpu {
+    /// The fastest instruction set of this machine on `threads` threads, the caller included.
+    ///
+    /// # Panics
+    /// If `threads` is zero or the system refuses a thread.
+    pub fn open(threads: usize) -> Self {
+        Self::with_level(Level::best(), threads)
+    }
+
+    /// As [`Cpu::open`] on a chosen instruction set.
+    ///
+    /// # Panics
+    /// If `threads` is zero or the system refuses a thread.
+    pub fn with_level(level: Level, threads: usize) -> Self {
+        Self::new(Simd { level, pool: pool::Pool::new(threads) })
+    }
+
+    /// The instruction set in use.
+    pub fn level(&self) -> Level {
+        self.kernels().level
+    }
+}
+
+/// Inner loops of [`Cpu`].
+#[derive(Debug)]
+pub struct Simd {
+    level: Level,
+    pool: pool::Pool,
+}
+
+impl Parallel for Simd {
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn for_each_chunk<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        self.pool.for_each_chunk(data, chunk, task);
+    }
+
+    fn for_each_pair<A: Send, B: Send>(
+        &self,
+        a: (&mut [A], usize),
+        b: (&mut [B], usize),
+        task: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+    ) {
+        self.pool.for_each_pair(a, b, task);
+    }
+}
+
+impl Kernels for Simd {
+    const NUMERICS: Numerics = Numerics::F32;
+
+    fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
+        self.level.run(vector::Dot { a, b })
+    }
+
+    fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]) {
+        self.level.run(vector::Axpy { scale, x, acc });
+    }
+
+    fn row_dots(
+        &self,
+        format: &'static QuantFormat,
+        row: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    ) {
+        self.rows_dots(format, row, x, out);
+    }
+
+    fn rows_dots(
+        &self,
+        format: &'static QuantFormat,
+        rows: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    ) {
+        on_level!(self.level, lanes => matmul::rows_dots(lanes, format, rows, x, out));
+    }
+
+    fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
+        self.level.run(activation::SiluMul { up, gate });
+    }
+
+    fn mul_silu(&self, z: &[f32], x: &mut [f32]) {
+        self.level.run(activation::MulSilu { z, x });
+    }
+
+    fn sigmoid_mul(&self, gate: &[f32], x: &mut [f32]) {
+        self.level.run(activation::SigmoidMul { gate, x });
+    }
+
+    fn softmax(&self, logits: &[f32], scores: &mut [f32]) {
+        self.level.run(activation::Softmax { logits, scores });
+    }
+
+    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
+        let inv_freq = &spec.inv_freq[..spec.pairs];
+        self.level.run(rope::RopeRow { head_dim: spec.head_dim, position, inv_freq, x });
+    }
+
+    fn attend(
+        &self,
+        shape: AttentionShape,
+        q: &[f32],
+        (kv, head): (&KvView<'_, Vec<f32>>, usize),
+        position: usize,
+        out: &mut [f32],
+    ) {
+        self.level.run(attention::Attend { shape, q, kv, head, position, out });
+    }
+
+    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
+        self.level.run(delta_net::ConvRow { weight, history, x });
+    }
+
+    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
+        self.level.run(delta_net::Step { step, state, out });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,8 @@
+//! Instruction sets. The only intrinsics of the engine are below this module.
+
+pub(super) mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;

@@ -1,0 +1,279 @@
+//! AVX2 with FMA and F16C: two registers hold the sixteen lanes.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
+use std::arch::x86_64::*;
+
+use crate::cpu::lanes::{Lanes, Sixteen, Work, code_stream};
+
+/// Proof that this CPU has AVX2, FMA and F16C. The only way to obtain one is [`Avx2::detect`].
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cpu) struct Avx2(());
+
+impl Avx2 {
+    /// Asks the CPU.
+    pub(in crate::cpu) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
+    }
+}
+
+/// Lanes 0 to 7 and lanes 8 to 15.
+type Halves = (__m256, __m256);
+
+/// As in `avx512.rs`, for half of the lanes: the two bytes in which a lane's code lies, and zeros.
+const fn byte_picks(bits: usize, first_lane: usize) -> [u8; 32] {
+    let mut picks = [0x80; 32];
+    let mut lane = 0;
+    while lane < 8 {
+        let byte = (first_lane + lane) * bits / 8;
+        picks[lane * 4] = byte as u8;
+        if byte < 15 {
+            picks[lane * 4 + 1] = byte as u8 + 1;
+        }
+        lane += 1;
+    }
+    picks
+}
+
+/// How far the code of every lane lies from the start of its first byte.
+const fn bit_shifts(bits: usize, first_lane: usize) -> [u32; 8] {
+    let mut shifts = [0; 8];
+    let mut lane = 0;
+    while lane < 8 {
+        shifts[lane] = ((first_lane + lane) * bits % 8) as u32;
+        lane += 1;
+    }
+    shifts
+}
+
+/// Constants of one code width.
+struct Codes<const BITS: usize>;
+
+impl<const BITS: usize> Codes<BITS> {
+    const PICKS: [[u8; 32]; 2] = [byte_picks(BITS, 0), byte_picks(BITS, 8)];
+    const SHIFTS: [[u32; 8]; 2] = [bit_shifts(BITS, 0), bit_shifts(BITS, 8)];
+}
+
+/// Where the nibbles of a dword lie.
+const NIBBLE_SHIFTS: [u32; 8] = [0, 4, 8, 12, 16, 20, 24, 28];
+
+impl Avx2 {
+    /// `op` on both halves.
+    #[inline(always)]
+    fn pairs(self, a: Halves, b: Halves, op: impl Fn(__m256, __m256) -> __m256) -> Halves {
+        (op(a.0, b.0), op(a.1, b.1))
+    }
+}
+
+impl Lanes for Avx2 {
+    type F = Halves;
+    type Palette = (__m256, __m256);
+
+    #[inline(always)]
+    fn run<W: Work>(self, work: W) -> W::Out {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn compiled<W: Work>(lanes: Avx2, work: W) -> W::Out {
+            work.on(lanes)
+        }
+        // SAFETY: `self` proves that the CPU has these features.
+        unsafe { compiled(self, work) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Halves {
+        // SAFETY: `self` proves avx.
+        let x = unsafe { _mm256_set1_ps(x) };
+        (x, x)
+    }
+    #[inline(always)]
+    fn load(self, x: &Sixteen) -> Halves {
+        let (low, high) = x.split_at(8);
+        // SAFETY: `self` proves avx; eight readable floats, loadu needs no alignment.
+        let low = unsafe { _mm256_loadu_ps(low.as_ptr()) };
+        // SAFETY: as above.
+        (low, unsafe { _mm256_loadu_ps(high.as_ptr()) })
+    }
+    #[inline(always)]
+    fn store(self, x: Halves, out: &mut Sixteen) {
+        let (low, high) = out.split_at_mut(8);
+        // SAFETY: `self` proves avx; eight writable floats, storeu needs no alignment.
+        unsafe { _mm256_storeu_ps(low.as_mut_ptr(), x.0) };
+        // SAFETY: as above.
+        unsafe { _mm256_storeu_ps(high.as_mut_ptr(), x.1) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Halves, b: Halves) -> Halves {
+        // SAFETY: `self` proves avx.
+        self.pairs(a, b, |a, b| unsafe { _mm256_add_ps(a, b) })
+    }
+    #[inline(always)]
+    fn sub(self, a: Halves, b: Halves) -> Halves {
+        // SAFETY: `self` proves avx.
+        self.pairs(a, b, |a, b| unsafe { _mm256_sub_ps(a, b) })
+    }
+    #[inline(always)]
+    fn mul(self, a: Halves, b: Halves) -> Halves {
+        // SAFETY: `self` proves avx.
+        self.pairs(a, b, |a, b| unsafe { _mm256_mul_ps(a, b) })
+    }
+    #[inline(always)]
+    fn div(self, a: Halves, b: Halves) -> Halves {
+        // SAFETY: `self` proves avx.
+        self.pairs(a, b, |a, b| unsafe { _mm256_div_ps(a, b) })
+    }
+    #[inline(always)]
+    fn fma(self, a: Halves, b: Halves, c: Halves) -> Halves {
+        // SAFETY: `self` proves fma.
+        let low = unsafe { _mm256_fmadd_ps(a.0, b.0, c.0) };
+        // SAFETY: as above.
+        (low, unsafe { _mm256_fmadd_ps(a.1, b.1, c.1) })
+    }
+    #[inline(always)]
+    fn min(self, a: Halves, b: Halves) -> Halves {
+        // SAFETY: `self` proves avx.
+        self.pairs(a, b, |a, b| unsafe { _mm256_min_ps(a, b) })
+    }
+    #[inline(always)]
+    fn max(self, a: Halves, b: Halves) -> Halves {
+        // SAFETY: `self` proves avx.
+        self.pairs(a, b, |a, b| unsafe { _mm256_max_ps(a, b) })
+    }
+    #[inline(always)]
+    fn round(self, x: Halves) -> Halves {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: `self` proves avx.
+        let low = unsafe { _mm256_round_ps::<NEAREST>(x.0) };
+        // SAFETY: as above.
+        (low, unsafe { _mm256_round_ps::<NEAREST>(x.1) })
+    }
+    #[inline(always)]
+    fn power_of_two(self, n: Halves) -> Halves {
+        // SAFETY: `self` proves the features of `exponent`.
+        let low = unsafe { exponent(n.0) };
+        // SAFETY: as above.
+        (low, unsafe { exponent(n.1) })
+    }
+    #[inline(always)]
+    fn sum(self, x: Halves) -> f32 {
+        // SAFETY: `self` proves avx.
+        let eight = unsafe { _mm256_add_ps(x.0, x.1) };
+        // SAFETY: `self` proves the features of `halving_sum`.
+        unsafe { halving_sum(eight) }
+    }
+
+    #[inline(always)]
+    fn f32(self, bytes: &[u8; 64]) -> Halves {
+        let (low, high) = bytes.split_at(32);
+        // SAFETY: `self` proves avx; eight readable floats of any alignment.
+        let low = unsafe { _mm256_loadu_ps(low.as_ptr().cast()) };
+        // SAFETY: as above.
+        (low, unsafe { _mm256_loadu_ps(high.as_ptr().cast()) })
+    }
+    #[inline(always)]
+    fn f16(self, bytes: &[u8; 32]) -> Halves {
+        let (low, high) = bytes.split_at(16);
+        // SAFETY: `self` proves the features of `widen_f16`.
+        let low = unsafe { widen_f16(low) };
+        // SAFETY: as above.
+        (low, unsafe { widen_f16(high) })
+    }
+    #[inline(always)]
+    fn bf16(self, bytes: &[u8; 32]) -> Halves {
+        let (low, high) = bytes.split_at(16);
+        // SAFETY: `self` proves the features of `widen_bf16`.
+        let low = unsafe { widen_bf16(low) };
+        // SAFETY: as above.
+        (low, unsafe { widen_bf16(high) })
+    }
+
+    #[inline(always)]
+    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> (__m256, __m256) {
+        (self.splat(scale).0, self.splat(bias).0)
+    }
+
+    #[inline(always)]
+    fn affine<const BITS: usize>(self, palette: (__m256, __m256), codes: &[u8]) -> Halves {
+        let (scale, bias) = palette;
+        // SAFETY: `self` proves the features of `spread`.
+        let (low, high) = unsafe { spread::<BITS>(codes) };
+        // SAFETY: `self` proves avx2.
+        let codes = (unsafe { _mm256_cvtepi32_ps(low) }, unsafe { _mm256_cvtepi32_ps(high) });
+        self.add(self.mul(codes, (scale, scale)), (bias, bias))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, bytes: &[u8], ahead: usize) {
+        let at = bytes.as_ptr().wrapping_add(ahead);
+        // SAFETY: a prefetch of any address is a hint and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+/// Lane `i` gets code `i`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn spread<const BITS: usize>(codes: &[u8]) -> (__m256i, __m256i) {
+    let (low, high) = if BITS == 4 {
+        let (dwords, _) = codes.as_chunks::<4>();
+        // SAFETY: 32 readable bytes.
+        let shifts = unsafe { _mm256_loadu_si256(NIBBLE_SHIFTS.as_ptr().cast()) };
+        let nibbles = |dword| _mm256_srlv_epi32(_mm256_set1_epi32(dword), shifts);
+        (nibbles(i32::from_le_bytes(dwords[0])), nibbles(i32::from_le_bytes(dwords[1])))
+    } else {
+        let (low, high) = code_stream::<BITS>(codes);
+        let stream = _mm256_broadcastsi128_si256(_mm_set_epi64x(high as i64, low as i64));
+        (pick::<BITS>(stream, 0), pick::<BITS>(stream, 1))
+    };
+    let mask = _mm256_set1_epi32((1 << BITS) - 1);
+    (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask))
+}
+
+/// Half of the codes of a stream, with neighbours above them.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn pick<const BITS: usize>(stream: __m256i, half: usize) -> __m256i {
+    // SAFETY: 32 readable bytes.
+    let picks = unsafe { _mm256_loadu_si256(Codes::<BITS>::PICKS[half].as_ptr().cast()) };
+    // SAFETY: 32 readable bytes.
+    let shifts = unsafe { _mm256_loadu_si256(Codes::<BITS>::SHIFTS[half].as_ptr().cast()) };
+    _mm256_srlv_epi32(_mm256_shuffle_epi8(stream, picks), shifts)
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn exponent(n: __m256) -> __m256 {
+    let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+}
+
+/// # Panics
+/// If `bytes` is shorter than 16.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn widen_f16(bytes: &[u8]) -> __m256 {
+    let bytes: &[u8; 16] = bytes.first_chunk().expect("eight halves");
+    // SAFETY: sixteen readable bytes.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+}
+
+/// # Panics
+/// If `bytes` is shorter than 16.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn widen_bf16(bytes: &[u8]) -> __m256 {
+    let bytes: &[u8; 16] = bytes.first_chunk().expect("eight bf16");
+    // SAFETY: sixteen readable bytes.
+    let upper = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(upper)))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn halving_sum(eight: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}

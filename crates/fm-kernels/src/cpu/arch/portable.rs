@@ -1,0 +1,121 @@
+//! Plain Rust for every machine; the compiler vectorises it for the baseline of its target.
+
+use std::array;
+
+use half::{bf16, f16};
+
+use crate::cpu::lanes::{LANES, Lanes, Sixteen, Work, code_stream};
+
+/// Needs nothing.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cpu) struct Portable;
+
+/// Whether the baseline of the target has a fused multiply-add; without one it would be a call
+/// into the C library for every weight.
+const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+
+#[inline(always)]
+fn pairs(a: Sixteen, b: Sixteen, op: impl Fn(f32, f32) -> f32) -> Sixteen {
+    array::from_fn(|i| op(a[i], b[i]))
+}
+
+impl Lanes for Portable {
+    type F = Sixteen;
+    type Palette = (f32, f32);
+
+    #[inline(always)]
+    fn run<W: Work>(self, work: W) -> W::Out {
+        work.on(self)
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Sixteen {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load(self, x: &Sixteen) -> Sixteen {
+        *x
+    }
+    #[inline(always)]
+    fn store(self, x: Sixteen, out: &mut Sixteen) {
+        *out = x;
+    }
+
+    #[inline(always)]
+    fn add(self, a: Sixteen, b: Sixteen) -> Sixteen {
+        pairs(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Sixteen, b: Sixteen) -> Sixteen {
+        pairs(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Sixteen, b: Sixteen) -> Sixteen {
+        pairs(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Sixteen, b: Sixteen) -> Sixteen {
+        pairs(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, a: Sixteen, b: Sixteen, c: Sixteen) -> Sixteen {
+        array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+    }
+    #[inline(always)]
+    fn min(self, a: Sixteen, b: Sixteen) -> Sixteen {
+        pairs(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn max(self, a: Sixteen, b: Sixteen) -> Sixteen {
+        pairs(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn round(self, x: Sixteen) -> Sixteen {
+        /// Adding it leaves no bits for a fraction, for magnitudes up to 2^22.
+        const NO_FRACTION: f32 = 12_582_912.0; // 1.5 · 2^23
+        x.map(|x| (x + NO_FRACTION) - NO_FRACTION)
+    }
+    #[inline(always)]
+    fn power_of_two(self, n: Sixteen) -> Sixteen {
+        n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
+    }
+    #[inline(always)]
+    fn sum(self, x: Sixteen) -> f32 {
+        let eight: [f32; 8] = array::from_fn(|i| x[i] + x[i + 8]);
+        let four: [f32; 4] = array::from_fn(|i| eight[i] + eight[i + 4]);
+        (four[0] + four[2]) + (four[1] + four[3])
+    }
+
+    #[inline(always)]
+    fn f32(self, bytes: &[u8; 64]) -> Sixteen {
+        let (values, _) = bytes.as_chunks::<4>();
+        array::from_fn(|i| f32::from_le_bytes(values[i]))
+    }
+    #[inline(always)]
+    fn f16(self, bytes: &[u8; 32]) -> Sixteen {
+        let (values, _) = bytes.as_chunks::<2>();
+        array::from_fn(|i| f16::from_le_bytes(values[i]).to_f32())
+    }
+    #[inline(always)]
+    fn bf16(self, bytes: &[u8; 32]) -> Sixteen {
+        let (values, _) = bytes.as_chunks::<2>();
+        array::from_fn(|i| bf16::from_le_bytes(values[i]).to_f32())
+    }
+
+    #[inline(always)]
+    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> (f32, f32) {
+        (scale, bias)
+    }
+    #[inline(always)]
+    fn affine<const BITS: usize>(self, (scale, bias): (f32, f32), codes: &[u8]) -> Sixteen {
+        let (low, high) = code_stream::<BITS>(codes);
+        let stream = u128::from(high) << 64 | u128::from(low);
+        array::from_fn(|i| {
+            let code = (stream >> (i * BITS)) as u32 & ((1 << BITS) - 1);
+            code as f32 * scale + bias
+        })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _bytes: &[u8], _ahead: usize) {}
+}

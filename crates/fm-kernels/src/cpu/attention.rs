@@ -1,0 +1,131 @@
+//! Attention of one query head, block by block.
+
+use crate::backend::{AttentionShape, KV_BLOCK_TOKENS, KvView};
+
+use super::{
+    activation::{exp_sum, largest},
+    lanes::{LANES, Lanes, Work, load_some, store_some},
+};
+
+/// Keys that run side by side: they share the query and hide each other's latency.
+const KEYS: usize = 4;
+
+/// Vectors of the output that stay in registers while the values of a block stream by.
+const COLUMNS: usize = 4;
+
+/// One query head at `position`, see [`crate::reference::attention::attend`]: the same equations
+/// in the same order of blocks and positions.
+pub(super) struct Attend<'a> {
+    pub(super) shape: AttentionShape,
+    pub(super) q: &'a [f32],
+    pub(super) kv: &'a KvView<'a, Vec<f32>>,
+    pub(super) head: usize,
+    pub(super) position: usize,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Work for Attend<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        let Self { shape, q, kv, head, position, out } = self;
+        let kv_head = head / (shape.heads / shape.kv_heads);
+        let (mut peak, mut sum) = (f32::NEG_INFINITY, 0.0);
+        let mut scores = [0.0; KV_BLOCK_TOKENS];
+        out.fill(0.0);
+        for (first, block) in (0..=position).step_by(KV_BLOCK_TOKENS).zip(kv.table) {
+            let lane = (*block as usize * shape.kv_heads + kv_head) * KV_BLOCK_TOKENS;
+            let tokens = KV_BLOCK_TOKENS.min(position + 1 - first);
+            let scores = &mut scores[..tokens];
+            let keys = &kv.keys[lane * shape.k_dim..][..tokens * shape.k_dim];
+            score(lanes, shape.scale, q, keys, scores);
+            let higher = largest(lanes, scores, peak);
+            let fade = (peak - higher).exp(); // e^-∞ = 0 for the first block
+            peak = higher;
+            sum = sum * fade + exp_sum(lanes, peak, scores);
+            let values = &kv.values[lane * shape.v_dim..][..tokens * shape.v_dim];
+            gather(lanes, fade, scores, values, out);
+        }
+        let share = 1.0 / sum;
+        out.iter_mut().for_each(|out| *out *= share);
+    }
+}
+
+/// `scores[t] = scale · q·keys[t]`.
+#[inline(always)]
+fn score<L: Lanes>(lanes: L, scale: f32, q: &[f32], keys: &[f32], scores: &mut [f32]) {
+    let k_dim = q.len();
+    let full = scores.len() / KEYS * KEYS;
+    let (keys, last_keys) = keys.split_at(full * k_dim);
+    let (scores, last_scores) = scores.split_at_mut(full);
+    for (keys, scores) in keys.chunks_exact(KEYS * k_dim).zip(scores.chunks_exact_mut(KEYS)) {
+        score_keys::<L, KEYS>(lanes, scale, q, keys, scores);
+    }
+    for (key, score) in last_keys.chunks_exact(k_dim).zip(last_scores.chunks_exact_mut(1)) {
+        score_keys::<L, 1>(lanes, scale, q, key, score);
+    }
+}
+
+/// `T` keys; a score does not depend on `T`.
+#[inline(always)]
+fn score_keys<L: Lanes, const T: usize>(
+    lanes: L,
+    scale: f32,
+    q: &[f32],
+    keys: &[f32],
+    scores: &mut [f32],
+) {
+    let k_dim = q.len();
+    let mut sums = [lanes.splat(0.0); T];
+    for (i, q) in q.chunks(LANES).enumerate() {
+        let (at, len, q) = (i * LANES, q.len(), load_some(lanes, q));
+        for t in 0..T {
+            let key = load_some(lanes, &keys[t * k_dim + at..][..len]);
+            sums[t] = lanes.fma(q, key, sums[t]);
+        }
+    }
+    for t in 0..T {
+        scores[t] = scale * lanes.sum(sums[t]);
+    }
+}
+
+/// `out = fade · out + Σ shares[t] · values[t]`, positions ascending.
+#[inline(always)]
+fn gather<L: Lanes>(lanes: L, fade: f32, shares: &[f32], values: &[f32], out: &mut [f32]) {
+    let v_dim = out.len();
+    let wide = v_dim / (COLUMNS * LANES) * (COLUMNS * LANES);
+    let (many, rest) = out.split_at_mut(wide);
+    for (i, out) in many.chunks_exact_mut(COLUMNS * LANES).enumerate() {
+        let at = i * COLUMNS * LANES;
+        gather_columns::<L, COLUMNS>(lanes, fade, shares, (&values[at..], v_dim), out);
+    }
+    for (i, out) in rest.chunks_mut(LANES).enumerate() {
+        let at = wide + i * LANES;
+        gather_columns::<L, 1>(lanes, fade, shares, (&values[at..], v_dim), out);
+    }
+}
+
+/// `C` vectors of the output, the last of which may be short; `values` come with their stride.
+#[inline(always)]
+fn gather_columns<L: Lanes, const C: usize>(
+    lanes: L,
+    fade: f32,
+    shares: &[f32],
+    (values, stride): (&[f32], usize),
+    out: &mut [f32],
+) {
+    let mut sums = [lanes.splat(fade); C];
+    for (sum, out) in sums.iter_mut().zip(out.chunks(LANES)) {
+        *sum = lanes.mul(*sum, load_some(lanes, out));
+    }
+    for (share, values) in shares.iter().zip(values.chunks(stride)) {
+        let share = lanes.splat(*share);
+        for (sum, values) in sums.iter_mut().zip(values[..out.len()].chunks(LANES)) {
+            *sum = lanes.fma(share, load_some(lanes, values), *sum);
+        }
+    }
+    for (sum, out) in sums.iter().zip(out.chunks_mut(LANES)) {
+        store_some(lanes, *sum, out);
+    }
+}

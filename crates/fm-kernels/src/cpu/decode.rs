@@ -1,0 +1,132 @@
+//! From packed weights to floats, sixteen at a time, exactly as `QuantFormat::decode` gives them.
+
+use half::bf16;
+
+use super::lanes::{LANES, Lanes, Sixteen, Work};
+
+/// How the weights of a row lie in its bytes: blocks, each a header and runs of sixteen weights.
+pub(super) trait Decoder: Copy + Sync {
+    /// What a block's header says.
+    type Head<L: Lanes>: Copy;
+
+    /// Bytes of a block.
+    fn block_bytes(self) -> usize;
+    /// Runs of sixteen weights in a block.
+    fn runs(self) -> usize;
+    /// Reads the header of `block`.
+    fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> Self::Head<L>;
+    /// Weights `16 · run ..` of `block`.
+    fn decode<L: Lanes>(self, lanes: L, head: Self::Head<L>, block: &[u8], run: usize) -> L::F;
+}
+
+/// Plain floats: a block is one run, the last of a row may be short.
+#[derive(Clone, Copy)]
+pub(super) struct F32;
+/// See [`F32`].
+#[derive(Clone, Copy)]
+pub(super) struct F16;
+/// See [`F32`].
+#[derive(Clone, Copy)]
+pub(super) struct Bf16;
+
+macro_rules! float_decoder {
+    ($name:ident, $bytes:literal, $decode:ident) => {
+        impl Decoder for $name {
+            type Head<L: Lanes> = ();
+
+            #[inline(always)]
+            fn block_bytes(self) -> usize {
+                $bytes
+            }
+            #[inline(always)]
+            fn runs(self) -> usize {
+                1
+            }
+            #[inline(always)]
+            fn head<L: Lanes>(self, _: L, _: &[u8]) {}
+            #[inline(always)]
+            fn decode<L: Lanes>(self, lanes: L, (): (), block: &[u8], _: usize) -> L::F {
+                lanes.$decode(block.first_chunk::<$bytes>().expect("a block is a whole run"))
+            }
+        }
+    };
+}
+
+float_decoder!(F32, 64, f32);
+float_decoder!(F16, 32, f16);
+float_decoder!(Bf16, 32, bf16);
+
+/// MLX affine blocks, see `fm_format::quant::affine`.
+#[derive(Clone, Copy)]
+pub(super) struct Affine<const BITS: usize> {
+    /// Weights that share scale and bias.
+    pub(super) group: usize,
+    /// Bytes of scale and bias: 4 for bf16, 8 for f32.
+    pub(super) head_bytes: usize,
+}
+
+impl<const BITS: usize> Decoder for Affine<BITS> {
+    type Head<L: Lanes> = L::Palette;
+
+    #[inline(always)]
+    fn block_bytes(self) -> usize {
+        self.head_bytes + self.group / 8 * BITS
+    }
+    #[inline(always)]
+    fn runs(self) -> usize {
+        self.group / LANES
+    }
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::Palette {
+        let (dwords, _) = block.as_chunks::<4>();
+        let (scale, bias) = if self.head_bytes == 4 {
+            let [a, b, c, d] = dwords[0];
+            (bf16::from_le_bytes([a, b]).to_f32(), bf16::from_le_bytes([c, d]).to_f32())
+        } else {
+            (f32::from_le_bytes(dwords[0]), f32::from_le_bytes(dwords[1]))
+        };
+        lanes.palette::<BITS>(scale, bias)
+    }
+    #[inline(always)]
+    fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
+        lanes.affine::<BITS>(head, &block[self.head_bytes + run * 2 * BITS..][..2 * BITS])
+    }
+}
+
+/// Decodes consecutive blocks into consecutive runs; a short last run is filled up with zeros.
+pub(super) struct DecodeRow<'a, D> {
+    pub(super) decoder: D,
+    pub(super) bytes: &'a [u8],
+    pub(super) out: &'a mut [Sixteen],
+}
+
+impl<D: Decoder> Work for DecodeRow<'_, D> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        let Self { decoder, bytes, out } = self;
+        let blocks = bytes.chunks_exact(decoder.block_bytes());
+        let short = blocks.remainder();
+        let mut runs = out.chunks_exact_mut(decoder.runs());
+        for (block, out) in blocks.zip(&mut runs) {
+            let head = decoder.head(lanes, block);
+            for (run, out) in out.iter_mut().enumerate() {
+                lanes.store(decoder.decode(lanes, head, block, run), out);
+            }
+        }
+        if let (false, Some(out)) = (short.is_empty(), runs.next()) {
+            let block = padded_block(short);
+            let head = decoder.head(lanes, &block);
+            lanes.store(decoder.decode(lanes, head, &block, 0), &mut out[0]);
+        }
+    }
+}
+
+/// The short last run of a row of floats, filled up with zeros.
+#[inline(always)]
+pub(super) fn padded_block(bytes: &[u8]) -> [u8; 64] {
+    let mut block = [0; 64];
+    block[..bytes.len()].copy_from_slice(bytes);
+    block
+}

@@ -1,0 +1,92 @@
+//! Which instruction set the kernels run on.
+
+use std::fmt;
+
+#[cfg(target_arch = "x86_64")]
+use super::arch::{avx2::Avx2, avx512::Avx512};
+use super::{
+    arch::portable::Portable,
+    lanes::{Lanes, Work},
+};
+
+/// An instruction set that this machine has: it can only be found, not made up.
+#[derive(Clone, Copy, Debug)]
+pub struct Level(pub(super) Found);
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Found {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    Portable(Portable),
+}
+
+impl Level {
+    /// What every machine has: Rust as the compiler vectorises it for the target's baseline.
+    pub fn portable() -> Self {
+        Self(Found::Portable(Portable))
+    }
+
+    /// AVX2 with FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avx2() -> Option<Self> {
+        Avx2::detect().map(|avx2| Self(Found::Avx2(avx2)))
+    }
+
+    /// AVX-512 F, BW, DQ and VL.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avx512() -> Option<Self> {
+        Avx512::detect().map(|avx512| Self(Found::Avx512(avx512)))
+    }
+
+    /// Everything this machine has, fastest first.
+    pub fn all() -> Vec<Self> {
+        #[cfg(target_arch = "x86_64")]
+        let special = [Self::avx512(), Self::avx2()];
+        #[cfg(not(target_arch = "x86_64"))]
+        let special = [];
+        special.into_iter().flatten().chain([Self::portable()]).collect()
+    }
+
+    /// The fastest this machine has.
+    pub fn best() -> Self {
+        Self::all()[0]
+    }
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Found::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Found::Avx2(_) => "avx2",
+            Found::Portable(_) => "portable",
+        }
+    }
+
+    /// Runs `work` on it.
+    pub(super) fn run<W: Work>(self, work: W) -> W::Out {
+        on_level!(self, lanes => lanes.run(work))
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// `on_level!(level, lanes => expression)`: the expression, compiled for every instruction set.
+macro_rules! on_level {
+    ($level:expr, $lanes:ident => $body:expr) => {
+        match $level.0 {
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::dispatch::Found::Avx512($lanes) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::dispatch::Found::Avx2($lanes) => $body,
+            $crate::cpu::dispatch::Found::Portable($lanes) => $body,
+        }
+    };
+}
+pub(super) use on_level;
