@@ -8,7 +8,8 @@ pub struct Bytes(pub u64);
 
 const DECIMAL: [(&str, u64); 4] =
     [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)];
-const BINARY: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+const BINARY: [(&str, u64); 4] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -29,7 +30,9 @@ impl Bytes {
         let units = DECIMAL.iter().chain(&BINARY);
         let size = match unit {
             "" | "B" | "b" => 1,
-            _ => units.clone().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|row| row.1)?,
+            _ => {
+                units.clone().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|row| row.1)?
+            }
         };
         let number: f64 = number.parse().ok()?;
         let bytes = number * size as f64;

@@ -43,7 +43,7 @@ pub struct Demand<'a> {
 }
 
 /// Who gets how many bytes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct MemoryPlan {
     /// The ceiling.
     pub budget: u64,
@@ -152,8 +152,11 @@ impl MemoryPlan {
         let footprint = Footprint::of(spec, options.top_k);
         let overhead = overhead(&demand);
         let recurrent = footprint.recurrent * sessions as u64;
-        let decoder =
-            |rows_max| DecoderOptions { rows_max, logits_rows_max: logits_rows, top_k: options.top_k };
+        let decoder = |rows_max| DecoderOptions {
+            rows_max,
+            logits_rows_max: logits_rows,
+            top_k: options.top_k,
+        };
         let chunk = prefill_chunk(options.prefill_chunk, budget, |rows| {
             footprint.scratch(decoder(rows), spec.vocab)
         });
@@ -245,9 +248,8 @@ fn context(
     let bytes_of = |context| footprint.kv_blocks(context) * footprint.kv_block * sessions;
     let fitting = |bytes: u64| {
         let blocks = bytes.checked_div(footprint.kv_block * sessions);
-        blocks.map_or(u64::from(model), |blocks| {
-            blocks * fm_kernels::backend::KV_BLOCK_TOKENS as u64
-        })
+        blocks
+            .map_or(u64::from(model), |blocks| blocks * fm_kernels::backend::KV_BLOCK_TOKENS as u64)
     };
     if let Some(wanted) = demand.options.context {
         if wanted > model {

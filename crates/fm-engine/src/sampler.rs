@@ -149,8 +149,7 @@ impl Sampler {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
         self.penalise();
-        let token =
-            if self.sampling.temperature == 0.0 { self.likeliest() } else { self.draw() };
+        let token = if self.sampling.temperature == 0.0 { self.likeliest() } else { self.draw() };
         self.note(token);
         Ok(token)
     }
@@ -161,7 +160,8 @@ impl Sampler {
         if repetition_penalty != 1.0 {
             let present = self.logits.iter_mut().zip(&self.present);
             for (logit, _) in present.filter(|(_, present)| **present) {
-                let factor = if *logit > 0.0 { repetition_penalty.recip() } else { repetition_penalty };
+                let factor =
+                    if *logit > 0.0 { repetition_penalty.recip() } else { repetition_penalty };
                 *logit *= factor;
             }
         }
@@ -175,7 +175,8 @@ impl Sampler {
 
     /// The lowest of the tokens with the largest logit.
     fn likeliest(&self) -> u32 {
-        let better = |best: usize, i: usize| if self.logits[i] > self.logits[best] { i } else { best };
+        let better =
+            |best: usize, i: usize| if self.logits[i] > self.logits[best] { i } else { best };
         (0..self.logits.len()).reduce(better).unwrap_or(0) as u32
     }
 
@@ -197,8 +198,7 @@ impl Sampler {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         self.candidates.clear();
         self.candidates.extend((0..).zip(self.logits.iter().map(|logit| logit / temperature)));
-        let descending =
-            |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if top_k > 0 && top_k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(top_k - 1, descending);
             self.candidates.truncate(top_k);
@@ -287,8 +287,7 @@ mod tests {
     #[test]
     fn penalties_count_prompt_and_generated_tokens_as_they_should() {
         let greedy = Sampling::default();
-        let mut sampler =
-            Sampler::new(Sampling { repetition_penalty: 3.0, ..greedy }, 4, &[1]);
+        let mut sampler = Sampler::new(Sampling { repetition_penalty: 3.0, ..greedy }, 4, &[1]);
         assert_eq!(sampler.sample(&LOGITS).unwrap(), 2, "2.0 / 3 < 1.0");
         let mut sampler = Sampler::new(Sampling { presence_penalty: 1.5, ..greedy }, 4, &[1]);
         assert_eq!(sampler.sample(&LOGITS).unwrap(), 1, "the prompt does not count");

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fm_format::key::LayerIndex;
-use fm_kernels::{Backend, reference::Reference};
+use fm_kernels::{Backend, cpu::Cpu, reference::Reference};
 use fm_model::Runner;
 use fm_testkit::{
     compare::max_abs_diff,
@@ -145,3 +145,4 @@ macro_rules! on_device {
 }
 
 on_device!(reference, super::Reference::open);
+on_device!(cpu, || super::Cpu::open(2));

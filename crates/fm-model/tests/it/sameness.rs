@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, path::PathBuf};
 
-use fm_kernels::{Backend, reference::Reference};
+use fm_kernels::{Backend, cpu::Cpu, reference::Reference};
 use fm_model::{
     Runner,
     runner::{Batch, SessionId, StepError, Wants},
@@ -187,3 +187,22 @@ macro_rules! on_device {
 }
 
 on_device!(reference, super::Reference::open);
+on_device!(cpu, || super::Cpu::open(2));
+
+/// One, two and four threads give the same bits, also with more rows than threads.
+#[test]
+fn logits_do_not_depend_on_the_number_of_threads() {
+    for family in FAMILIES {
+        let (dir, tokens) = checkpoint(family);
+        let run = |threads| {
+            let mut runner = open(&dir, Cpu::open(threads));
+            let session = runner.open(256).unwrap();
+            let mut logits = feed(&mut runner, session, &tokens[..100], 64);
+            logits.extend(feed(&mut runner, session, &tokens[100..120], 1));
+            bits(&logits)
+        };
+        let one = run(1);
+        assert!(run(2) == one, "{family}: two threads");
+        assert!(run(4) == one, "{family}: four threads");
+    }
+}

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use fm_kernels::{Backend, reference::Reference};
+use fm_kernels::{Backend, cpu::Cpu, reference::Reference};
 use fm_model::Runner;
 use fm_testkit::{
     compare::max_abs_diff,
@@ -56,4 +56,14 @@ fn reference_runs_what_hugging_face_publishes() {
 #[test]
 fn reference_runs_what_mlx_publishes() {
     published_by_mlx(Reference::open);
+}
+
+#[test]
+fn the_cpu_runs_what_hugging_face_publishes() {
+    published_by_hugging_face(|| Cpu::open(2));
+}
+
+#[test]
+fn the_cpu_runs_what_mlx_publishes() {
+    published_by_mlx(|| Cpu::open(2));
 }

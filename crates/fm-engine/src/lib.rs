@@ -1,0 +1,18 @@
+//! One running model: plan, load, sessions, generation, report. The narrow boundary below the
+//! command line and the server.
+
+#![forbid(unsafe_code)]
+
+pub mod backends;
+pub mod bytes;
+pub mod engine;
+pub mod error;
+pub mod generate;
+pub mod local;
+pub mod machine;
+pub mod memory_plan;
+pub mod options;
+pub mod sampler;
+
+pub use engine::{Engine, Load, Places};
+pub use error::EngineError;
