@@ -267,11 +267,9 @@ impl SplitMix {
     /// Mostly a fragment, sometimes letters, a run or any character at all.
     fn fragment(&mut self) -> String {
         match self.below(16) {
-            0 => (0..1 + self.below(9)).map(|_| self.letter()).collect(),
+            0 => (0..=self.below(9)).map(|_| self.letter()).collect(),
             1 => FRAGMENTS[self.below(FRAGMENTS.len())].repeat(1 + self.below(300)),
-            2 => {
-                char::from_u32(self.below(0x0003_0000) as u32).map(String::from).unwrap_or_default()
-            }
+            2 => char::from_u32(self.below(0x3_0000) as u32).map(String::from).unwrap_or_default(),
             _ => FRAGMENTS[self.below(FRAGMENTS.len())].to_owned(),
         }
     }
