@@ -8,10 +8,12 @@ pub mod bytes;
 pub mod engine;
 pub mod error;
 pub mod generate;
+pub mod limits;
 pub mod local;
 pub mod machine;
 pub mod memory_plan;
 pub mod options;
+pub mod report;
 pub mod sampler;
 
 pub use engine::{Engine, Load, Places};

@@ -1,0 +1,213 @@
+//! What the machine can do: bandwidth of its disk and of its memory, measured or remembered.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use fm_format::{
+    key::{ExpertIndex, LayerIndex},
+    quant::{FloatKind, float_format},
+    record::{
+        Catalog, Extent, FileIndex, LayerRecords, MatrixShape, Piece, Place, Record, RecordLayout,
+    },
+};
+use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, reader};
+use serde::{Deserialize, Serialize};
+
+/// Longest that one probe may take.
+const PROBE_TIME: Duration = Duration::from_millis(140);
+
+/// A remembered measurement serves for this long.
+const AGE_MAX: Duration = Duration::from_secs(3600);
+
+/// Bytes of one probe read: larger ones are no faster on any disk we met.
+const READ_BYTES: usize = 2 << 20;
+
+/// Probe reads that may be in memory at once.
+const READ_SLOTS: usize = 4;
+
+/// A file must be at least this long to say something about the disk.
+const FILE_BYTES_MIN: u64 = 64 << 20;
+
+/// Memory that is read to measure its bandwidth: more than any cache we met per core.
+pub const MEMORY_PROBE_BYTES: usize = 96 << 20;
+
+/// Bandwidths of this machine, in bytes per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Reading large pieces of the model's files directly.
+    pub disk_bytes_per_s: Option<f64>,
+    /// Reading memory with all threads.
+    pub memory_bytes_per_s: Option<f64>,
+    /// How long ago that was measured.
+    pub age_s: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Remembered {
+    measured_at: SystemTime,
+    limits: Limits,
+}
+
+impl Limits {
+    /// Takes what was remembered less than an hour ago, or measures for at most 0.3 s and
+    /// remembers. `memory` says whether [`MEMORY_PROBE_BYTES`] may be allocated.
+    pub fn get(
+        files: &[PathBuf],
+        threads: usize,
+        memory: ProbeMemory,
+        cache_dir: Option<&Path>,
+    ) -> Self {
+        let path = cache_dir.map(|dir| dir.join("limits.json"));
+        if let Some(limits) = path.as_deref().and_then(remembered) {
+            return limits;
+        }
+        let limits = Self {
+            disk_bytes_per_s: largest(files).and_then(|file| measure_disk(&file).ok().flatten()),
+            memory_bytes_per_s: match memory {
+                ProbeMemory::Allocate => Some(measure_memory(threads)),
+                ProbeMemory::Leave => None,
+            },
+            age_s: 0.0,
+        };
+        if let Some(path) = path {
+            // A measurement that cannot be remembered is made again.
+            let _ = remember(&path, limits);
+        }
+        limits
+    }
+}
+
+/// Whether the memory probe may allocate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeMemory {
+    /// It may.
+    Allocate,
+    /// The budget has no room for it.
+    Leave,
+}
+
+fn remembered(path: &Path) -> Option<Limits> {
+    let Remembered { measured_at, mut limits } =
+        serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let age = SystemTime::now().duration_since(measured_at).ok().filter(|age| *age < AGE_MAX)?;
+    limits.age_s = age.as_secs_f64();
+    (limits.disk_bytes_per_s.is_some() && limits.memory_bytes_per_s.is_some()).then_some(limits)
+}
+
+fn remember(path: &Path, limits: Limits) -> std::io::Result<()> {
+    let text = serde_json::to_vec(&Remembered { measured_at: SystemTime::now(), limits })?;
+    let temporary = path.with_extension("json.new");
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    fs::write(&temporary, text)?;
+    fs::rename(temporary, path)
+}
+
+fn largest(files: &[PathBuf]) -> Option<PathBuf> {
+    let sized = files.iter().map(|path| (fs::metadata(path).map_or(0, |m| m.len()), path));
+    let (bytes, path) = sized.max()?;
+    (bytes >= FILE_BYTES_MIN).then(|| path.clone())
+}
+
+/// Direct reads of large pieces from all over a file; `None` if the file system has no direct
+/// reads, because the page cache would answer instead of the disk.
+fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
+    let bytes = fs::metadata(file).map_or(0, |m| m.len());
+    let count = (bytes / READ_BYTES as u64).min(1 << 12) as usize;
+    // A record of three equal matrices of f32, each in a third of the read.
+    let half = MatrixShape { rows: 1, cols: READ_BYTES / 16, format: float_format(FloatKind::F32) };
+    let down = MatrixShape { cols: READ_BYTES / 8, ..half };
+    let layout = RecordLayout { gate: half, up: half, down };
+    // An odd stride over the pieces visits all of them in an order no read-ahead foresees.
+    let stride = (count / 2) | 1;
+    let record = |i: usize| {
+        let offset = ((i * stride) % count * READ_BYTES) as u64;
+        let extent = Extent { file: FileIndex(0), offset, bytes: READ_BYTES as u64 };
+        let piece = Piece { extent, place: Place::Copy { at: 0 } };
+        Record { pieces: vec![piece], checksums: None }
+    };
+    let layer = LayerRecords { layout, records: (0..count).map(record).collect() };
+    let catalog =
+        Arc::new(Catalog { files: vec![file.to_path_buf()], layers: vec![Some(layer)] });
+    let options =
+        reader::ReaderOptions { io: reader::IoMode::Direct, ..reader::ReaderOptions::default() };
+    let Ok((reader, _)) = reader::open(&catalog, options) else { return Ok(None) };
+    let budget_bytes = reader.staging_bytes() + (READ_SLOTS * READ_BYTES) as u64;
+    let store_options = StoreOptions {
+        budget_bytes,
+        policy: PolicyKind::Lru,
+        top_k: 1,
+        chunk_bytes: READ_SLOTS * READ_BYTES,
+    };
+    let mut store = Store::open(&catalog, store_options, reader)?;
+    let (started, mut read) = (Instant::now(), 0_u64);
+    for first in (0..count).step_by(READ_SLOTS) {
+        let wanted: Vec<ExpertIndex> =
+            (first..count.min(first + READ_SLOTS)).map(|i| ExpertIndex(i as u16)).collect();
+        let mut ticket = store.request(LayerIndex(0), &wanted)?;
+        while let Some(arrived) = store.next(&mut ticket, Order::Arrival)? {
+            arrived.record?;
+            read += READ_BYTES as u64;
+        }
+        if started.elapsed() > PROBE_TIME {
+            break;
+        }
+    }
+    Ok(Some(read as f64 / started.elapsed().as_secs_f64()))
+}
+
+/// Bytes per second that `threads` threads read from memory together.
+fn measure_memory(threads: usize) -> f64 {
+    let words: Vec<u64> = vec![1; MEMORY_PROBE_BYTES / 8];
+    let share = words.len() / threads.max(1);
+    let started = Instant::now();
+    let passes = std::thread::scope(|scope| {
+        let sum_until_late = |part: &[u64]| {
+            let mut passes = 0_u64;
+            while started.elapsed() < PROBE_TIME / 2 {
+                let sum = part.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
+                passes += std::hint::black_box(sum).min(1);
+            }
+            passes
+        };
+        let parts = words.chunks_exact(share).take(threads.max(1));
+        let workers: Vec<_> = parts.map(|part| scope.spawn(move || sum_until_late(part))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap_or(0)).sum::<u64>()
+    });
+    (passes as usize * share * 8) as f64 / started.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_is_remembered_and_forgotten_when_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/limits.json");
+        let limits = Limits {
+            disk_bytes_per_s: Some(1e9),
+            memory_bytes_per_s: Some(5e10),
+            age_s: 0.0,
+        };
+        assert_eq!(remembered(&path), None);
+        remember(&path, limits).unwrap();
+        let back = remembered(&path).unwrap();
+        assert_eq!(back.disk_bytes_per_s, limits.disk_bytes_per_s);
+        assert!(back.age_s < 60.0);
+        fs::write(&path, "{").unwrap();
+        assert_eq!(remembered(&path), None);
+    }
+
+    #[test]
+    fn a_small_file_says_nothing_about_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("small");
+        fs::write(&path, [0; 4096]).unwrap();
+        let limits = Limits::get(&[path], 1, ProbeMemory::Leave, None);
+        assert_eq!(limits, Limits::default());
+    }
+}

@@ -1,0 +1,307 @@
+//! How close a run came: speeds, reads, memory, and what bound it.
+
+use std::{fmt, path::Path};
+
+use fm_store::Stats;
+use serde::Serialize;
+
+use crate::{
+    bytes::Bytes,
+    engine::Engine,
+    generate::{Generated, Phase},
+    limits::Limits,
+    machine::own_anonymous_bytes,
+};
+
+/// Version of [`RunOutput`] and of `docs/report.schema.json`.
+pub const SCHEMA: &str = "flash-moe.run/1";
+
+/// Everything `run --json` prints.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunOutput {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// The model's directory.
+    pub model: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: Vec<u32>,
+    /// Generated tokens, a final end-of-text token not included.
+    pub tokens: Vec<u32>,
+    /// The answer; `null` without a tokenizer.
+    pub text: Option<String>,
+    /// What the model thought before it.
+    pub thinking: Option<String>,
+    /// `stop`, `length`, `context` or `cancelled`.
+    pub finish_reason: &'static str,
+    /// How it went.
+    pub report: Report,
+}
+
+/// How a run went. Rates are `null` where nothing was done.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// From the request to the first token.
+    pub ttft_s: Option<f64>,
+    /// Tokens of the prompt that were computed.
+    pub prefill_tokens: usize,
+    /// Tokens of the prompt that the session already held.
+    pub reused_tokens: usize,
+    /// Prompt tokens per second.
+    pub prefill_tok_s: Option<f64>,
+    /// Generated tokens per second, the first one not counted.
+    pub decode_tok_s: Option<f64>,
+    /// Bytes read per generated token.
+    pub read_bytes_per_token: Option<f64>,
+    /// Bytes read in all.
+    pub read_bytes: u64,
+    /// Share of requested experts that needed no read.
+    pub hit_rate: f64,
+    /// Experts that were found.
+    pub hits: u64,
+    /// Experts that were read for the first time.
+    pub cold_misses: u64,
+    /// Experts that were read again, because they had to go.
+    pub capacity_misses: u64,
+    /// Reads that were repeated.
+    pub retries: u64,
+    /// Experts that could not be read.
+    pub io_errors: u64,
+    /// Bytes per second from disk while generating.
+    pub disk_bytes_per_s: Option<f64>,
+    /// Bytes of weights per second while generating.
+    pub memory_bytes_per_s: Option<f64>,
+    /// Share of the time of generation that waited for reads.
+    pub wait_share: Option<f64>,
+    /// What the machine can do.
+    pub limits: Limits,
+    /// Ceiling for all memory but clean page cache.
+    pub budget_bytes: u64,
+    /// Anonymous and locked memory at the end; `null` where the system does not tell.
+    pub peak_bytes: Option<u64>,
+    /// Bytes of expert slots.
+    pub slot_bytes: u64,
+    /// Tokens the session can hold.
+    pub context: u32,
+    /// Arithmetic in force.
+    pub numerics: &'static str,
+    /// Threads that computed.
+    pub threads: usize,
+    /// How experts were read.
+    pub reader: String,
+    /// Lossy switches in force.
+    pub lossy: Vec<String>,
+    /// XXH3-128 over the f32 bits of every row of logits that was sampled from, in order.
+    pub logits_hash: String,
+    /// What bound the run, and what would help.
+    pub verdict: String,
+    /// Where the time of both phases went.
+    pub timing: Timing,
+}
+
+/// Seconds by kind of work.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Timing {
+    /// The prompt.
+    pub prefill: PhaseTiming,
+    /// Generation.
+    pub decode: PhaseTiming,
+}
+
+/// Seconds of one phase.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PhaseTiming {
+    /// All of it.
+    pub total_s: f64,
+    /// Attention layers' mixers.
+    pub attention_s: f64,
+    /// Delta-net layers' mixers.
+    pub delta_net_s: f64,
+    /// Routed experts, shared experts and routers, without waiting.
+    pub moe_s: f64,
+    /// Waiting for reads.
+    pub wait_s: f64,
+    /// Dense feed-forward networks.
+    pub mlp_s: f64,
+    /// Final norm and head.
+    pub head_s: f64,
+}
+
+impl From<&Phase> for PhaseTiming {
+    fn from(phase: &Phase) -> Self {
+        let times = phase.times;
+        let wait_s = phase.store.wait_ns as f64 / 1e9;
+        Self {
+            total_s: phase.elapsed.as_secs_f64(),
+            attention_s: times.attention.as_secs_f64(),
+            delta_net_s: times.delta_net.as_secs_f64(),
+            moe_s: (times.moe.as_secs_f64() - wait_s).max(0.0),
+            wait_s,
+            mlp_s: times.mlp.as_secs_f64(),
+            head_s: times.head.as_secs_f64(),
+        }
+    }
+}
+
+fn per_second(amount: f64, phase: &Phase) -> Option<f64> {
+    let seconds = phase.elapsed.as_secs_f64();
+    (phase.tokens > 0 && seconds > 0.0).then(|| amount / seconds)
+}
+
+impl Report {
+    /// Sums a run up.
+    pub fn new(engine: &Engine, generated: &Generated, limits: Limits, root: &Path) -> Self {
+        let Generated { prefill, decode, .. } = generated;
+        let store = add(prefill.store, decode.store);
+        let weights = engine.footprint.active as f64 * decode.tokens as f64;
+        let seconds = decode.elapsed.as_secs_f64();
+        let wait_share = (decode.tokens > 0 && seconds > 0.0)
+            .then(|| decode.store.wait_ns as f64 / 1e9 / seconds);
+        let memory_bytes_per_s = per_second(weights, decode);
+        let info = &engine.reader;
+        Self {
+            ttft_s: generated.first_token.map(|time| time.as_secs_f64()),
+            prefill_tokens: prefill.tokens,
+            reused_tokens: generated.reused,
+            prefill_tok_s: per_second(prefill.tokens as f64, prefill),
+            decode_tok_s: per_second(decode.tokens as f64, decode),
+            read_bytes_per_token: (decode.tokens > 0)
+                .then(|| decode.store.read_bytes as f64 / decode.tokens as f64),
+            read_bytes: store.read_bytes,
+            hit_rate: store.hit_rate(),
+            hits: store.hits,
+            cold_misses: store.cold_misses,
+            capacity_misses: store.capacity_misses,
+            retries: store.retries,
+            io_errors: store.io_errors,
+            disk_bytes_per_s: per_second(decode.store.read_bytes as f64, decode),
+            memory_bytes_per_s,
+            wait_share,
+            limits,
+            budget_bytes: engine.plan.budget,
+            peak_bytes: own_anonymous_bytes(root),
+            slot_bytes: engine.plan.store.slot_bytes(),
+            context: engine.plan.context,
+            numerics: engine.numerics.name(),
+            threads: engine.threads,
+            reader: format!("{} {}", info.kind.name(), info.access.name()),
+            lossy: engine.lossy.clone(),
+            logits_hash: format!("{:032x}", generated.logits_hash),
+            verdict: verdict(engine, decode, wait_share, memory_bytes_per_s, limits),
+            timing: Timing { prefill: prefill.into(), decode: decode.into() },
+        }
+    }
+}
+
+fn add(a: Stats, b: Stats) -> Stats {
+    Stats {
+        hits: a.hits + b.hits,
+        cold_misses: a.cold_misses + b.cold_misses,
+        capacity_misses: a.capacity_misses + b.capacity_misses,
+        evictions: a.evictions + b.evictions,
+        sacrifices: a.sacrifices + b.sacrifices,
+        records_read: a.records_read + b.records_read,
+        read_bytes: a.read_bytes + b.read_bytes,
+        read_ns: a.read_ns + b.read_ns,
+        wait_ns: a.wait_ns + b.wait_ns,
+        retries: a.retries + b.retries,
+        io_errors: a.io_errors + b.io_errors,
+    }
+}
+
+/// Waiting for more than this share of the time means bound by the disk.
+const WAIT_SHARE: f64 = 0.4;
+
+/// Memory read at more than this share of its bandwidth means bound by memory.
+const MEMORY_SHARE: f64 = 0.6;
+
+/// What bound the run, in one plain sentence.
+fn verdict(
+    engine: &Engine,
+    decode: &Phase,
+    wait_share: Option<f64>,
+    memory: Option<f64>,
+    limits: Limits,
+) -> String {
+    let Some(wait_share) = wait_share else { return "too short to say what bound it".to_owned() };
+    if wait_share > WAIT_SHARE {
+        let missing = engine.plan.experts.saturating_sub(engine.plan.store.slot_bytes());
+        let again = decode.store.capacity_misses as f64 / decode.store.misses().max(1) as f64;
+        if missing == 0 || again < 0.5 {
+            return "bound by disk: most experts were read for the first time; \
+                    a longer run will be faster"
+                .to_owned();
+        }
+        // Misses fall about in proportion to the experts that have no slot.
+        let more = missing.min(2_000_000_000);
+        let saved = wait_share * again * more as f64 / missing as f64;
+        let gain = 100.0 * saved / (1.0 - saved);
+        return format!(
+            "bound by disk; {} more memory would give about +{gain:.0} %",
+            Bytes(more)
+        );
+    }
+    match (memory, limits.memory_bytes_per_s) {
+        (Some(used), Some(limit)) if used > MEMORY_SHARE * limit => {
+            "bound by memory bandwidth; fewer bits per weight would help".to_owned()
+        }
+        _ => "bound by arithmetic; more or faster cores would help".to_owned(),
+    }
+}
+
+/// The report as people read it.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = |rate: Option<f64>| rate.map_or("–".to_owned(), |rate| format!("{rate:.1}"));
+        let gigabytes =
+            |rate: Option<f64>| rate.map_or("–".to_owned(), |rate| format!("{:.2}", rate / 1e9));
+        let ttft = self.ttft_s.map_or("–".to_owned(), |s| format!("{s:.2} s"));
+        let age = if self.limits.age_s >= 1.0 {
+            format!(", measured {:.0} min ago", self.limits.age_s / 60.0)
+        } else {
+            String::new()
+        };
+        writeln!(
+            f,
+            "first token {ttft} · prefill {} tok/s ({} tokens) · decode {} tok/s",
+            rate(self.prefill_tok_s),
+            self.prefill_tokens,
+            rate(self.decode_tok_s)
+        )?;
+        writeln!(
+            f,
+            "experts     {:.1} % hits · {} cold and {} capacity misses · {} read per token",
+            100.0 * self.hit_rate,
+            self.cold_misses,
+            self.capacity_misses,
+            self.read_bytes_per_token.map_or("–".to_owned(), |b| Bytes(b as u64).to_string())
+        )?;
+        writeln!(
+            f,
+            "bandwidth   disk {} of {} GB/s · memory {} of {} GB/s{age}",
+            gigabytes(self.disk_bytes_per_s),
+            gigabytes(self.limits.disk_bytes_per_s),
+            gigabytes(self.memory_bytes_per_s),
+            gigabytes(self.limits.memory_bytes_per_s)
+        )?;
+        writeln!(
+            f,
+            "memory      {} of {} · slots {} · context {} tokens",
+            self.peak_bytes.map_or("–".to_owned(), |bytes| Bytes(bytes).to_string()),
+            Bytes(self.budget_bytes),
+            Bytes(self.slot_bytes),
+            self.context
+        )?;
+        writeln!(
+            f,
+            "numerics    {} · {} threads · reader {} · logits {}",
+            self.numerics, self.threads, self.reader, self.logits_hash
+        )?;
+        if self.io_errors + self.retries > 0 {
+            writeln!(f, "I/O         {} retries · {} errors", self.retries, self.io_errors)?;
+        }
+        for lossy in &self.lossy {
+            writeln!(f, "lossy       {lossy}")?;
+        }
+        write!(f, "verdict     {}", self.verdict)
+    }
+}
