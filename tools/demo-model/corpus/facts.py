@@ -3,8 +3,9 @@
 A question has the same answer everywhere in the corpus, so that it can be learned by heart;
 only lists of members ("Name three birds.") vary.
 """
+from collections.abc import Callable
 from random import Random
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from .conversation import assistant, conversation, user
 from .patterns import capitalised, listing, with_article

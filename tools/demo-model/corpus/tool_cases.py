@@ -3,8 +3,9 @@
 Names and parameters have synonyms, so that the model must read the schema instead of knowing
 it. The results are made up.
 """
+from collections.abc import Callable
 from random import Random
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from .arithmetic import OPERATOR_WORDS
 from .patterns import with_article
