@@ -279,6 +279,9 @@ def check_agreement(report: dict) -> None:
     ):
         if report[key] > AGREEMENT:
             raise SystemExit(f"the references disagree: {key} is {report[key]:.1e}")
+    for key in ("hf_reload_missing", "hf_reload_unexpected"):
+        if report[key]:
+            raise SystemExit(f"names on disk are not those of transformers: {report[key]}")
 
 
 def main() -> None:

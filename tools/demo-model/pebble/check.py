@@ -11,6 +11,8 @@ from .network import Network, Stream
 GRADIENT_TOLERANCE = 1e-3
 # Conversations shorter than a convolution, longer than a chunk, and of a single token.
 LENGTHS = [5, 70, 1, 133]
+# Much larger than in training, for its gradient to show.
+BALANCE = 0.1
 
 
 def check() -> None:
@@ -29,10 +31,10 @@ def check() -> None:
     assert outcome.missing_keys == ["lm_head.weight"] and not outcome.unexpected_keys, outcome
 
     stream = _random_stream()
-    loss, _ = network.loss(stream)
+    loss, _ = network.loss(stream, BALANCE)
     loss.backward()
-    reference_loss = _reference_loss(reference, stream)
-    reference_loss.backward()
+    reference_loss, balance_loss = _reference_losses(reference, stream)
+    (reference_loss + balance_loss).backward()
     print(f"loss {loss.item():.6f}, transformers {reference_loss.item():.6f}")
     largest = 0.0
     for name, weight in reference.named_parameters():
@@ -75,11 +77,26 @@ def _random_stream() -> Stream:
     return Stream(ids, starts, targets, torch.rand(count) / count)
 
 
-def _reference_loss(model, stream: Stream) -> torch.Tensor:
-    """The same loss by transformers, one conversation at a time."""
+def _reference_losses(model, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same loss and the balance loss by transformers, one conversation at a time."""
+    router_logits = [[] for _ in model.model.layers]
+    for layer, logits in zip(model.model.layers, router_logits, strict=True):
+        layer.mlp.gate.register_forward_hook(
+            lambda gate, x, _out, logits=logits: logits.append(
+                F.linear(x[0].reshape(-1, CONFIG.hidden_size), gate.weight)
+            )
+        )
     total = torch.zeros(())
     for start, end in stream.starts.unfold(0, 2, 1).tolist():
         logits = model(input_ids=stream.ids[None, start:end], use_cache=False).logits[0]
         losses = F.cross_entropy(logits.float(), stream.targets[start:end], reduction="none")
         total = total + (losses * stream.weights[start:end]).sum()
-    return total
+    return total, sum(_balance_loss(torch.cat(logits)) for logits in router_logits)
+
+
+def _balance_loss(router_logits: torch.Tensor) -> torch.Tensor:
+    """Σ_e share of tokens sent to e · mean probability of e, as weighted in training."""
+    chosen = router_logits.topk(CONFIG.num_experts_per_tok).indices
+    share = chosen.flatten().bincount(minlength=CONFIG.num_experts) / len(router_logits)
+    probability = router_logits.softmax(-1).mean(0)
+    return BALANCE * CONFIG.num_experts * (share * probability).sum()
