@@ -1,0 +1,1 @@
+"""The network of Pebble with its training on a CPU."""

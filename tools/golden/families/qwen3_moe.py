@@ -1,0 +1,35 @@
+"""Qwen3-MoE: full attention in every layer, routed experts without a shared one."""
+from .family import EOS_TOKEN_ID, HIDDEN_SIZE, NUM_LAYERS, QWEN_COMMON, VOCAB_SIZE, Family
+
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    config=QWEN_COMMON | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "torch_dtype": "bfloat16",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "max_window_layers": 48,
+        "bos_token_id": 0,
+        "eos_token_id": EOS_TOKEN_ID,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 96,
+        "num_hidden_layers": NUM_LAYERS,
+        "vocab_size": VOCAB_SIZE,
+        "head_dim": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "rope_theta": 1000000.0,
+    },
+    config_class="Qwen3MoeConfig",
+    model_class="Qwen3MoeForCausalLM",
+)

@@ -1,0 +1,1 @@
+"""Tiny checkpoints, and what independent implementations compute with them."""
