@@ -61,3 +61,8 @@ pub struct NumericsMismatch {
     /// What it has.
     pub own: Numerics,
 }
+
+/// The instructions that the CPU backend would use here.
+pub fn cpu_features() -> String {
+    format!("{:?}", fm_kernels::cpu::Level::best())
+}

@@ -17,7 +17,7 @@ use fm_model::{
     model_runner::{ModelRunner, RunnerOptions},
     spec::ModelSpec,
 };
-use fm_store::{Stats, Store, reader};
+use fm_store::{Store, reader};
 use fm_text::{ChatTemplate, Tokenizer};
 
 use crate::{
@@ -79,6 +79,10 @@ pub struct Engine {
     pub dir: PathBuf,
     /// Family, as in `config.json`.
     pub model_type: &'static str,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
     /// Its bytes by kind.
     pub footprint: Footprint,
     /// Who got how many bytes.
@@ -185,6 +189,8 @@ impl Engine {
             eos: eos_tokens(&planned.dir, &generation)?,
             dir: planned.dir,
             model_type: planned.spec.model_type,
+            layers: planned.spec.layers.len(),
+            hidden: planned.spec.hidden,
             footprint: planned.footprint,
             plan: planned.plan,
             numerics: built.numerics,
@@ -199,9 +205,9 @@ impl Engine {
         })
     }
 
-    /// The expert store's counters.
-    pub fn store_stats(&self) -> Stats {
-        self.stats.lock().map_or_else(|broken| *broken.into_inner(), |stats| *stats)
+    /// Where the expert store's counters can be read while the runner works.
+    pub fn stats_handle(&self) -> SharedStats {
+        Arc::clone(&self.stats)
     }
 }
 

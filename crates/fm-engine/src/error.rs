@@ -11,7 +11,10 @@ use fm_model::{
 use fm_store::StoreError;
 use fm_text::TextError;
 
-use crate::{backends::NumericsMismatch, memory_plan::PlanError, sampler::NotANumber};
+use crate::{
+    backends::NumericsMismatch, memory_plan::PlanError, sampler::NotANumber,
+    session::ConversationError,
+};
 
 /// Why a model cannot be opened or run.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +44,9 @@ pub enum EngineError {
     /// A session cannot be opened, saved or restored.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// A conversation cannot be saved or continued.
+    #[error(transparent)]
+    Conversation(#[from] ConversationError),
     /// A step failed.
     #[error(transparent)]
     Step(#[from] StepError),

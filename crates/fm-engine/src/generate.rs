@@ -275,8 +275,8 @@ impl<'a> Generation<'a> {
         on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Generated, EngineError> {
         let started = Instant::now();
-        let reused = (self.runner.position(self.session)? as usize)
-            .min(self.request.prompt.len() - 1);
+        let reused =
+            (self.runner.position(self.session)? as usize).min(self.request.prompt.len() - 1);
         let before = self.mark();
         let mut finish = match self.prefill(reused, on_event)? {
             ControlFlow::Continue(()) => None,

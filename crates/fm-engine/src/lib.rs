@@ -15,6 +15,10 @@ pub mod memory_plan;
 pub mod options;
 pub mod report;
 pub mod sampler;
+pub mod session;
 
 pub use engine::{Engine, Load, Places};
 pub use error::EngineError;
+
+/// Tokens of a block of keys and values.
+pub const KV_BLOCK_TOKENS: u64 = fm_kernels::backend::KV_BLOCK_TOKENS as u64;

@@ -130,8 +130,7 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
         Record { pieces: vec![piece], checksums: None }
     };
     let layer = LayerRecords { layout, records: (0..count).map(record).collect() };
-    let catalog =
-        Arc::new(Catalog { files: vec![file.to_path_buf()], layers: vec![Some(layer)] });
+    let catalog = Arc::new(Catalog { files: vec![file.to_path_buf()], layers: vec![Some(layer)] });
     let options =
         reader::ReaderOptions { io: reader::IoMode::Direct, ..reader::ReaderOptions::default() };
     let Ok((reader, _)) = reader::open(&catalog, options) else { return Ok(None) };
@@ -188,11 +187,8 @@ mod tests {
     fn what_was_measured_is_remembered_and_forgotten_when_damaged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/limits.json");
-        let limits = Limits {
-            disk_bytes_per_s: Some(1e9),
-            memory_bytes_per_s: Some(5e10),
-            age_s: 0.0,
-        };
+        let limits =
+            Limits { disk_bytes_per_s: Some(1e9), memory_bytes_per_s: Some(5e10), age_s: 0.0 };
         assert_eq!(remembered(&path), None);
         remember(&path, limits).unwrap();
         let back = remembered(&path).unwrap();

@@ -28,6 +28,11 @@ pub struct Local {
 /// The store's counters after the latest layer, for whoever reports them.
 pub type SharedStats = Arc<Mutex<Stats>>;
 
+/// The counters behind a handle.
+pub fn read_stats(stats: &SharedStats) -> Stats {
+    stats.lock().map_or_else(|broken| *broken.into_inner(), |stats| *stats)
+}
+
 impl Local {
     /// Serves the records of `catalog` from `store`.
     pub fn new(catalog: Arc<Catalog>, store: Store) -> Self {

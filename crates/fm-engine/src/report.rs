@@ -235,10 +235,7 @@ fn verdict(
         let more = missing.min(2_000_000_000);
         let saved = wait_share * again * more as f64 / missing as f64;
         let gain = 100.0 * saved / (1.0 - saved);
-        return format!(
-            "bound by disk; {} more memory would give about +{gain:.0} %",
-            Bytes(more)
-        );
+        return format!("bound by disk; {} more memory would give about +{gain:.0} %", Bytes(more));
     }
     match (memory, limits.memory_bytes_per_s) {
         (Some(used), Some(limit)) if used > MEMORY_SHARE * limit => {

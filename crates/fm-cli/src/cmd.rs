@@ -1,0 +1,55 @@
+//! One file per command.
+
+mod inspect;
+mod logits;
+mod plan;
+mod run;
+
+use clap::{ArgMatches, Command};
+
+use crate::version;
+
+/// The whole command line.
+pub(crate) fn command() -> Command {
+    Command::new("flash-moe")
+        .version(env!("CARGO_PKG_VERSION"))
+        .long_version(version::long())
+        .about("Runs Mixture-of-Experts language models far larger than memory, exactly")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(run::command())
+        .subcommand(plan::command())
+        .subcommand(inspect::command())
+        .subcommand(logits::command())
+}
+
+/// Runs the command that was given.
+pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
+    match matches.subcommand() {
+        Some(("run", matches)) => run::run(matches),
+        Some(("plan", matches)) => plan::run(matches),
+        Some(("inspect", matches)) => inspect::run(matches),
+        Some(("logits", matches)) => logits::run(matches),
+        _ => unreachable!("clap refuses other commands"),
+    }
+}
+
+/// The argument that every command has.
+fn model_arg() -> clap::Arg {
+    clap::Arg::new("model")
+        .value_name("MODEL")
+        .help("Directory of a checkpoint as published, or of a converted model")
+        .required(true)
+        .value_parser(clap::value_parser!(std::path::PathBuf))
+}
+
+fn json_arg() -> clap::Arg {
+    clap::Arg::new("json")
+        .long("json")
+        .help("Print one JSON object instead of text")
+        .action(clap::ArgAction::SetTrue)
+}
+
+fn model_dir(matches: &ArgMatches) -> &std::path::Path {
+    matches.get_one::<std::path::PathBuf>("model").expect("clap requires it")
+}

@@ -1,0 +1,174 @@
+//! `inspect`: what a model is made of.
+
+use std::collections::BTreeMap;
+
+use clap::{ArgMatches, Command};
+use fm_engine::{EngineError, bytes::Bytes};
+use fm_format::source::Checkpoint;
+use fm_model::{
+    arch::describe,
+    footprint::{Footprint, for_each_tensor},
+    spec::ModelSpec,
+};
+use serde::Serialize;
+
+use super::{json_arg, model_arg, model_dir};
+use crate::console;
+
+pub(super) fn command() -> Command {
+    Command::new("inspect")
+        .about("Show family, layers, experts, formats and bytes of a model")
+        .arg(model_arg())
+        .arg(json_arg())
+}
+
+/// Tensors of one class and one format.
+#[derive(Debug, Default, Serialize)]
+struct Row {
+    class: &'static str,
+    format: &'static str,
+    bits_per_weight: f64,
+    tensors: usize,
+    weights: u64,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Inspection {
+    schema: &'static str,
+    model: String,
+    model_type: &'static str,
+    layers: usize,
+    attention_layers: usize,
+    delta_net_layers: usize,
+    moe_layers: usize,
+    experts: usize,
+    top_k: usize,
+    hidden: usize,
+    vocab: usize,
+    context: u32,
+    bytes: u64,
+    active_bytes_per_token: u64,
+    active_expert_bytes_per_token: u64,
+    kv_bytes_per_token: u64,
+    recurrent_bytes_per_session: u64,
+    tensors: Vec<Row>,
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    let dir = model_dir(matches);
+    let checkpoint = Checkpoint::open(dir).map_err(EngineError::from)?;
+    let spec = describe(&checkpoint).map_err(EngineError::from)?;
+    let inspection = inspect(dir.display().to_string(), &spec);
+    if matches.get_flag("json") { console::print_json(&inspection) } else { print(&inspection) }
+}
+
+fn inspect(model: String, spec: &ModelSpec) -> Inspection {
+    let footprint = Footprint::of(spec, None);
+    let tensors = rows(spec);
+    let moe_layers = spec.catalog.layers.iter().flatten();
+    Inspection {
+        schema: "flash-moe.inspect/1",
+        model,
+        model_type: spec.model_type,
+        layers: spec.layers.len(),
+        attention_layers: spec.attention_layers().count(),
+        delta_net_layers: spec.delta_layers().count(),
+        moe_layers: moe_layers.clone().count(),
+        experts: moe_layers.map(|layer| layer.records.len()).max().unwrap_or(0),
+        top_k: spec.moe_dims(None).top_k,
+        hidden: spec.hidden,
+        vocab: spec.vocab,
+        context: spec.context_max,
+        bytes: tensors.iter().map(|row| row.bytes).sum(),
+        active_bytes_per_token: footprint.active,
+        active_expert_bytes_per_token: footprint.active_experts,
+        kv_bytes_per_token: footprint.kv_block / fm_engine::KV_BLOCK_TOKENS,
+        recurrent_bytes_per_session: footprint.recurrent,
+        tensors,
+    }
+}
+
+/// Every matrix by class and format, and all small tensors together.
+fn rows(spec: &ModelSpec) -> Vec<Row> {
+    let mut rows = BTreeMap::<(&'static str, &'static str), Row>::new();
+    let mut add = |class, shape: fm_format::record::MatrixShape, count: usize| {
+        let row = rows.entry((class, shape.format.name)).or_default();
+        let (weights, bytes) = ((shape.rows * shape.cols) as u64, shape.bytes() as u64);
+        row.class = class;
+        row.format = shape.format.name;
+        row.bits_per_weight = shape.format.bits_per_weight();
+        row.tensors += count;
+        row.weights += weights * count as u64;
+        row.bytes += bytes * count as u64;
+    };
+    for layer in spec.catalog.layers.iter().flatten() {
+        for shape in [layer.layout.gate, layer.layout.up, layer.layout.down] {
+            add("routed experts", shape, layer.records.len());
+        }
+    }
+    let (mut small, mut values) = (0, 0);
+    for_each_tensor(
+        spec,
+        &mut |matrix| add(class_of(&matrix.name), matrix.shape, 1),
+        &mut |vector| {
+            small += 1;
+            values += vector.len as u64;
+        },
+    );
+    let mut rows: Vec<Row> = rows.into_values().collect();
+    rows.push(Row {
+        class: "norms and the like",
+        format: "f32",
+        bits_per_weight: 32.0,
+        tensors: small,
+        weights: values,
+        bytes: 4 * values,
+    });
+    rows
+}
+
+/// Class of a trunk matrix, by the name of its module.
+fn class_of(name: &str) -> &'static str {
+    const CLASSES: [(&str, &str); 7] = [
+        ("embed_tokens", "embedding"),
+        ("lm_head", "head"),
+        ("shared_expert", "shared experts"),
+        ("self_attn", "attention"),
+        ("linear_attn", "delta net"),
+        (".mlp.gate", "routers"),
+        (".mlp.", "dense networks"),
+    ];
+    let dense = name.ends_with("_proj") && !name.contains("shared_expert");
+    let found =
+        CLASSES.iter().find(|(part, class)| name.contains(part) && !(dense && *class == "routers"));
+    found.map_or("other", |row| row.1)
+}
+
+fn print(inspection: &Inspection) -> anyhow::Result<()> {
+    let i = inspection;
+    println!("{} · {} · {}", i.model, i.model_type, Bytes(i.bytes));
+    println!(
+        "  {} layers ({} attention, {} delta net), hidden {}, vocabulary {}, context {}",
+        i.layers, i.attention_layers, i.delta_net_layers, i.hidden, i.vocab, i.context
+    );
+    println!("  {} layers with {} experts, {} per token", i.moe_layers, i.experts, i.top_k);
+    println!(
+        "  {} read per token, {} of it routed experts; {} of keys and values per token",
+        Bytes(i.active_bytes_per_token),
+        Bytes(i.active_expert_bytes_per_token),
+        Bytes(i.kv_bytes_per_token)
+    );
+    println!("\n  {:<20} {:<16} {:>6} {:>8} {:>10}", "class", "format", "bits", "tensors", "bytes");
+    for row in &i.tensors {
+        println!(
+            "  {:<20} {:<16} {:>6.2} {:>8} {:>10}",
+            row.class,
+            row.format,
+            row.bits_per_weight,
+            row.tensors,
+            Bytes(row.bytes).to_string()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! `logits`: the model's raw output for given tokens, to compare with other implementations.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    ops::ControlFlow,
+    path::PathBuf,
+};
+
+use anyhow::Context;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use fm_engine::{Engine, EngineError, Load, options::ENGINE};
+use fm_format::key::LayerIndex;
+use fm_model::runner::{Batch, Row, RowInput, Wants};
+use serde_json::json;
+
+use super::{model_arg, model_dir};
+use crate::{
+    flags::{self, Usage},
+    places,
+};
+
+/// Rows whose logits are in memory at once.
+const ROWS: usize = 16;
+
+pub(super) fn command() -> Command {
+    let command = Command::new("logits")
+        .about("Write logits of given tokens to a safetensors file")
+        .long_about(
+            "Writes `logits`, f32 [tokens, vocab], row i after token i, to a safetensors file; \
+             with --hidden also `hidden`, f32 [tokens, hidden], the residual stream after a layer.",
+        )
+        .arg(model_arg())
+        .arg(
+            Arg::new("prompt-tokens")
+                .long("prompt-tokens")
+                .value_name("IDS")
+                .help("The tokens, as 5,17,9")
+                .required(true),
+        )
+        .arg(
+            Arg::new("out")
+                .long("out")
+                .value_name("FILE")
+                .help("Where to write")
+                .required(true)
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(
+            Arg::new("hidden")
+                .long("hidden")
+                .value_name("LAYER")
+                .help("Also write the residual stream after this layer, counted from 0")
+                .value_parser(value_parser!(u16)),
+        );
+    flags::add(command, &ENGINE, "Engine")
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    let text: &String = matches.get_one("prompt-tokens").expect("clap requires it");
+    let tokens = flags::parse_tokens(text).map_err(Usage)?;
+    if tokens.is_empty() {
+        return Err(EngineError::EmptyPrompt.into());
+    }
+    let options = flags::engine_options(matches)?;
+    let load = Load { sessions: 1, logits_rows: ROWS };
+    let mut engine = Engine::open(model_dir(matches), &options, load, &places::places())?;
+    let context = engine.plan.context;
+    if tokens.len() > context as usize {
+        return Err(EngineError::PromptTooLong { tokens: tokens.len(), context }.into());
+    }
+    let layer = matches.get_one::<u16>("hidden").copied();
+    if let Some(layer) = layer.filter(|layer| usize::from(*layer) >= engine.layers) {
+        let layers = engine.layers;
+        return Err(
+            Usage(format!("--hidden {layer}: the model has layers 0 to {}", layers - 1)).into()
+        );
+    }
+    let path: &PathBuf = matches.get_one("out").expect("clap requires it");
+    write(&mut engine, &tokens, layer, path).with_context(|| format!("writing {}", path.display()))
+}
+
+/// Writes the file row by row: long outputs do not fit memory.
+fn write(
+    engine: &mut Engine,
+    tokens: &[u32],
+    layer: Option<u16>,
+    path: &PathBuf,
+) -> anyhow::Result<()> {
+    let (vocab, hidden) = (engine.runner.vocab(), engine.hidden);
+    let logits_bytes = 4 * tokens.len() * vocab;
+    let mut header = json!({
+        "logits": {"dtype": "F32", "shape": [tokens.len(), vocab], "data_offsets": [0, logits_bytes]},
+    });
+    if layer.is_some() {
+        let end = logits_bytes + 4 * tokens.len() * hidden;
+        header["hidden"] = json!({
+            "dtype": "F32", "shape": [tokens.len(), hidden], "data_offsets": [logits_bytes, end],
+        });
+    }
+    let mut header = header.to_string();
+    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    let mut file = BufWriter::new(File::create(path)?);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+
+    let session = engine.runner.open(engine.plan.context).map_err(EngineError::from)?;
+    let rows_max = engine.runner.logits_rows_max().min(engine.runner.rows_max());
+    let mut streams = Vec::new();
+    for (i, chunk) in tokens.chunks(rows_max).enumerate() {
+        let wants = Wants { logits: true, hidden: layer.is_some(), checkpoint: false };
+        let rows = (i * rows_max..).zip(chunk).map(|(position, token)| Row {
+            session,
+            input: RowInput::Token(*token),
+            position: position as u32,
+            wants,
+        });
+        let batch = Batch { rows: rows.collect(), hidden_layer: layer.map(LayerIndex) };
+        let output = engine
+            .runner
+            .step(&batch, &mut |_| ControlFlow::Continue(()))
+            .map_err(EngineError::from)?;
+        if let Some(spoiled) = output.spoiled.into_iter().next() {
+            return Err(EngineError::from(spoiled.reason).into());
+        }
+        for value in output.logits {
+            file.write_all(&value.to_le_bytes())?;
+        }
+        streams.extend_from_slice(output.hidden);
+    }
+    for value in streams {
+        file.write_all(&value.to_le_bytes())?;
+    }
+    file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+    Ok(())
+}

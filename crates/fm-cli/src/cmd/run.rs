@@ -1,0 +1,371 @@
+//! `run`: a prompt in, an answer out, a report at the end.
+
+use std::{
+    fs,
+    io::{self, IsTerminal, Read},
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::Context;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use fm_engine::{
+    Engine, EngineError, Load, Places,
+    generate::{Event, Generated, Generation, Request},
+    limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory},
+    options::{ENGINE, SAMPLING},
+    report::{Report, RunOutput, SCHEMA, Timing},
+    session::Conversation,
+};
+use fm_text::{Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
+
+use super::{json_arg, model_arg, model_dir};
+use crate::{
+    console::{self, AnswerStream, Unit},
+    flags::{self, Usage},
+    places,
+};
+
+/// Prompts shorter than this are over before a progress bar is understood.
+const PROGRESS_TOKENS: u64 = 64;
+
+pub(super) fn command() -> Command {
+    let switch = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).help(help).action(ArgAction::SetTrue)
+    };
+    let valued = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    let command = Command::new("run")
+        .about("Answer a prompt")
+        .arg(model_arg())
+        .arg(valued("prompt", "TEXT", "What to say; `-` reads stdin").short('p'))
+        .arg(
+            valued(
+                "prompt-file",
+                "FILE",
+                "Take the prompt from a file, bytes as they are; `-` is stdin",
+            )
+            .conflicts_with("prompt"),
+        )
+        .arg(
+            valued("prompt-tokens", "IDS", "Start from these tokens, as 5,17,9")
+                .conflicts_with_all(["prompt", "prompt-file", "system", "raw"]),
+        )
+        .arg(switch("raw", "Continue the prompt as it stands, without the chat template"))
+        .arg(valued("system", "FILE", "Take the system message from a file").conflicts_with("raw"))
+        .arg(
+            valued("max-tokens", "N", "Tokens to generate [default: until the model ends]")
+                .alias("tokens")
+                .value_parser(value_parser!(usize)),
+        )
+        .arg(
+            valued("stop", "TEXT", "End the answer before this text; may be given several times")
+                .action(ArgAction::Append),
+        )
+        .arg(switch("think", "Let the model think first").conflicts_with("no-think"))
+        .arg(switch("no-think", "Let the model answer at once"))
+        .arg(
+            valued("think-budget", "N", "Close the thinking block after N tokens")
+                .value_parser(value_parser!(usize)),
+        )
+        .arg(
+            valued("session", "FILE", "Continue the conversation in FILE, and save it there")
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(switch("timing", "Show where the time went, by phase and kind of layer"))
+        .arg(switch("quiet", "Print the answer only").short('q'))
+        .arg(json_arg())
+        .arg(switch("greedy", "Always take the most likely token").help_heading("Sampling"));
+    flags::add(flags::add(command, &SAMPLING, "Sampling"), &ENGINE, "Engine")
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    let places = places::places();
+    let options = flags::engine_options(matches)?;
+    let input = Input::read(matches)?;
+    let mut engine = Engine::open(model_dir(matches), &options, Load::default(), &places)?;
+    warn(&engine);
+    let (mut conversation, session) = continue_or_open(&mut engine, matches)?;
+    let prompt = tokens_of(&engine, matches, &input, &mut conversation)?;
+    let session = reuse(&mut engine, session, &conversation, &prompt)?;
+    let tags = ThinkingTags::new("<think>", "</think>").map_err(EngineError::from)?;
+    let request = Request {
+        thinking: prompt
+            .text
+            .as_ref()
+            .map_or(ThinkingState::None, |text| tags.state_at_end_of(text)),
+        prompt: prompt.tokens,
+        sampling: flags::sampling(matches, engine.generation.sampling())?,
+        max_tokens: matches.get_one("max-tokens").copied(),
+        eos: engine.eos.clone(),
+        stop: matches.get_many("stop").map_or_else(Vec::new, |stops| stops.cloned().collect()),
+        think_budget: matches.get_one("think-budget").copied(),
+        context: engine.plan.context,
+    };
+    let prompt_tokens = request.prompt.clone();
+    let generated = generate(&mut engine, session, request, matches.get_flag("json"))?;
+    save(&mut engine, matches, conversation, &prompt_tokens, &generated, session)?;
+    let report = report(&engine, &generated, &places);
+    if matches.get_flag("json") {
+        return console::print_json(&RunOutput {
+            schema: SCHEMA,
+            model: engine.dir.display().to_string(),
+            prompt_tokens,
+            tokens: generated.tokens,
+            text: generated.text,
+            thinking: generated.thinking,
+            finish_reason: generated.finish.name(),
+            report,
+        });
+    }
+    if generated.text.is_none() {
+        let numbers: Vec<String> = generated.tokens.iter().map(u32::to_string).collect();
+        println!("{}", numbers.join(","));
+    }
+    if !matches.get_flag("quiet") {
+        eprintln!("\n{report}");
+    }
+    if matches.get_flag("timing") {
+        print_timing(&report.timing);
+    }
+    Ok(())
+}
+
+/// What the user gave as prompt.
+enum Input {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Input {
+    fn read(matches: &ArgMatches) -> anyhow::Result<Self> {
+        if let Some(tokens) = matches.get_one::<String>("prompt-tokens") {
+            return Ok(Self::Tokens(flags::parse_tokens(tokens).map_err(Usage)?));
+        }
+        if let Some(text) = matches.get_one::<String>("prompt").filter(|text| *text != "-") {
+            return Ok(Self::Text(text.clone()));
+        }
+        let file = matches.get_one::<String>("prompt-file").filter(|file| *file != "-");
+        let bytes = match file {
+            Some(file) => fs::read(file).with_context(|| format!("reading {file}"))?,
+            None => {
+                let asked = matches.contains_id("prompt") || matches.contains_id("prompt-file");
+                if !asked && io::stdin().is_terminal() {
+                    return Err(EngineError::EmptyPrompt.into());
+                }
+                let mut bytes = Vec::new();
+                io::stdin().read_to_end(&mut bytes).context("reading stdin")?;
+                bytes
+            }
+        };
+        String::from_utf8(bytes).map(Self::Text).context("the prompt is not UTF-8")
+    }
+}
+
+fn warn(engine: &Engine) {
+    for lossy in &engine.lossy {
+        eprintln!("warning: lossy: {lossy}");
+    }
+    if let Some(fallback) = &engine.reader.fallback {
+        eprintln!("note: reading through {}: {fallback}", engine.reader.kind.name());
+    }
+}
+
+type Session = fm_model::runner::SessionId;
+
+/// The conversation of `--session`, if the file is there, and its session.
+fn continue_or_open(
+    engine: &mut Engine,
+    matches: &ArgMatches,
+) -> anyhow::Result<(Conversation, Option<Session>)> {
+    match matches.get_one::<PathBuf>("session").filter(|path| path.exists()) {
+        Some(path) => {
+            let (conversation, session) = Conversation::load(engine, path)?;
+            Ok((conversation, Some(session)))
+        }
+        None => Ok((Conversation::default(), None)),
+    }
+}
+
+/// A prompt as the model sees it.
+struct Prompt {
+    tokens: Vec<u32>,
+    /// The rendered text, if there is one.
+    text: Option<String>,
+}
+
+fn tokens_of(
+    engine: &Engine,
+    matches: &ArgMatches,
+    input: &Input,
+    conversation: &mut Conversation,
+) -> anyhow::Result<Prompt> {
+    let text = match input {
+        Input::Tokens(tokens) => {
+            let tokens = [conversation.tokens.as_slice(), tokens].concat();
+            return Ok(Prompt { tokens, text: None });
+        }
+        Input::Text(text) if text.is_empty() => return Err(EngineError::EmptyPrompt.into()),
+        Input::Text(text) => text,
+    };
+    let dir = || engine.dir.clone();
+    let tokenizer =
+        engine.tokenizer.as_ref().ok_or_else(|| EngineError::NoTokenizer { dir: dir() })?;
+    if matches.get_flag("raw") {
+        let tokens = tokenizer.encode(text, SpecialTokens::Parse).map_err(EngineError::from)?;
+        let tokens = [conversation.tokens.as_slice(), &tokens].concat();
+        return Ok(Prompt { tokens, text: Some(text.clone()) });
+    }
+    let template =
+        engine.template.as_ref().ok_or_else(|| EngineError::NoTemplate { dir: dir() })?;
+    if let Some(file) = matches.get_one::<String>("system") {
+        let system = fs::read_to_string(file).with_context(|| format!("reading {file}"))?;
+        conversation.messages.retain(|message| message.role != "system");
+        conversation.messages.insert(0, Message::new("system", system));
+    }
+    conversation.messages.push(Message::new("user", text.as_str()));
+    let enable_thinking = match (matches.get_flag("think"), matches.get_flag("no-think")) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    };
+    let request = RenderRequest { enable_thinking, ..RenderRequest::new(&conversation.messages) };
+    let rendered = template.render(&request).map_err(EngineError::from)?;
+    let tokens = tokenizer.encode(&rendered, SpecialTokens::Parse).map_err(EngineError::from)?;
+    Ok(Prompt { tokens, text: Some(rendered) })
+}
+
+/// The saved session if the prompt continues it token by token, else a fresh one: a template may
+/// write earlier turns differently than they were generated.
+fn reuse(
+    engine: &mut Engine,
+    session: Option<Session>,
+    conversation: &Conversation,
+    prompt: &Prompt,
+) -> anyhow::Result<Session> {
+    if let Some(session) = session {
+        let held = engine.runner.position(session).map_err(EngineError::from)? as usize;
+        let continues = held < prompt.tokens.len()
+            && conversation.tokens.get(..held) == prompt.tokens.get(..held);
+        if continues {
+            return Ok(session);
+        }
+        eprintln!("note: the template changed earlier turns, so the conversation is computed anew");
+        engine.runner.close(session);
+    }
+    Ok(engine.runner.open(engine.plan.context).map_err(EngineError::from)?)
+}
+
+/// Set by Ctrl-C: the text ends cleanly, with its report.
+fn interrupted() -> Arc<AtomicBool> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let handler = Arc::clone(&flag);
+    let installed = ctrlc::set_handler(move || {
+        if handler.swap(true, Ordering::SeqCst) {
+            #[allow(clippy::exit)] // the second Ctrl-C does not wait for anything
+            std::process::exit(130);
+        }
+    });
+    // Without a handler, Ctrl-C ends the program the hard way.
+    drop(installed);
+    flag
+}
+
+fn generate(
+    engine: &mut Engine,
+    session: Session,
+    request: Request,
+    silent: bool,
+) -> anyhow::Result<Generated> {
+    let stop = interrupted();
+    let mut answer = AnswerStream::new();
+    let bar = console::progress("reading the prompt", Unit::Share);
+    let mut failed = None;
+    let stats = engine.stats_handle();
+    let read_stats = || fm_engine::local::read_stats(&stats);
+    let generation = Generation::new(
+        engine.runner.as_mut(),
+        session,
+        request,
+        engine.tokenizer.as_ref(),
+        &read_stats,
+    )?;
+    let generated = generation.run(&mut |event| {
+        match event {
+            Event::Prefill { done, total } => {
+                if total > PROGRESS_TOKENS && !silent {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                }
+            }
+            Event::Token(_) => bar.finish_and_clear(),
+            Event::Text(..) if silent => {}
+            Event::Text(channel, text) => {
+                if let Err(error) = answer.show(channel, text) {
+                    failed = Some(error);
+                    return ControlFlow::Break(());
+                }
+            }
+        }
+        if stop.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    bar.finish_and_clear();
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    if !silent {
+        answer.end()?;
+    }
+    Ok(generated)
+}
+
+fn save(
+    engine: &mut Engine,
+    matches: &ArgMatches,
+    mut conversation: Conversation,
+    prompt: &[u32],
+    generated: &Generated,
+    session: Session,
+) -> anyhow::Result<()> {
+    let Some(path) = matches.get_one::<PathBuf>("session") else { return Ok(()) };
+    let mut answer = Message::new("assistant", generated.text.clone().unwrap_or_default());
+    answer.reasoning_content.clone_from(&generated.thinking);
+    if !conversation.messages.is_empty() {
+        conversation.messages.push(answer);
+    }
+    let tokens = [prompt, &generated.tokens].concat();
+    Conversation::new(conversation.messages, tokens).save(engine, session, Path::new(path))?;
+    Ok(())
+}
+
+fn report(engine: &Engine, generated: &Generated, places: &Places) -> Report {
+    let room = engine.plan.budget.saturating_sub(engine.plan.total());
+    let memory =
+        if room >= MEMORY_PROBE_BYTES as u64 { ProbeMemory::Allocate } else { ProbeMemory::Leave };
+    let limits = Limits::get(&engine.files, engine.threads, memory, places.cache_dir.as_deref());
+    Report::new(engine, generated, limits, &places.root)
+}
+
+fn print_timing(timing: &Timing) {
+    eprintln!(
+        "\n{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "seconds", "total", "attention", "delta_net", "moe", "wait", "mlp", "head"
+    );
+    for (name, phase) in [("prefill", timing.prefill), ("decode", timing.decode)] {
+        eprintln!(
+            "{name:>10} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3}",
+            phase.total_s,
+            phase.attention_s,
+            phase.delta_net_s,
+            phase.moe_s,
+            phase.wait_s,
+            phase.mlp_s,
+            phase.head_s
+        );
+    }
+}

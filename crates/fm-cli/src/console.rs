@@ -1,0 +1,102 @@
+//! What people see: the answer on stdout, everything else on stderr, colour only on a terminal.
+
+use std::io::{self, IsTerminal, Write};
+
+use fm_engine::EngineError;
+use fm_text::Channel;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+const DIM: &str = "\x1b[2m";
+const RESET: &str = "\x1b[0m";
+
+/// Prints a streamed answer.
+#[derive(Debug)]
+pub(crate) struct AnswerStream {
+    colour: bool,
+    latest: Option<Channel>,
+    ends_with_newline: bool,
+}
+
+impl AnswerStream {
+    pub(crate) fn new() -> Self {
+        Self { colour: io::stderr().is_terminal(), latest: None, ends_with_newline: true }
+    }
+
+    /// Shows a piece of text where its channel belongs.
+    pub(crate) fn show(&mut self, channel: Channel, text: &str) -> io::Result<()> {
+        if self.latest == Some(Channel::Thinking) && channel == Channel::Answer {
+            // The answer starts on a line of its own where both meet on one screen.
+            eprintln!();
+        }
+        self.latest = Some(channel);
+        match channel {
+            Channel::Thinking if self.colour => eprint!("{DIM}{text}{RESET}"),
+            Channel::Thinking => eprint!("{text}"),
+            Channel::Answer => {
+                self.ends_with_newline = text.ends_with('\n');
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(text.as_bytes())?;
+                stdout.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the last line.
+    pub(crate) fn end(&self) -> io::Result<()> {
+        match self.latest {
+            Some(Channel::Answer) if !self.ends_with_newline => writeln!(io::stdout()),
+            Some(Channel::Thinking) => {
+                eprintln!();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A progress bar on stderr, invisible where stderr is no terminal.
+pub(crate) fn progress(what: &'static str, unit: Unit) -> ProgressBar {
+    let amounts = match unit {
+        Unit::Share => "{percent:>3} %",
+        Unit::Bytes => "{bytes} of {total_bytes} · {bytes_per_sec}",
+    };
+    let template = format!("{{msg}} {{wide_bar:.cyan}} {amounts} · {{eta}} left");
+    let style = ProgressStyle::with_template(&template)
+        .expect("the template is ours")
+        .progress_chars("━╸ ");
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
+    bar.set_style(style);
+    bar.set_message(what);
+    bar
+}
+
+/// What a progress bar counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unit {
+    Share,
+    Bytes,
+}
+
+/// What may help against an error.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<&'static str> {
+    error.chain().find_map(|cause| cause.downcast_ref::<EngineError>()?.hint())
+}
+
+/// Whoever reads our output has gone: no error, `head` does that.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    io_errors.into_iter().any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Prints a value as JSON, on one line for programs, indented for people.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    if stdout.is_terminal() {
+        serde_json::to_writer_pretty(&mut stdout, value)?;
+    } else {
+        serde_json::to_writer(&mut stdout, value)?;
+    }
+    writeln!(stdout)?;
+    Ok(())
+}

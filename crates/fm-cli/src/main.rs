@@ -1,0 +1,30 @@
+//! The command line: flags in, text out. Everything else is in the crates below.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod cmd;
+mod config;
+mod console;
+mod flags;
+mod places;
+mod version;
+
+use std::process::ExitCode;
+
+/// Failure of the work; usage errors are clap's and end with 2.
+const FAILED: u8 = 1;
+
+fn main() -> ExitCode {
+    let matches = cmd::command().get_matches();
+    match cmd::dispatch(&matches) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if console::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            if let Some(hint) = console::hint(&error) {
+                eprintln!("hint: {hint}");
+            }
+            ExitCode::from(if error.is::<flags::Usage>() { 2 } else { FAILED })
+        }
+    }
+}
