@@ -1,0 +1,250 @@
+//! A disk that is short, failing or lying, under a whole model: an error with an address, no token
+//! from wrong bytes, and the next request is served.
+
+use std::{
+    io,
+    ops::ControlFlow,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use fm_engine::local::Local;
+use fm_format::{
+    record::{Catalog, FileIndex},
+    source::{Checkpoint, Files},
+};
+use fm_kernels::cpu::Cpu;
+use fm_model::{
+    Runner,
+    arch::describe,
+    decoder::{Decoder, DecoderOptions},
+    load::Loader,
+    model_runner::{ModelRunner, RunnerOptions},
+    runner::{Batch, SessionId, SpoiledReason},
+    spec::ModelSpec,
+};
+use fm_store::{
+    CHUNK_BYTES, PolicyKind, Store, StoreOptions,
+    reader::{
+        Access, Disk,
+        memory::{Memory, MemoryDisk},
+    },
+};
+use fm_testkit::golden::golden_dir;
+
+use crate::harness::{bits, row};
+
+/// What the disk does from a given access on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Error,
+    Short,
+    FlippedBit,
+}
+
+/// Counts accesses; from the `first` on, `count` of them go wrong, unless it has been mended.
+struct FaultyDisk {
+    disk: MemoryDisk,
+    fault: Fault,
+    accesses: Accesses,
+    first: u64,
+    count: u64,
+}
+
+/// Accesses so far; setting it to [`MENDED`] ends the fault.
+type Accesses = Arc<AtomicU64>;
+
+const MENDED: u64 = 1 << 40;
+
+impl Disk for FaultyDisk {
+    fn access(&self) -> Access {
+        self.disk.access
+    }
+
+    fn read_at(&self, file: FileIndex, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        let access = self.accesses.fetch_add(1, Ordering::SeqCst);
+        let bytes = self.disk.read_at(file, offset, into)?;
+        if !(self.first..self.first.saturating_add(self.count)).contains(&access) {
+            return Ok(bytes);
+        }
+        match self.fault {
+            Fault::Error => Err(io::Error::from_raw_os_error(5)),
+            Fault::Short => Ok(0),
+            Fault::FlippedBit => {
+                into[bytes / 2] ^= 16;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+struct Model {
+    spec: ModelSpec,
+    files: Vec<PathBuf>,
+    contents: Vec<Vec<u8>>,
+}
+
+impl Model {
+    fn open(checksums: bool) -> Self {
+        let checkpoint = Checkpoint::open(&golden_dir("qwen3_5_moe").join("mlx-4bit")).unwrap();
+        let mut spec = describe(&checkpoint).unwrap();
+        if checksums {
+            spec.catalog = Arc::new(with_checksums(&spec.catalog));
+        }
+        let contents = checkpoint.files.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        Self { spec, files: checkpoint.files, contents }
+    }
+
+    /// The model on a disk of which `count` accesses go wrong, and the number of accesses so far.
+    fn on(&self, fault: Fault, first: u64, count: u64) -> (Box<dyn Runner>, Accesses) {
+        let device = Cpu::open(1);
+        let decoder = DecoderOptions { rows_max: 64, logits_rows_max: 64, top_k: None };
+        let files = Files::new(self.files.clone());
+        let loader = Loader { device: &device, files: &files };
+        let loaded = Decoder::load(&loader, &self.spec, decoder).unwrap();
+        let accesses = Arc::new(AtomicU64::new(0));
+        let disk = FaultyDisk {
+            disk: MemoryDisk { files: self.contents.clone(), access: Access::Buffered },
+            fault,
+            accesses: Arc::clone(&accesses),
+            first,
+            count,
+        };
+        let catalog = &self.spec.catalog;
+        let reader = Box::new(Memory::open(catalog, disk, |_| 0).unwrap());
+        let options = StoreOptions {
+            // Few slots: experts are read again and again.
+            budget_bytes: 5 * catalog.layers[0].as_ref().unwrap().layout.bytes() as u64 + 400_000,
+            policy: PolicyKind::Lru,
+            top_k: 2,
+            chunk_bytes: CHUNK_BYTES,
+        };
+        let store = Store::open(catalog, options, reader).unwrap();
+        let local = Local::new(Arc::clone(catalog), store);
+        let options = RunnerOptions { decoder, sessions_max: 3, kv_blocks: 8, fingerprint: 0 };
+        let runner = ModelRunner::new(device, loaded, local, &self.spec, options).unwrap();
+        (Box::new(runner), accesses)
+    }
+}
+
+fn with_checksums(catalog: &Catalog) -> Catalog {
+    let files = Files::new(catalog.files.clone());
+    let mut catalog = catalog.clone();
+    for layer in catalog.layers.iter_mut().flatten() {
+        let sums: Vec<[u64; 2]> = layer
+            .records
+            .iter()
+            .map(|record| {
+                let mut slot = vec![0; layer.layout.bytes()];
+                for piece in &record.pieces {
+                    layer.place(piece, &files.read_extent(piece.extent).unwrap(), &mut slot);
+                }
+                layer.layout.checksums(&slot)
+            })
+            .collect();
+        for (record, sums) in layer.records.iter_mut().zip(sums) {
+            record.checksums = Some(sums);
+        }
+    }
+    catalog
+}
+
+const TOKENS: [u32; 12] = [5, 17, 9, 200, 42, 3, 99, 250, 7, 7, 123, 61];
+
+/// Runs two sessions side by side until something is lost; checks what is left, then goes on.
+fn survive((mut runner, accesses): (Box<dyn Runner>, Accesses), want: &[u32]) -> bool {
+    let runner = runner.as_mut();
+    let sessions = [runner.open(64).unwrap(), runner.open(64).unwrap()];
+    let rows = |session: SessionId, tokens: &[u32]| -> Vec<_> {
+        (0..).zip(tokens).map(|(at, token)| row(session, *token, at)).collect()
+    };
+    let batch = Batch {
+        rows: [rows(sessions[0], &TOKENS), rows(sessions[1], &TOKENS[..1])].concat(),
+        hidden_layer: None,
+    };
+    let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+    let got: Vec<u32> = output.logits.iter().map(|logit| logit.to_bits()).collect();
+    let vocab = want.len() / TOKENS.len();
+    let mut lost = Vec::new();
+    for spoiled in output.spoiled {
+        if let SpoiledReason::Experts(experts) = &spoiled.reason {
+            check_address(experts);
+        }
+        lost.push(spoiled.session);
+    }
+    if !lost.contains(&sessions[0]) {
+        assert!(got[..want.len()] == *want, "a session that lost nothing has its logits");
+    }
+    if !lost.contains(&sessions[1]) && got.len() > want.len() {
+        assert!(got[want.len()..] == want[..vocab]);
+    }
+    for session in sessions {
+        let position = runner.position(session).unwrap();
+        assert_eq!(position == 0, lost.contains(&session), "who lost an expert fell back");
+        runner.close(session);
+    }
+    accesses.store(MENDED, Ordering::SeqCst);
+    // The fault is over: the next request is served.
+    let session = runner.open(64).unwrap();
+    assert!(bits(runner, session, &TOKENS, 12) == want);
+    runner.close(session);
+    !lost.is_empty()
+}
+
+/// Layer, expert, file and offset stand in the chain of causes.
+fn check_address(lost: &fm_model::experts::ExpertsLost) {
+    let mut text = lost.to_string();
+    let mut cause: Option<&dyn std::error::Error> = Some(lost.source.as_ref());
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    for part in ["layer ", "expert ", "model.safetensors"] {
+        assert!(text.contains(part), "`{part}` in: {text}");
+    }
+    assert!(text.contains("offset") || text.contains("checksum"), "{text}");
+}
+
+fn undisturbed(model: &Model) -> (Vec<u32>, u64) {
+    let (mut runner, accesses) = model.on(Fault::Error, u64::MAX, 0);
+    let session = runner.open(64).unwrap();
+    let want = bits(runner.as_mut(), session, &TOKENS, 12);
+    (want, accesses.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_failed_or_short_read_at_any_access_spoils_only_who_needed_it() {
+    let model = Model::open(false);
+    let (want, accesses) = undisturbed(&model);
+    assert!(accesses > 20, "the experts are read in pieces");
+    for fault in [Fault::Error, Fault::Short] {
+        for first in 0..accesses {
+            // More than any number of retries.
+            let model = model.on(fault, first, 10);
+            assert!(survive(model, &want), "{fault:?} at access {first}");
+        }
+    }
+}
+
+#[test]
+fn a_single_failed_read_is_repeated_and_costs_nothing() {
+    let model = Model::open(false);
+    let (want, accesses) = undisturbed(&model);
+    for first in (0..accesses).step_by(5) {
+        let model = model.on(Fault::Error, first, 1);
+        assert!(!survive(model, &want), "access {first}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_caught_wherever_checksums_are_known() {
+    let model = Model::open(true);
+    let (want, accesses) = undisturbed(&model);
+    for first in 0..accesses {
+        let model = model.on(Fault::FlippedBit, first, 40);
+        assert!(survive(model, &want), "access {first}");
+    }
+}

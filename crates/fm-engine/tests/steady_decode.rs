@@ -1,0 +1,49 @@
+//! A steady step allocates nothing: scratch is planned, guards are pooled, batches are reused.
+
+use std::ops::ControlFlow;
+
+use fm_engine::{Engine, Load, Places, options::EngineOptions};
+use fm_model::runner::{Batch, Row, RowInput, Wants};
+use fm_testkit::{
+    counting_alloc::{CountingAlloc, global_allocations},
+    golden::demo_dir,
+};
+
+#[global_allocator]
+static ALLOCATOR: CountingAlloc = CountingAlloc;
+
+fn allocations_of_forty_steps(slots: Option<usize>) -> u64 {
+    let options = EngineOptions {
+        memory: Some(300_000_000),
+        context: Some(256),
+        slots,
+        threads: Some(2),
+        ..EngineOptions::default()
+    };
+    let places = Places { root: "/".into(), cache_dir: None };
+    let mut engine = Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap();
+    let session = engine.runner.open(256).unwrap();
+    let mut batch = Batch::default();
+    let mut before = 0;
+    for position in 0..100 {
+        // Routes settle within the first sixty tokens: slots and tickets have been used by then.
+        if position == 60 {
+            before = global_allocations().count;
+        }
+        batch.rows.clear();
+        batch.rows.push(Row {
+            session,
+            input: RowInput::Token(position * 7 % 50),
+            position,
+            wants: Wants { logits: true, hidden: false, checkpoint: position % 8 == 0 },
+        });
+        engine.runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+    }
+    global_allocations().count - before
+}
+
+#[test]
+fn a_steady_step_allocates_nothing() {
+    assert_eq!(allocations_of_forty_steps(None), 0, "everything in slots");
+    assert_eq!(allocations_of_forty_steps(Some(40)), 0, "experts come and go");
+}
