@@ -53,11 +53,11 @@ impl Class {
     }
 
     /// A slot for a new expert: a free one, or that of the lowest-ranked resident not in use, if
-    /// its rank is `below`.
-    pub(crate) fn take(&mut self, entry: EntryIndex, below: f64) -> Option<Taken> {
+    /// its rank is not above `limit`.
+    pub(crate) fn take(&mut self, entry: EntryIndex, limit: f64) -> Option<Taken> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
-            None => self.victims.take(below, |slot| self.slab.is_idle(slot))?,
+            None => self.victims.take(limit, |slot| self.slab.is_idle(slot))?,
         };
         Some(Taken { slot, evicted: self.occupants[slot as usize].replace(entry) })
     }

@@ -196,36 +196,14 @@ impl Drop for Buffer {
     }
 }
 
-/// Page-aligned memory of one owner: what direct reads land in before their bytes are placed.
-pub(crate) struct Staging(Pages);
-
-impl Staging {
-    /// Maps at least `bytes` bytes.
-    pub(crate) fn open(bytes: usize) -> Result<Self, StoreError> {
-        Pages::map(bytes.max(1)).map(Self)
-    }
-}
-
-impl Deref for Staging {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is zeroed by the kernel and lives as long as `self`, its only owner.
-        unsafe { slice::from_raw_parts(self.0.start.as_ptr(), self.0.bytes) }
-    }
-}
-
-impl DerefMut for Staging {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` keeps the access exclusive.
-        unsafe { slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.bytes) }
-    }
-}
-
-impl fmt::Debug for Staging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Staging({} bytes)", self.0.bytes)
-    }
+/// Buffers for reads whose bytes are placed elsewhere: page-aligned, exclusive, never leased.
+///
+/// `bytes` is a multiple of the page size, or 0 where nothing is ever staged.
+pub(crate) fn staging(bytes: usize, count: usize) -> Result<Vec<Buffer>, StoreError> {
+    let pages = Pages::map((bytes * count).max(1))?;
+    let states = (0..count).map(|_| AtomicU32::new(WRITER)).collect();
+    let chunk = Arc::new(Chunk { pages, slot_bytes: bytes, states });
+    Ok((0..count).map(|at| Buffer { chunk: Arc::clone(&chunk), at }).collect())
 }
 
 /// Zeroed anonymous memory, aligned to 4096 or more.
@@ -244,10 +222,9 @@ unsafe impl Sync for Pages {}
 impl Pages {
     fn map(bytes: usize) -> Result<Self, StoreError> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let (null, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing.
-        let start =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
+        let start = unsafe { mmap_anonymous(null, bytes, access, MapFlags::PRIVATE) };
         let start = start
             .map_err(|errno| StoreError::OutOfMemory { bytes, source: io::Error::from(errno) })?;
         let start = NonNull::new(start.cast()).expect("a mapping is never at address zero");
@@ -256,7 +233,8 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Kernels stream whole records: huge pages spare them most TLB misses. A wish, not a need.
+    /// Kernels stream whole records: huge pages spare them most TLB misses. A wish, not a need;
+    /// direct reads were measured not to care.
     #[cfg(target_os = "linux")]
     fn advise_huge(&self) {
         use rustix::mm::{Advice, madvise};
@@ -271,8 +249,8 @@ impl Pages {
 #[cfg(unix)]
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, unmapped once, and every `Lease`, `Buffer` and
-        // `Staging` that pointed into it kept it alive until now.
+        // SAFETY: mapped by `map` with this length, unmapped once, and every `Lease` and `Buffer`
+        // that pointed into it kept it alive until now.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "the mapping is ours");
     }
@@ -338,9 +316,13 @@ mod tests {
     }
 
     #[test]
-    fn staging_is_aligned_and_writable() {
-        let mut staging = Staging::open(5000).unwrap();
-        staging[4999] = 1;
-        assert!(staging.as_ptr().addr().is_multiple_of(4096));
+    fn staging_is_aligned_writable_and_apart() {
+        let mut buffers = staging(8192, 3).unwrap();
+        assert!(buffers[0].as_ptr().addr().is_multiple_of(4096));
+        for (buffer, byte) in buffers.iter_mut().zip(1..) {
+            buffer.fill(byte);
+        }
+        assert!(buffers.iter().zip(1..).all(|(buffer, byte)| buffer[..] == [byte; 8192]));
+        assert!(staging(0, 2).unwrap()[1].is_empty());
     }
 }

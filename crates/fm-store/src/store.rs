@@ -275,8 +275,8 @@ impl Store {
             let Some((_, entry)) = self.next_absent(ticket) else { return };
             let class = self.entries.layer(self.tickets.get(ticket).layer).class;
             let rank = self.entries[entry].rank;
-            let below = if self.under_way < READ_AHEAD { f64::INFINITY } else { rank };
-            let Some(taken) = self.classes[class].take(entry, below) else { return };
+            let limit = if self.under_way < READ_AHEAD { f64::INFINITY } else { rank };
+            let Some(taken) = self.classes[class].take(entry, limit) else { return };
             self.start(entry, class, taken);
         }
     }

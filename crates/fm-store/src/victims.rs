@@ -52,13 +52,14 @@ impl Victims {
         }
     }
 
-    /// Takes out the slot with the lowest rank among those that may go, if that is `below`.
+    /// Takes out the slot with the lowest rank among those that may go, if that is
+    /// not above `limit`.
     ///
     /// Costs O(log n) for each slot that may not: the few that are leased.
-    pub(crate) fn take(&mut self, below: f64, may_go: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(crate) fn take(&mut self, limit: f64, may_go: impl Fn(u32) -> bool) -> Option<u32> {
         let mut taken = None;
         while let Some(&slot) = self.heap.first() {
-            if self.rank[slot as usize] >= below {
+            if self.rank[slot as usize] > limit {
                 break;
             }
             self.remove(slot);
@@ -123,7 +124,7 @@ mod tests {
     enum Op {
         Insert(u32, u8),
         Remove(u32),
-        Take { below: u8, but_not: u32 },
+        Take { limit: u8, but_not: u32 },
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -131,7 +132,7 @@ mod tests {
             3 => (0..20_u32, any::<u8>()).prop_map(|(slot, rank)| Op::Insert(slot, rank)),
             1 => (0..20_u32).prop_map(Op::Remove),
             1 => (any::<u8>(), 0..20_u32)
-                .prop_map(|(below, but_not)| Op::Take { below, but_not }),
+                .prop_map(|(limit, but_not)| Op::Take { limit, but_not }),
         ]
     }
 
@@ -152,11 +153,11 @@ mod tests {
                         victims.remove(slot);
                         list.retain(|entry| entry.1 != slot);
                     }
-                    Op::Take { below, but_not } => {
+                    Op::Take { limit, but_not } => {
                         list.sort_unstable();
-                        let goes = |entry: &(u8, u32)| entry.1 != but_not && entry.0 < below;
+                        let goes = |entry: &(u8, u32)| entry.1 != but_not && entry.0 <= limit;
                         let expected = list.iter().position(goes).map(|at| list.remove(at).1);
-                        let taken = victims.take(f64::from(below), |slot| slot != but_not);
+                        let taken = victims.take(f64::from(limit), |slot| slot != but_not);
                         prop_assert_eq!(taken, expected);
                     }
                 }

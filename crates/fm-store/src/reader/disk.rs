@@ -123,8 +123,8 @@ fn open_direct(path: &Path) -> Result<File, StoreError> {
     let refused = |source| StoreError::DirectRefused { path: path.to_owned(), source };
     let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?;
-    let mut block = crate::slots::Staging::open(super::steps::BLOCK)?;
-    read_file_at(&file, 0, &mut block).map_err(refused)?;
+    let mut blocks = crate::slots::staging(super::steps::BLOCK, 1)?;
+    read_file_at(&file, 0, &mut blocks[0]).map_err(refused)?;
     Ok(file)
 }
 

@@ -29,7 +29,10 @@ use super::{
     gather::{ATTEMPTS_MAX, CHECKSUM_ATTEMPTS_MAX, Lapse, failure, finish, put, resume_at},
     steps::{Step, Steps, Target, buffer_bytes},
 };
-use crate::{error::StoreError, slots::Staging};
+use crate::{
+    error::StoreError,
+    slots::{self, Buffer},
+};
 
 /// Marks the completion that means "look at the exchange".
 const WAKE: u64 = u64::MAX;
@@ -55,8 +58,7 @@ impl IoUringReader {
         let wake = Arc::new(wake.map_err(|errno| refused(errno.into()))?);
         let exchange = Arc::new(Exchange::new());
         let buffer_bytes = buffer_bytes(catalog, files.access());
-        let staging = (0..depth).map(|_| Staging::open(buffer_bytes));
-        let staging = staging.collect::<Result<Vec<_>, _>>()?;
+        let staging = slots::staging(buffer_bytes, depth)?;
         let parts = RingParts {
             exchange: Arc::clone(&exchange),
             wake: Arc::clone(&wake),
@@ -131,7 +133,7 @@ struct RingParts {
     catalog: Arc<Catalog>,
     files: Files,
     /// One buffer per read. Bound: the depth.
-    staging: Vec<Staging>,
+    staging: Vec<Buffer>,
 }
 
 /// A record that is being read.
@@ -447,7 +449,7 @@ impl Drop for Ring {
 }
 
 /// Tells the kernel about the staging buffers, so that it need not look them up for every read.
-fn register(queue: &IoUring, staging: &mut [Staging]) -> io::Result<()> {
+fn register(queue: &IoUring, staging: &mut [Buffer]) -> io::Result<()> {
     let buffers = staging
         .iter_mut()
         .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });

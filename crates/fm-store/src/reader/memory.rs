@@ -10,7 +10,10 @@ use super::{
     gather::Gather,
     steps::buffer_bytes,
 };
-use crate::{error::StoreError, slots::Staging};
+use crate::{
+    error::StoreError,
+    slots::{self, Buffer},
+};
 
 /// The files of a catalog, in its order.
 #[derive(Clone, Debug)]
@@ -40,7 +43,7 @@ impl Disk for MemoryDisk {
 pub struct Memory<D> {
     disk: D,
     catalog: Arc<Catalog>,
-    staging: Staging,
+    staging: Vec<Buffer>,
     /// Bound: 64 records, which the store keeps.
     queue: VecDeque<Fetch>,
     choose: Box<dyn FnMut(usize) -> usize + Send>,
@@ -56,7 +59,7 @@ impl<D: Disk> Memory<D> {
         disk: D,
         choose: impl FnMut(usize) -> usize + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let staging = Staging::open(buffer_bytes(catalog, disk.access()))?;
+        let staging = slots::staging(buffer_bytes(catalog, disk.access()), 1)?;
         let (catalog, choose) = (Arc::clone(catalog), Box::new(choose));
         Ok(Self { disk, catalog, staging, queue: VecDeque::new(), choose })
     }
@@ -75,13 +78,13 @@ impl<D: Disk> Reader for Memory<D> {
         let mut fetch = self.queue.remove(at).expect("the position is inside the queue");
         let mut transfer = Transfer::default();
         let Self { disk, catalog, staging, .. } = self;
-        let (key, slot) = (fetch.key, &mut fetch.buffer);
+        let (key, slot, staging) = (fetch.key, &mut fetch.buffer, &mut staging[0]);
         let outcome = Gather { disk, catalog, key, slot, staging, transfer: &mut transfer }.read();
         Some(Fetched { fetch, transfer, outcome })
     }
 
     fn staging_bytes(&self) -> u64 {
-        self.staging.len() as u64
+        self.staging[0].len() as u64
     }
 }
 

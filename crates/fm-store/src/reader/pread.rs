@@ -13,7 +13,10 @@ use super::{
     Fetch, Fetched, Reader, Transfer, Wait, disk::Disk, exchange::Exchange, gather::Gather,
     steps::buffer_bytes,
 };
-use crate::{error::StoreError, slots::Staging};
+use crate::{
+    error::StoreError,
+    slots::{self, Buffer},
+};
 
 /// A thread pool over any [`Disk`].
 pub struct Pread {
@@ -40,12 +43,12 @@ impl Pread {
             staging_bytes: (threads * buffer_bytes) as u64,
         };
         let disk = Arc::new(disk);
-        for number in 0..threads {
+        for (number, staging) in slots::staging(buffer_bytes, threads)?.into_iter().enumerate() {
             let mut worker = Worker {
                 exchange: Arc::clone(&reader.exchange),
                 catalog: Arc::clone(catalog),
                 disk: Arc::clone(&disk),
-                staging: Staging::open(buffer_bytes)?,
+                staging,
             };
             let thread = thread::Builder::new().name(format!("read-{number}"));
             let thread = thread.spawn(move || worker.serve());
@@ -90,7 +93,7 @@ struct Worker<D> {
     exchange: Arc<Exchange>,
     catalog: Arc<Catalog>,
     disk: Arc<D>,
-    staging: Staging,
+    staging: Buffer,
 }
 
 impl<D: Disk> Worker<D> {

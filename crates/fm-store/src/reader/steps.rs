@@ -213,5 +213,6 @@ pub(super) fn buffer_bytes(catalog: &Catalog, access: Access) -> usize {
 /// before it is known whether the file system allows direct reads.
 pub fn staging_bytes(catalog: &Catalog, depth: usize) -> u64 {
     let direct = buffer_bytes(catalog, Access::Direct);
-    (depth.clamp(1, super::DEPTH_MAX) * direct.max(buffer_bytes(catalog, Access::Buffered))) as u64
+    let longest = direct.max(buffer_bytes(catalog, Access::Buffered));
+    (depth.clamp(1, super::DEPTH_MAX) * longest) as u64
 }
