@@ -1,12 +1,6 @@
 //! A token whose experts are all resident costs no allocation in the store.
-#![allow(unsafe_code)]
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use fm_format::{
     key::{ExpertIndex, LayerIndex},
@@ -19,30 +13,10 @@ use fm_store::{
     CHUNK_BYTES, Order, PolicyKind, Store, StoreOptions,
     reader::{Access, Reader, memory::Memory, memory::MemoryDisk},
 };
-
-/// Counts what this thread allocates.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: forwards to the system allocator; the count is a plain number of this thread.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` above, that is from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use fm_testkit::counting_alloc::{CountingAlloc, count_allocations};
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOC: CountingAlloc = CountingAlloc;
 
 /// Two layers of eight experts, one file.
 fn catalog() -> Arc<Catalog> {
@@ -90,9 +64,8 @@ fn tokens_of_hits_allocate_nothing() {
             }
         };
         token(&mut store);
-        let before = ALLOCATIONS.with(Cell::get);
-        (0..1000).for_each(|_| token(&mut store));
-        assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0, "{policy:?}");
+        let ((), allocations) = count_allocations(|| (0..1000).for_each(|_| token(&mut store)));
+        assert_eq!(allocations.count, 0, "{policy:?}");
         assert_eq!(store.stats().cold_misses, 8);
         assert_eq!(sum, 1001 * 16);
     }
