@@ -97,7 +97,10 @@ fn check_files(dir: &Path, problems: &mut Vec<String>) {
         if lines > LINES_MAX {
             problems.push(format!("{shown}: {lines} lines, limit {LINES_MAX}"));
         }
-        if EMPTY_NAMES.iter().any(|name| path.ends_with(name)) {
+        let in_tests = path.components().any(|part| part.as_os_str() == "tests");
+        // Cargo takes every other file of `tests/` for a test of its own.
+        let shared_by_tests = in_tests && path.ends_with("mod.rs");
+        if !shared_by_tests && EMPTY_NAMES.iter().any(|name| path.ends_with(name)) {
             problems.push(format!("{shown}: name it after what it holds"));
         }
         let in_source = path.components().any(|part| part.as_os_str() == "src");
@@ -109,7 +112,8 @@ fn check_files(dir: &Path, problems: &mut Vec<String>) {
             problems.push(format!("{shown}: `unsafe` has its own places, see STYLE.md"));
         }
         let reads_environment = text.lines().any(|line| line.contains("env::var"));
-        if reads_environment && !(path.starts_with("crates/fm-cli") || path.starts_with("xtask")) {
+        let may_read = in_tests || path.starts_with("crates/fm-cli") || path.starts_with("xtask");
+        if reads_environment && !may_read {
             problems.push(format!("{shown}: the environment is read in fm-cli only"));
         }
     }
@@ -117,6 +121,8 @@ fn check_files(dir: &Path, problems: &mut Vec<String>) {
 
 fn is_unsafe_code(line: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
+    // What stands between quotes is no code.
+    let code: String = code.split('"').step_by(2).collect();
     code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl")
 }
 

@@ -63,6 +63,6 @@ pub struct NumericsMismatch {
 }
 
 /// The instructions that the CPU backend would use here.
-pub fn cpu_features() -> String {
-    format!("{:?}", fm_kernels::cpu::Level::best())
+pub fn cpu_features() -> &'static str {
+    fm_kernels::cpu::Level::best().name()
 }

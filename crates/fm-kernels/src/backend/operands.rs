@@ -1,0 +1,187 @@
+//! What operations take: matrices, shapes, routes and the places where state lives.
+
+use fm_format::{key::ExpertIndex, record::MatrixShape};
+
+use super::{Backend, View, ViewMut};
+
+/// A weight matrix as it lies in device memory: `[rows, cols]`, rows made of whole blocks.
+#[derive(Debug)]
+pub struct QMatrix<'a, Bytes: ?Sized> {
+    /// `shape.bytes()` bytes.
+    pub bytes: &'a Bytes,
+    /// Rows, columns and format.
+    pub shape: MatrixShape,
+}
+
+// By hand: `derive` would ask for `Bytes: Copy`, and only the borrow is copied.
+impl<Bytes: ?Sized> Clone for QMatrix<'_, Bytes> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Bytes: ?Sized> Copy for QMatrix<'_, Bytes> {}
+
+/// Weights of one expert: gate and up are `[ffn, hidden]`, down is `[hidden, ffn]`.
+#[derive(Debug)]
+pub struct ExpertWeights<'a, Bytes: ?Sized> {
+    /// `gate_proj`.
+    pub gate: QMatrix<'a, Bytes>,
+    /// `up_proj`.
+    pub up: QMatrix<'a, Bytes>,
+    /// `down_proj`.
+    pub down: QMatrix<'a, Bytes>,
+}
+
+/// One row that chose an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertRow {
+    /// Row of the activations.
+    pub row: u32,
+    /// Row of the output.
+    pub target: u32,
+    /// Router weight.
+    pub weight: f32,
+}
+
+/// What becomes of an expert's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// `out[target] = y`, to be combined in ascending expert order afterwards.
+    Store,
+    /// `out[target] += weight · y`, for experts that come in ascending order.
+    Accumulate,
+}
+
+/// Work space of [`Backend::expert_rows`].
+#[derive(Debug)]
+pub struct ExpertScratch<B: Backend> {
+    /// `[rows, ffn]`.
+    pub gate: B::Buf,
+    /// `[rows, ffn]`.
+    pub up: B::Buf,
+    /// Holds `[rows, ffn]`.
+    pub acts: B::Acts,
+    /// `[rows, hidden]`.
+    pub y: B::Buf,
+}
+
+/// How a router chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterSpec {
+    /// Experts per row that are used.
+    pub top_k: usize,
+    /// What the chosen probabilities are divided by.
+    pub scale: RouterScale,
+}
+
+/// What becomes of the chosen probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScale {
+    /// They stay as the softmax over all experts gave them.
+    Plain,
+    /// They are divided by their sum (`norm_topk_prob`).
+    Renormalised,
+}
+
+/// Experts of every row, ascending within a row.
+#[derive(Debug)]
+pub struct Routes<B: Backend> {
+    /// Probabilities of all experts, `[rows, experts]`, for policies and look-ahead.
+    pub scores: B::Buf,
+    /// `top_k` experts per row, ascending.
+    pub ids: Vec<ExpertIndex>,
+    /// Their weights, in the order of `ids`.
+    pub weights: Vec<f32>,
+    /// Experts per row.
+    pub top_k: usize,
+}
+
+/// Rotary position embedding of one layer kind.
+#[derive(Debug)]
+pub struct Rope<'a, Buf> {
+    /// Values of a head; only the first `2 · inv_freq.len()` are rotated.
+    pub head_dim: usize,
+    /// Pairs per head.
+    pub pairs: usize,
+    /// `theta^(-2i / (2 · pairs))`, `[pairs]`.
+    pub inv_freq: &'a Buf,
+    /// Position of every row.
+    pub positions: &'a [u32],
+}
+
+/// Dimensions of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; query head `h` reads `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Values of a query or key head.
+    pub k_dim: usize,
+    /// Values of a value head.
+    pub v_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+}
+
+/// The keys and values of one layer that one session may see.
+///
+/// `keys` is `[blocks, kv_heads, KV_BLOCK_TOKENS, k_dim]`, `values` likewise with `v_dim`; both hold
+/// the blocks of all sessions, and `table[position / KV_BLOCK_TOKENS]` is the block of a position.
+#[derive(Debug)]
+pub struct KvView<'a, Buf> {
+    /// Keys of the layer's pool.
+    pub keys: &'a Buf,
+    /// Values of the layer's pool.
+    pub values: &'a Buf,
+    /// Blocks of this session, by position.
+    pub table: &'a [u32],
+}
+
+/// Dimensions of a gated delta-net layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Key (and query) heads.
+    pub key_heads: usize,
+    /// Value heads; value head `h` reads key head `h / (value_heads / key_heads)`.
+    pub value_heads: usize,
+    /// Values of a key head.
+    pub k_dim: usize,
+    /// Values of a value head.
+    pub v_dim: usize,
+    /// Taps of the convolution.
+    pub conv_taps: usize,
+}
+
+impl DeltaShape {
+    /// Channels of the convolution: queries, keys and values side by side.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.k_dim + self.value_heads * self.v_dim
+    }
+
+    /// Values of the recurrent memory, `[value_heads, v_dim, k_dim]`.
+    pub fn memory_len(&self) -> usize {
+        self.value_heads * self.v_dim * self.k_dim
+    }
+
+    /// Values of the convolution's history, `[conv_taps - 1, channels]`, oldest first.
+    pub fn history_len(&self) -> usize {
+        (self.conv_taps - 1) * self.channels()
+    }
+}
+
+/// Inputs of [`Backend::delta_net`] for the rows of one session.
+#[derive(Debug)]
+pub struct DeltaInputs<'a, Buf> {
+    /// `[rows, channels]`: queries, keys and values after the convolution; queries and keys are
+    /// normalised in place.
+    pub qkv: ViewMut<'a, Buf>,
+    /// `[rows, value_heads]`: decay projection.
+    pub a: View<'a, Buf>,
+    /// `[rows, value_heads]`: write-strength projection.
+    pub b: View<'a, Buf>,
+    /// `-exp(A_log)`, `[value_heads]`.
+    pub neg_a: &'a Buf,
+    /// `[value_heads]`.
+    pub dt_bias: &'a Buf,
+}
