@@ -10,4 +10,5 @@ fn main() {
     let commit = commit.unwrap_or_else(|| "unknown commit".to_owned());
     println!("cargo::rustc-env=FLASH_MOE_COMMIT={commit}");
     println!("cargo::rerun-if-changed=../../.git/HEAD");
+    println!("cargo::rerun-if-changed=../../.git/logs/HEAD");
 }

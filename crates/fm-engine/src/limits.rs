@@ -14,6 +14,11 @@ use fm_format::{
         Catalog, Extent, FileIndex, LayerRecords, MatrixShape, Piece, Place, Record, RecordLayout,
     },
 };
+use fm_kernels::{
+    Backend, DeviceError,
+    backend::{QMatrix, View, ViewMut},
+    cpu::Cpu,
+};
 use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, reader};
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +73,7 @@ impl Limits {
         let limits = Self {
             disk_bytes_per_s: largest(files).and_then(|file| measure_disk(&file).ok().flatten()),
             memory_bytes_per_s: match memory {
-                ProbeMemory::Allocate => Some(measure_memory(threads)),
+                ProbeMemory::Allocate => measure_memory(threads).ok(),
                 ProbeMemory::Leave => None,
             },
             age_s: 0.0,
@@ -158,25 +163,28 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
     Ok(Some(read as f64 / started.elapsed().as_secs_f64()))
 }
 
-/// Bytes per second that `threads` threads read from memory together.
-fn measure_memory(threads: usize) -> f64 {
-    let words: Vec<u64> = vec![1; MEMORY_PROBE_BYTES / 8];
-    let share = words.len() / threads.max(1);
-    let started = Instant::now();
-    let passes = std::thread::scope(|scope| {
-        let sum_until_late = |part: &[u64]| {
-            let mut passes = 0_u64;
-            while started.elapsed() < PROBE_TIME / 2 {
-                let sum = part.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
-                passes += std::hint::black_box(sum).min(1);
-            }
-            passes
-        };
-        let parts = words.chunks_exact(share).take(threads.max(1));
-        let workers: Vec<_> = parts.map(|part| scope.spawn(move || sum_until_late(part))).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap_or(0)).sum::<u64>()
-    });
-    (passes as usize * share * 8) as f64 / started.elapsed().as_secs_f64()
+/// Columns of the probe's matrix: a product with one row does nothing but read.
+const PROBE_COLS: usize = 2048;
+
+/// Bytes per second that `threads` threads read from memory together: the best of a few passes over
+/// a matrix of f32, because whatever else runs on the machine only makes a pass slower.
+fn measure_memory(threads: usize) -> Result<f64, DeviceError> {
+    let format = float_format(FloatKind::F32);
+    let rows = MEMORY_PROBE_BYTES / (4 * PROBE_COLS);
+    let shape = MatrixShape { rows, cols: PROBE_COLS, format };
+    let bytes = vec![0x3C; shape.bytes()];
+    let device = Cpu::open(threads);
+    let mut acts = device.acts(1, PROBE_COLS)?;
+    device.prepare(View::new(&vec![1.0; PROBE_COLS], 1, PROBE_COLS), &mut acts)?;
+    let mut y = device.alloc(rows)?;
+    let (started, mut best) = (Instant::now(), f64::INFINITY);
+    while started.elapsed() < PROBE_TIME / 2 {
+        let pass = Instant::now();
+        let w = QMatrix { bytes: bytes.as_slice(), shape };
+        device.matmul(w, &acts, ViewMut::new(&mut y, 1, rows))?;
+        best = best.min(pass.elapsed().as_secs_f64());
+    }
+    Ok(shape.bytes() as f64 / best)
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl<T> OptionRow<T> {
             name: self.name,
             value: value.to_owned(),
             expected: if choices.is_empty() {
-                format!("it takes {}", self.value)
+                format!("it takes {}: {}", self.value, self.help)
             } else {
                 format!("choose from: {}", choices.join(", "))
             },
@@ -249,7 +249,11 @@ mod tests {
         );
         let row = ENGINE.iter().find(|row| row.name == "threads").unwrap();
         let error = row.apply(&mut EngineOptions::default(), "0").unwrap_err();
-        assert_eq!(error.to_string(), "`0` is no value of --threads; it takes N");
+        assert_eq!(
+            error.to_string(),
+            "`0` is no value of --threads; \
+             it takes N: Threads that compute [default: the physical cores]"
+        );
     }
 
     #[test]

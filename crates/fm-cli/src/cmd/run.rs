@@ -54,7 +54,7 @@ pub(super) fn command() -> Command {
         )
         .arg(
             valued("prompt-tokens", "IDS", "Start from these tokens, as 5,17,9")
-                .conflicts_with_all(["prompt", "prompt-file", "system", "raw"]),
+                .conflicts_with_all(["prompt", "prompt-file", "system"]),
         )
         .arg(switch("raw", "Continue the prompt as it stands, without the chat template"))
         .arg(valued("system", "FILE", "Take the system message from a file").conflicts_with("raw"))

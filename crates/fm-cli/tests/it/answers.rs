@@ -1,0 +1,118 @@
+//! Answers: what goes to stdout, what goes to stderr, and what is kept in a session.
+
+use std::{fs, path::Path};
+
+use fm_testkit::golden::{Golden, golden_dir};
+
+use crate::{flash_moe, stderr, stdout};
+
+const PLAN: [&str; 6] = ["--memory", "300MB", "--threads", "2", "--context", "512"];
+
+fn run(args: &[&str]) -> (String, String) {
+    let output = flash_moe(&[&["run", "models/demo"], args, &PLAN].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    (stdout(&output), stderr(&output))
+}
+
+#[test]
+fn the_answer_alone_is_on_stdout() {
+    let (answer, rest) = run(&["--prompt", "What is the capital of Japan?", "--greedy"]);
+    assert_eq!(answer, "The capital of Japan is Tokyo.\n");
+    for part in ["The user asks", "first token", "hits", "verdict", "logits "] {
+        assert!(rest.contains(part), "{part} in {rest}");
+    }
+    assert!(!rest.contains('\x1b'), "no colours where there is no terminal");
+    let (quiet, rest) =
+        run(&["--prompt", "What is the capital of Japan?", "--greedy", "--no-think", "--quiet"]);
+    assert_eq!((quiet.as_str(), rest.as_str()), ("The capital of Japan is Tokyo.\n", ""));
+}
+
+#[test]
+fn timing_says_where_the_time_went() {
+    let (_, rest) = run(&["--prompt", "Hi", "--max-tokens", "3", "--timing"]);
+    assert!(rest.contains("delta_net") && rest.contains("prefill"), "{rest}");
+}
+
+#[test]
+fn fewer_experts_are_said_to_be_lossy() {
+    let (_, rest) = run(&["--prompt", "Hi", "--max-tokens", "3", "--k", "2"]);
+    assert!(rest.contains("warning: lossy: 2 experts per token instead of 4"), "{rest}");
+    assert!(rest.contains("lossy       2 experts per token instead of 4"), "{rest}");
+}
+
+#[test]
+fn a_conversation_goes_on_in_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk");
+    let session = ["--session", file.to_str().unwrap(), "--greedy", "--no-think", "--quiet"];
+    run(&[&["--prompt", "My name is Nora."], session.as_slice()].concat());
+    let (answer, _) = run(&[&["--prompt", "What is my name?"], session.as_slice()].concat());
+    assert!(answer.contains("Nora"), "{answer}");
+    let raw = ["--raw", "--session", file.to_str().unwrap(), "--greedy", "--max-tokens", "4"];
+    fs::remove_file(&file).unwrap();
+    run(&[&["--prompt", "There once was a"], raw.as_slice()].concat());
+    let (_, rest) = run(&[&["--prompt", " robot"], raw.as_slice()].concat());
+    assert!(rest.contains("prefill"), "{rest}");
+    fs::write(&file, "{}").unwrap();
+    let output =
+        flash_moe(&[&["run", "models/demo", "--prompt", "x"], raw.as_slice(), &PLAN].concat());
+    assert!(stderr(&output).contains("is not a saved session"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_model_without_tokenizer_answers_in_tokens() {
+    let golden = Golden::open(&golden_dir("qwen3_moe").join("golden.safetensors"));
+    let tokens = golden.tokens("tokens");
+    let text = |tokens: &[u32]| tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    // Generation ends at the model's end-of-text token, the recording went on.
+    let eos = 2;
+    let want: Vec<u32> = tokens[24..].iter().copied().take_while(|token| *token != eos).collect();
+    let output = flash_moe(&[
+        "run",
+        "golden/qwen3_moe/hf",
+        "--greedy",
+        "--prompt-tokens",
+        &text(&tokens[..24]),
+        "--max-tokens",
+        "8",
+        "--memory",
+        "300MB",
+        "--quiet",
+    ]);
+    assert_eq!(stdout(&output).trim(), text(&want), "{}", stderr(&output));
+}
+
+#[test]
+fn logits_are_written_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("logits.safetensors");
+    let golden = Golden::open(&golden_dir("qwen3_next").join("golden.safetensors"));
+    let tokens = golden.tokens("tokens");
+    let text: Vec<String> = tokens.iter().map(u32::to_string).collect();
+    let output = flash_moe(&[
+        "logits",
+        "golden/qwen3_next/hf",
+        "--prompt-tokens",
+        &text.join(","),
+        "--out",
+        file.to_str().unwrap(),
+        "--hidden",
+        "2",
+        "--memory",
+        "300MB",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    check(&file, &golden);
+}
+
+fn check(file: &Path, golden: &Golden) {
+    let written = Golden::open(file);
+    let (logits, shape) = written.f32("logits");
+    let want = golden.f32("hf_f32.logits");
+    assert_eq!(shape, want.1);
+    assert!(fm_testkit::compare::max_abs_diff(logits, want.0) < 2e-3);
+    let (hidden, shape) = written.f32("hidden");
+    assert_eq!(shape, [32, 64]);
+    let want = golden.f32("hf_f32.layers.2.out").0;
+    assert!(fm_testkit::compare::max_abs_diff(&hidden[..want.len()], want) < 2e-3);
+}

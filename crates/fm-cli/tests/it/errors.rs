@@ -1,0 +1,94 @@
+//! One line, a hint, an exit code; never a panic.
+
+use std::fs;
+
+use fm_testkit::golden::demo_dir;
+
+use crate::{flash_moe, stderr};
+
+/// Exit code and stderr of an invocation that must fail, with the temporary directory named `TMP`.
+fn failure(args: &[&str], directory: Option<&std::path::Path>) -> String {
+    let output = flash_moe(args);
+    assert!(!output.status.success(), "{args:?}");
+    let text = stderr(&output);
+    assert!(!text.contains("panicked"), "{text}");
+    let code = output.status.code().unwrap();
+    let text = format!("$ flash-moe {}\n{text}[{code}]\n", args.join(" "));
+    match directory {
+        Some(directory) => text.replace(&*directory.to_string_lossy(), "TMP"),
+        None => text,
+    }
+}
+
+#[test]
+fn usage_and_models_that_do_not_fit() {
+    let invocations: &[&[&str]] = &[
+        &["run"],
+        &["run", "models/demo", "--io", "mmap"],
+        &["run", "models/demo", "--prompt", "x", "--threads", "0"],
+        &["run", "models/demo", "--prompt", "x", "--memory", "lots"],
+        &["run", "models/demo", "--prompt", "x", "--temperature", "-1"],
+        &["run", "models/nothing", "--prompt", "x"],
+        &["run", "models/demo", "--prompt", "", "--memory", "300MB"],
+        &["run", "models/demo", "--prompt", "x", "--memory", "9MB"],
+        &["run", "models/demo", "--prompt", "x", "--context", "999999"],
+        &["run", "models/demo", "--prompt-tokens", "1,2048", "--memory", "300MB"],
+        &["run", "models/demo", "--prompt-tokens", "1,x"],
+        &["run", "models/demo", "--prompt", "x", "--k", "99"],
+        &["run", "models/demo", "--prompt", "x", "--device", "cpu", "--numerics", "reference"],
+        &["run", "golden/qwen3_moe/hf", "--prompt", "x", "--memory", "300MB"],
+        &[
+            "logits",
+            "models/demo",
+            "--prompt-tokens",
+            "1",
+            "--out",
+            "/nowhere/x",
+            "--memory",
+            "300MB",
+        ],
+    ];
+    let all: Vec<String> = invocations.iter().map(|args| failure(args, None)).collect();
+    insta::assert_snapshot!("usage_and_models_that_do_not_fit", all.join("\n"));
+}
+
+/// A copy of the demonstration model with one thing changed.
+fn damaged(change: impl FnOnce(&std::path::Path)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(demo_dir()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    change(dir.path());
+    failure(
+        &["run", &dir.path().to_string_lossy(), "--prompt", "x", "--memory", "300MB"],
+        Some(dir.path()),
+    )
+}
+
+fn edit_config(dir: &std::path::Path, from: &str, to: &str) {
+    let path = dir.join("config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "the configuration has {from}");
+    fs::write(path, text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn damaged_checkpoints() {
+    let weights = "model.safetensors";
+    let all = [
+        damaged(|dir| fs::remove_file(dir.join(weights)).unwrap()),
+        damaged(|dir| {
+            let file = fs::OpenOptions::new().write(true).open(dir.join(weights)).unwrap();
+            file.set_len(5_000_000).unwrap();
+        }),
+        damaged(|dir| fs::write(dir.join(weights), [255; 64]).unwrap()),
+        damaged(|dir| fs::write(dir.join("config.json"), "{").unwrap()),
+        damaged(|dir| edit_config(dir, "\"qwen3_5_moe\"", "\"qwen9\"")),
+        damaged(|dir| edit_config(dir, "\"bits\": 4", "\"bits\": 5")),
+        damaged(|dir| edit_config(dir, "\"num_hidden_layers\": 8", "\"num_hidden_layers\": 7")),
+        damaged(|dir| fs::write(dir.join("tokenizer.json"), "{}").unwrap()),
+        damaged(|dir| fs::write(dir.join("chat_template.jinja"), "{% if %}").unwrap()),
+    ];
+    insta::assert_snapshot!("damaged_checkpoints", all.join("\n"));
+}
