@@ -35,6 +35,8 @@ mod lanes;
 mod matmul;
 mod pool;
 #[allow(clippy::inline_always)]
+pub mod probe;
+#[allow(clippy::inline_always)]
 mod rope;
 #[allow(clippy::inline_always)]
 mod vector;
@@ -167,7 +169,7 @@ impl Kernels for Simd {
     }
 
     fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
-        self.level.run(delta_net::Step { step, state, out });
+        self.level.run(delta_net::Step { inputs: step, state, out });
     }
 }
 

@@ -1,6 +1,6 @@
 //! From packed weights to floats, sixteen at a time, exactly as `QuantFormat::decode` gives them.
 
-use half::bf16;
+use std::ops::Range;
 
 use super::lanes::{LANES, Lanes, Sixteen, Work};
 
@@ -15,6 +15,10 @@ pub(super) trait Decoder: Copy + Sync {
     fn runs(self) -> usize;
     /// Reads the header of `block`.
     fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> Self::Head<L>;
+    /// Whether a row may end inside a run.
+    fn may_end_short(self) -> bool {
+        false
+    }
     /// Weights `16 · run ..` of `block`.
     fn decode<L: Lanes>(self, lanes: L, head: Self::Head<L>, block: &[u8], run: usize) -> L::F;
 }
@@ -43,6 +47,10 @@ macro_rules! float_decoder {
                 1
             }
             #[inline(always)]
+            fn may_end_short(self) -> bool {
+                true
+            }
+            #[inline(always)]
             fn head<L: Lanes>(self, _: L, _: &[u8]) {}
             #[inline(always)]
             fn decode<L: Lanes>(self, lanes: L, (): (), block: &[u8], _: usize) -> L::F {
@@ -56,69 +64,80 @@ float_decoder!(F32, 64, f32);
 float_decoder!(F16, 32, f16);
 float_decoder!(Bf16, 32, bf16);
 
-/// MLX affine blocks, see `fm_format::quant::affine`.
+/// MLX affine blocks, see `fm_format::quant::affine`. `GROUP` weights share scale and bias, which
+/// take `HEAD` bytes: 4 if they are bf16, 8 if f32.
 #[derive(Clone, Copy)]
-pub(super) struct Affine<const BITS: usize> {
-    /// Weights that share scale and bias.
-    pub(super) group: usize,
-    /// Bytes of scale and bias: 4 for bf16, 8 for f32.
-    pub(super) head_bytes: usize,
-}
+pub(super) struct Affine<const BITS: usize, const GROUP: usize, const HEAD: usize>;
 
-impl<const BITS: usize> Decoder for Affine<BITS> {
+impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
+    for Affine<BITS, GROUP, HEAD>
+{
     type Head<L: Lanes> = L::Palette;
 
     #[inline(always)]
     fn block_bytes(self) -> usize {
-        self.head_bytes + self.group / 8 * BITS
+        HEAD + GROUP / 8 * BITS
     }
     #[inline(always)]
     fn runs(self) -> usize {
-        self.group / LANES
+        GROUP / LANES
     }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::Palette {
-        let (dwords, _) = block.as_chunks::<4>();
-        let (scale, bias) = if self.head_bytes == 4 {
-            let [a, b, c, d] = dwords[0];
-            (bf16::from_le_bytes([a, b]).to_f32(), bf16::from_le_bytes([c, d]).to_f32())
+        let (scale, bias) = if HEAD == 4 {
+            lanes.bf16_pair(*block.first_chunk().expect("a block has a header"))
         } else {
-            (f32::from_le_bytes(dwords[0]), f32::from_le_bytes(dwords[1]))
+            let head: &[u8; 8] = block.first_chunk().expect("a block has a header");
+            let (numbers, _) = head.as_chunks();
+            (
+                lanes.splat(f32::from_le_bytes(numbers[0])),
+                lanes.splat(f32::from_le_bytes(numbers[1])),
+            )
         };
         lanes.palette::<BITS>(scale, bias)
     }
     #[inline(always)]
     fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
-        lanes.affine::<BITS>(head, &block[self.head_bytes + run * 2 * BITS..][..2 * BITS])
+        lanes.affine::<BITS>(head, block, HEAD + run * 2 * BITS)
     }
 }
 
-/// Decodes consecutive blocks into consecutive runs; a short last run is filled up with zeros.
-pub(super) struct DecodeRow<'a, D> {
+/// Decodes `runs` of some rows; they begin and end with a block. A short last run is filled up with
+/// zeros.
+pub(super) struct DecodeRows<'a, D, const N: usize> {
     pub(super) decoder: D,
-    pub(super) bytes: &'a [u8],
-    pub(super) out: &'a mut [Sixteen],
+    pub(super) rows: &'a [&'a [u8]],
+    pub(super) runs: Range<usize>,
+    pub(super) out: &'a mut [[Sixteen; N]],
 }
 
-impl<D: Decoder> Work for DecodeRow<'_, D> {
+impl<D: Decoder, const N: usize> Work for DecodeRows<'_, D, N> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        let Self { decoder, bytes, out } = self;
-        let blocks = bytes.chunks_exact(decoder.block_bytes());
-        let short = blocks.remainder();
-        let mut runs = out.chunks_exact_mut(decoder.runs());
-        for (block, out) in blocks.zip(&mut runs) {
-            let head = decoder.head(lanes, block);
-            for (run, out) in out.iter_mut().enumerate() {
-                lanes.store(decoder.decode(lanes, head, block, run), out);
-            }
+        let Self { decoder, rows, runs, out } = self;
+        let first = runs.start / decoder.runs() * decoder.block_bytes();
+        for (row, out) in rows.iter().zip(out) {
+            decode_row(lanes, decoder, &row[first..], &mut out[..runs.len()]);
         }
-        if let (false, Some(out)) = (short.is_empty(), runs.next()) {
-            let block = padded_block(short);
-            let head = decoder.head(lanes, &block);
-            lanes.store(decoder.decode(lanes, head, &block, 0), &mut out[0]);
+    }
+}
+
+/// Decodes consecutive blocks until `out` is full.
+#[inline(always)]
+fn decode_row<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8], out: &mut [Sixteen]) {
+    let mut blocks = bytes.chunks_exact(decoder.block_bytes());
+    for out in out.chunks_exact_mut(decoder.runs()) {
+        let Some(block) = blocks.next() else {
+            assert!(decoder.may_end_short(), "the row has as many blocks as runs ask for");
+            let block = padded_block(bytes.chunks_exact(decoder.block_bytes()).remainder());
+            let weights = decoder.decode(lanes, decoder.head(lanes, &block), &block, 0);
+            return lanes.store(weights, &mut out[0]);
+        };
+        let head = decoder.head(lanes, block);
+        for (run, out) in out.iter_mut().enumerate() {
+            lanes.store(decoder.decode(lanes, head, block, run), out);
         }
     }
 }

@@ -10,14 +10,26 @@ pub(super) const LANES: usize = 16;
 /// Sixteen floats in memory.
 pub(super) type Sixteen = [f32; LANES];
 
+/// Begins at a cache line: a vector that lies across two costs two loads.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(super) struct OnLines<T>(pub(super) T);
+
 /// The operations of one instruction set. A value is the proof that the machine has it.
 ///
 /// Everything is `inline(always)`: the instructions become available only inside [`Lanes::run`].
 pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// Sixteen floats in registers.
     type F: Copy;
+    /// What one register holds of them.
+    type Part: Copy;
     /// What the codes of one block stand for, see [`Lanes::palette`].
     type Palette: Copy;
+
+    /// Registers that hold sixteen floats.
+    const PARTS: usize;
+    /// Chains of single registers that stay in registers, with room for operands.
+    const CHAINS: usize;
 
     /// Runs `work` compiled for these instructions.
     fn run<W: Work>(self, work: W) -> W::Out;
@@ -50,21 +62,36 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// Sum of the lanes: `i` with `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
     fn sum(self, x: Self::F) -> f32;
 
+    /// Four sums at once, each in the order of [`Lanes::sum`].
+    #[inline(always)]
+    fn sums(self, x: [Self::F; 4]) -> [f32; 4] {
+        x.map(|x| self.sum(x))
+    }
+
+    /// Register `part` of sixteen floats in memory.
+    fn load_part(self, x: &Sixteen, part: usize) -> Self::Part;
+    /// The counterpart of [`Lanes::load_part`].
+    fn store_part(self, x: Self::Part, out: &mut Sixteen, part: usize);
+    /// As [`Lanes::fma`].
+    fn fma_part(self, a: Self::Part, b: Self::Part, c: Self::Part) -> Self::Part;
+
     /// Sixteen little-endian f32.
     fn f32(self, bytes: &[u8; 64]) -> Self::F;
     /// Sixteen little-endian f16.
     fn f16(self, bytes: &[u8; 32]) -> Self::F;
     /// Sixteen little-endian bf16.
     fn bf16(self, bytes: &[u8; 32]) -> Self::F;
+    /// Two little-endian bf16, each in every lane.
+    fn bf16_pair(self, bytes: [u8; 4]) -> (Self::F, Self::F);
     /// Prepares `code · scale + bias` for codes of `BITS` bits.
-    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> Self::Palette;
-    /// Sixteen codes of `BITS` bits, LSB first at the start of `codes`, as the weights they stand
-    /// for. Product and sum are rounded separately, as in `QuantFormat::decode`.
+    fn palette<const BITS: usize>(self, scale: Self::F, bias: Self::F) -> Self::Palette;
+    /// Sixteen codes of `BITS` bits, LSB first from byte `at` of `block` on, as the weights they
+    /// stand for. Product and sum are rounded separately,
+    /// as in `QuantFormat::decode`.
     ///
     /// # Panics
-    /// If `codes` has less than `2 · BITS` bytes.
-    fn affine<const BITS: usize>(self, palette: Self::Palette, codes: &[u8]) -> Self::F;
-
+    /// If `block` ends before the codes do, or is shorter than 16 bytes and `BITS` above 4.
+    fn affine<const BITS: usize>(self, palette: Self::Palette, block: &[u8], at: usize) -> Self::F;
     /// Asks for the cache line `ahead` bytes behind the start of `bytes`, which may lie anywhere:
     /// it is a hint.
     fn prefetch(self, bytes: &[u8], ahead: usize);
@@ -104,24 +131,16 @@ pub(super) fn store_some<L: Lanes>(lanes: L, x: L::F, out: &mut [f32]) {
     }
 }
 
-/// The first `2 · BITS` bytes, which hold sixteen codes, as the lower and upper half of a
-/// little-endian 128-bit number. In registers: stored piecewise and loaded whole they would stall.
+/// Sixteen bytes of a block in which sixteen codes lie that begin at byte `at`, and at which of the
+/// sixteen they begin. Near its end a block has no sixteen bytes left, so the window moves back.
 ///
 /// # Panics
-/// If `codes` is shorter than that.
+/// If `block` is shorter than 16 bytes or ends before `at`.
 #[inline(always)]
-pub(super) fn code_stream<const BITS: usize>(codes: &[u8]) -> (u64, u64) {
-    let codes = &codes[..2 * BITS];
-    let u16_at = |at| u64::from(u16::from_le_bytes([codes[at], codes[at + 1]]));
-    let u32_at = |at| u16_at(at) | u16_at(at + 2) << 16;
-    let u64_at = |at| u32_at(at) | u32_at(at + 4) << 32;
-    match BITS {
-        2 => (u32_at(0), 0),
-        3 => (u32_at(0) | u16_at(4) << 32, 0),
-        4 => (u64_at(0), 0),
-        5 => (u64_at(0), u16_at(8)),
-        6 => (u64_at(0), u32_at(8)),
-        8 => (u64_at(0), u64_at(8)),
-        _ => unreachable!("no format has codes of {BITS} bits"),
-    }
+pub(super) fn code_window(block: &[u8], at: usize) -> (&[u8; 16], usize) {
+    let start = at.min(block.len() - 16);
+    (block[start..].first_chunk().expect("a window of sixteen bytes"), at - start)
 }
+
+/// `window` positions before which the codes of a window can begin, at most.
+pub(super) const WINDOW_STARTS: usize = 17;

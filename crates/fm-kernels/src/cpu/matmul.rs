@@ -6,27 +6,31 @@
 //! activation row is multiplied with [`ROWS`] weight rows while they are decoded; several share
 //! weights that were decoded into a buffer once.
 
+use std::ops::Range;
+
 use fm_format::quant::{FloatKind, FormatKind, QuantFormat, ScaleKind};
 
 use crate::host::RowSelection;
 
 use super::{
-    decode::{Affine, Bf16, DecodeRow, Decoder, F16, F32, padded_block},
-    lanes::{LANES, Lanes, Sixteen, Work},
+    decode::{Affine, Bf16, DecodeRows, Decoder, F16, F32, padded_block},
+    lanes::{LANES, Lanes, OnLines, Sixteen, Work},
 };
 
 /// Weight rows side by side: enough chains to hide the latency of a multiply-add.
 const ROWS: usize = 4;
 
-/// Most activation rows side by side: with [`ROWS`] this fills the registers of AVX-512.
-const TOKENS: usize = 6;
+/// Groups of [`ROWS`] weight rows that one tile of activations meets while the L1 cache holds it.
+const GROUPS_PER_PASS: usize = 2;
+const ROWS_PER_PASS: usize = ROWS * GROUPS_PER_PASS;
 
-/// Runs of a row that are decoded at a time: [`ROWS`] · 64 · 64 bytes, a third of an L1 cache.
-const SEGMENT: usize = 64;
+/// Runs of a row that are decoded at a time: [`ROWS_PER_PASS`] · 32 · 64 bytes, a third of an L1
+/// cache, and as many for the activations of a tile.
+const SEGMENT: usize = 32;
 
 /// Activation rows that one decoded segment meets before the next is decoded: few enough that
 /// their sums stay in the L2 cache, enough that decoding is a small share.
-const TOKENS_PER_PASS: usize = 48;
+const TOKENS_PER_PASS: usize = 96;
 
 /// How far ahead weights are asked for. Measured: 6 KB best, 2 KB and 16 KB 10 % slower.
 const PREFETCH_BYTES: usize = 6 << 10;
@@ -50,17 +54,24 @@ pub(super) fn rows_dots<L: Lanes>(
         FormatKind::Float(FloatKind::F16) => known(lanes, F16, shape, x, out),
         FormatKind::Float(FloatKind::Bf16) => known(lanes, Bf16, shape, x, out),
         FormatKind::Affine { bits, group, scale } => {
-            let group = usize::from(group);
-            let head_bytes = if scale == ScaleKind::F32 { 8 } else { 4 };
-            match bits {
-                2 => known(lanes, Affine::<2> { group, head_bytes }, shape, x, out),
-                3 => known(lanes, Affine::<3> { group, head_bytes }, shape, x, out),
-                4 => known(lanes, Affine::<4> { group, head_bytes }, shape, x, out),
-                5 => known(lanes, Affine::<5> { group, head_bytes }, shape, x, out),
-                6 => known(lanes, Affine::<6> { group, head_bytes }, shape, x, out),
-                8 => known(lanes, Affine::<8> { group, head_bytes }, shape, x, out),
-                _ => unknown(lanes, format, shape, x, out),
+            macro_rules! affine {
+                ($($bits:literal)*) => {
+                    match (bits, group, scale) {$(
+                        ($bits, 32, ScaleKind::Bf16) => affine!($bits, 32, 4),
+                        ($bits, 64, ScaleKind::Bf16) => affine!($bits, 64, 4),
+                        ($bits, 128, ScaleKind::Bf16) => affine!($bits, 128, 4),
+                        ($bits, 32, ScaleKind::F32) => affine!($bits, 32, 8),
+                        ($bits, 64, ScaleKind::F32) => affine!($bits, 64, 8),
+                        ($bits, 128, ScaleKind::F32) => affine!($bits, 128, 8),
+                    )*
+                        _ => unknown(lanes, format, shape, x, out),
+                    }
+                };
+                ($bits:literal, $group:literal, $head:literal) => {
+                    known(lanes, Affine::<$bits, $group, $head>, shape, x, out)
+                };
             }
+            affine!(2 3 4 5 6 8);
         }
         _ => unknown(lanes, format, shape, x, out),
     }
@@ -101,11 +112,8 @@ fn known<L: Lanes, D: Decoder>(
     if x.rows() == 1 {
         return lanes.run(Fused { decoder, rows, x: x.padded_row(0), out });
     }
-    let segment_bytes = SEGMENT / decoder.runs() * decoder.block_bytes();
-    blocked(lanes, rows, x, out, |row, segment, out| {
-        let start = segment * segment_bytes;
-        let bytes = &row[start..row.len().min(start + segment_bytes)];
-        lanes.run(DecodeRow { decoder, bytes, out });
+    blocked(lanes, rows, x, out, |rows, runs, out| {
+        lanes.run(DecodeRows { decoder, rows, runs, out });
     });
 }
 
@@ -119,12 +127,15 @@ fn unknown<L: Lanes>(
 ) {
     let segment_blocks = SEGMENT * LANES / format.block_len;
     assert_eq!(segment_blocks * format.block_len, SEGMENT * LANES, "blocks tile a segment");
-    blocked(lanes, rows, x, out, |row, segment, out| {
-        let blocks = row.chunks_exact(format.block_bytes).skip(segment * segment_blocks);
-        let out = out.as_flattened_mut();
-        out.fill(0.0);
-        for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_len)) {
-            (format.decode)(block, out);
+    blocked(lanes, rows, x, out, |rows, runs, out| {
+        let first = runs.start * LANES / format.block_len;
+        for (row, out) in rows.iter().zip(out) {
+            let blocks = row.chunks_exact(format.block_bytes).skip(first);
+            let out = out[..runs.len()].as_flattened_mut();
+            out.fill(0.0);
+            for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_len)) {
+                (format.decode)(block, out);
+            }
         }
     });
 }
@@ -145,7 +156,7 @@ impl<D: Decoder> Work for Fused<'_, D> {
     fn on<L: Lanes>(self, lanes: L) {
         let Self { decoder, rows, x, out } = self;
         for (group, out) in out.chunks_mut(ROWS).enumerate() {
-            let sums = fused_rows(lanes, decoder, rows.several::<ROWS>(group * ROWS), x);
+            let sums = fused_rows(lanes, decoder, rows.several(group * ROWS), x);
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = sum;
             }
@@ -153,107 +164,110 @@ impl<D: Decoder> Work for Fused<'_, D> {
     }
 }
 
-/// The chains of `R` weight rows and one activation row.
+/// The chains of some weight rows and one activation row.
 #[inline(always)]
-fn fused_rows<L: Lanes, D: Decoder, const R: usize>(
+fn fused_rows<L: Lanes, D: Decoder>(
     lanes: L,
     decoder: D,
-    rows: [&[u8]; R],
+    rows: [&[u8]; ROWS],
     x: &[Sixteen],
-) -> [f32; R] {
+) -> [f32; ROWS] {
     let (block_bytes, runs) = (decoder.block_bytes(), decoder.runs());
     let row_bytes = rows[0].len();
-    let mut sums = [lanes.splat(0.0); R];
-    let mut ahead = Ahead::new(row_bytes, R);
-    let (blocks, x_short) = x.split_at(row_bytes / block_bytes * runs);
-    for (i, x) in blocks.chunks_exact(runs).enumerate() {
-        let mut blocks: [&[u8]; R] = [&[]; R];
-        let mut heads = [decoder.head(lanes, &rows[0][i * block_bytes..][..block_bytes]); R];
-        for r in 0..R {
-            blocks[r] = &rows[r][i * block_bytes..][..block_bytes];
+    let mut sums = [lanes.splat(0.0); ROWS];
+    let mut ahead = Ahead::new(row_bytes, ROWS);
+    let (x, x_short) = x.split_at(row_bytes / block_bytes * runs);
+    let mut streams = rows.map(|row| row.chunks_exact(block_bytes));
+    for x in x.chunks_exact(runs) {
+        let mut blocks: [&[u8]; ROWS] = [&[]; ROWS];
+        for r in 0..ROWS {
+            blocks[r] = streams[r].next().expect("rows are equally long");
+        }
+        let mut heads = [decoder.head(lanes, blocks[0]); ROWS];
+        for r in 0..ROWS {
             heads[r] = decoder.head(lanes, blocks[r]);
-            lanes.prefetch(rows[r], ahead.offset);
+            lanes.prefetch(blocks[r], ahead.offset);
         }
         ahead.advance(block_bytes);
         for (run, x) in x.iter().enumerate() {
             let x = lanes.load(x);
-            for r in 0..R {
+            for r in 0..ROWS {
                 let weights = decoder.decode(lanes, heads[r], blocks[r], run);
                 sums[r] = lanes.fma(weights, x, sums[r]);
             }
         }
     }
-    if let [x] = x_short {
+    if let ([x], true) = (x_short, decoder.may_end_short()) {
         let x = lanes.load(x);
-        for r in 0..R {
+        for r in 0..ROWS {
             let block = padded_block(&rows[r][row_bytes / block_bytes * block_bytes..]);
             let weights = decoder.decode(lanes, decoder.head(lanes, &block), &block, 0);
             sums[r] = lanes.fma(weights, x, sums[r]);
         }
     }
-    sums.map(|sum| lanes.sum(sum))
+    lanes.sums(sums)
 }
 
 /// Where to prefetch: the place that is reached [`PREFETCH_BYTES`] later, in this group of rows or
 /// in a following one.
 struct Ahead {
-    /// From the current row's start to the place.
+    /// From the current block to the place.
     offset: usize,
     /// Bytes until the place leaves its row.
     left: usize,
+    /// From the end of a row to where its successor in the next group begins.
+    skip: usize,
     row_bytes: usize,
-    rows: usize,
 }
 
 impl Ahead {
     #[inline(always)]
     fn new(row_bytes: usize, rows: usize) -> Self {
         let per_row = PREFETCH_BYTES / rows;
-        let groups = per_row / row_bytes;
-        let offset = per_row + groups * (rows - 1) * row_bytes;
-        Self { offset, left: row_bytes - per_row % row_bytes, row_bytes, rows }
+        let skip = (rows - 1) * row_bytes;
+        let offset = per_row + per_row / row_bytes * skip;
+        Self { offset, left: row_bytes - per_row % row_bytes, skip, row_bytes }
     }
 
     #[inline(always)]
     fn advance(&mut self, bytes: usize) {
-        self.offset += bytes;
         if self.left > bytes {
             self.left -= bytes;
         } else {
-            self.offset += (self.rows - 1) * self.row_bytes;
+            self.offset += self.skip;
             self.left += self.row_bytes - bytes;
         }
     }
 }
 
-/// Several activation rows. `decode(row, segment, out)` gives segment `segment` of a weight row.
+/// Several activation rows. `decode(rows, runs, out)` decodes these runs of some weight rows.
+#[expect(clippy::large_stack_arrays, reason = "64 KB of the 2 MB that a thread has")]
 fn blocked<L: Lanes>(
     lanes: L,
     rows: Rows<'_>,
     x: &RowSelection<'_>,
     out: &mut [f32],
-    decode: impl Fn(&[u8], usize, &mut [Sixteen]),
+    decode: impl Fn(&[&[u8]], Range<usize>, &mut [[Sixteen; SEGMENT]]),
 ) {
     let (tokens, runs) = (x.rows(), x.cols().div_ceil(LANES));
-    let mut weights = [[[0.0; LANES]; SEGMENT]; ROWS];
-    let mut sums = [[[0.0; LANES]; ROWS]; TOKENS_PER_PASS];
+    let mut weights = OnLines([[[0.0; LANES]; SEGMENT]; ROWS_PER_PASS]);
+    let mut sums = OnLines([[[[0.0; LANES]; ROWS]; TOKENS_PER_PASS]; GROUPS_PER_PASS]);
+    let (weights, sums) = (&mut weights.0, &mut sums.0);
     for first in (0..tokens).step_by(TOKENS_PER_PASS) {
         let count = TOKENS_PER_PASS.min(tokens - first);
-        for (group, out) in out.chunks_mut(ROWS * tokens).enumerate() {
-            sums.fill([[0.0; LANES]; ROWS]);
+        for (pass, out) in out.chunks_mut(ROWS_PER_PASS * tokens).enumerate() {
+            let groups = (out.len() / tokens).div_ceil(ROWS);
+            sums[..groups].iter_mut().for_each(|sums| sums[..count].fill([[0.0; LANES]; ROWS]));
             for segment in 0..runs.div_ceil(SEGMENT) {
                 let from = segment * SEGMENT;
                 let len = SEGMENT.min(runs - from);
-                let packed = rows.several::<ROWS>(group * ROWS);
-                for (row, weights) in packed.into_iter().zip(&mut weights) {
-                    decode(row, segment, &mut weights[..len]);
-                }
-                let weights = weights.each_ref().map(|row| &row[..len]);
+                let packed = rows.several::<ROWS_PER_PASS>(pass * ROWS_PER_PASS);
+                decode(&packed[..groups * ROWS], from..from + len, &mut weights[..]);
                 let x = |token: usize| &x.padded_row(first + token)[from..][..len];
-                tiles(lanes, weights, count, x, &mut sums);
+                tiles(lanes, &weights[..groups * ROWS], count, x, sums);
             }
-            for (token, sums) in sums[..count].iter().enumerate() {
-                lanes.run(Reduce { sums, out: &mut out[first + token..], stride: tokens });
+            for (sums, out) in sums.iter().zip(out.chunks_mut(ROWS * tokens)) {
+                lanes.run(Reduce { sums: &sums[..count], out: &mut out[first..], stride: tokens });
             }
         }
     }
@@ -263,21 +277,23 @@ fn blocked<L: Lanes>(
 #[inline(always)]
 fn tiles<'a, L: Lanes>(
     lanes: L,
-    weights: [&[Sixteen]; ROWS],
+    weights: &[[Sixteen; SEGMENT]],
     count: usize,
     x: impl Fn(usize) -> &'a [Sixteen],
-    sums: &mut [[Sixteen; ROWS]],
+    sums: &mut [[[Sixteen; ROWS]; TOKENS_PER_PASS]],
 ) {
-    let tiles = count.div_ceil(TOKENS);
+    let tiles = count.div_ceil(L::CHAINS / ROWS);
     for tile in 0..tiles {
         // Sizes that differ by one at most: small tiles are slow ones.
         let (first, end) = (count * tile / tiles, count * (tile + 1) / tiles);
-        let sums = &mut sums[first..end];
         macro_rules! tile {
             ($count:literal) => {{
                 let x: [&[Sixteen]; $count] = std::array::from_fn(|token| x(first + token));
-                let sums = sums.first_chunk_mut::<$count>().expect("a tile of this size");
-                lanes.run(Tile { weights, x, sums })
+                for (weights, sums) in weights.as_chunks::<ROWS>().0.iter().zip(&mut *sums) {
+                    let weights = weights.each_ref().map(|row| &row[..x[0].len()]);
+                    let sums = sums[first..].first_chunk_mut().expect("room for the tile");
+                    lanes.run(Tile::<$count> { weights, x, sums });
+                }
             }};
         }
         match end - first {
@@ -303,40 +319,41 @@ impl<const T: usize> Work for Tile<'_, T> {
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        let Self { weights, x, sums } = self;
+        let Self { mut weights, mut x, sums } = self;
         let runs = weights[0].len();
-        let (mut weights, mut x) = (weights, x);
         weights.iter_mut().for_each(|row| *row = &row[..runs]);
         x.iter_mut().for_each(|row| *row = &row[..runs]);
-        let mut chains = [[lanes.splat(0.0); ROWS]; T];
-        for t in 0..T {
-            for r in 0..ROWS {
-                chains[t][r] = lanes.load(&sums[t][r]);
-            }
-        }
-        for run in 0..runs {
-            let mut w = [lanes.splat(0.0); ROWS];
-            for r in 0..ROWS {
-                w[r] = lanes.load(&weights[r][run]);
-            }
+        for part in 0..L::PARTS {
+            let mut chains = [[lanes.load_part(&sums[0][0], part); ROWS]; T];
             for t in 0..T {
-                let x = lanes.load(&x[t][run]);
                 for r in 0..ROWS {
-                    chains[t][r] = lanes.fma(w[r], x, chains[t][r]);
+                    chains[t][r] = lanes.load_part(&sums[t][r], part);
                 }
             }
-        }
-        for t in 0..T {
-            for r in 0..ROWS {
-                lanes.store(chains[t][r], &mut sums[t][r]);
+            for run in 0..runs {
+                let mut w = [lanes.load_part(&weights[0][run], part); ROWS];
+                for r in 1..ROWS {
+                    w[r] = lanes.load_part(&weights[r][run], part);
+                }
+                for t in 0..T {
+                    let x = lanes.load_part(&x[t][run], part);
+                    for r in 0..ROWS {
+                        chains[t][r] = lanes.fma_part(w[r], x, chains[t][r]);
+                    }
+                }
+            }
+            for t in 0..T {
+                for r in 0..ROWS {
+                    lanes.store_part(chains[t][r], &mut sums[t][r], part);
+                }
             }
         }
     }
 }
 
-/// Adds up the lanes of one activation row.
+/// Adds up the lanes: `out[r · stride + t]` is the sum of `sums[t][r]`.
 struct Reduce<'a> {
-    sums: &'a [Sixteen; ROWS],
+    sums: &'a [[Sixteen; ROWS]],
     out: &'a mut [f32],
     stride: usize,
 }
@@ -346,8 +363,11 @@ impl Work for Reduce<'_> {
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        for (out, sum) in self.out.iter_mut().step_by(self.stride).zip(self.sums) {
-            *out = lanes.sum(lanes.load(sum));
+        for (token, sums) in self.sums.iter().enumerate() {
+            let sums = lanes.sums(sums.each_ref().map(|sum| lanes.load(sum)));
+            for (out, sum) in self.out[token..].iter_mut().step_by(self.stride).zip(sums) {
+                *out = sum;
+            }
         }
     }
 }

@@ -1,11 +1,11 @@
-//! AVX-512 F, BW, DQ and VL: one register holds the sixteen lanes.
+//! AVX-512 F, BW, DQ, VL and VBMI (Ice Lake, Zen 4 and later): one register holds the sixteen lanes.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::lanes::{Lanes, Sixteen, Work, code_stream};
+use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
-/// Proof that this CPU has AVX-512 F, BW, DQ and VL, and AVX2, FMA and F16C as all of those have.
+/// Proof that this CPU has AVX-512 F, BW, DQ, VL and VBMI, and AVX2, FMA and F16C as all of those have.
 /// The only way to obtain one is [`Avx512::detect`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Avx512(());
@@ -17,6 +17,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -24,15 +25,17 @@ impl Avx512 {
     }
 }
 
-/// For every lane the byte of a 16-byte code stream in which its code begins, spread to a dword:
-/// the two bytes from there on, and zeros. `vpshufb` reads within each quarter, so every quarter
-/// holds the whole stream.
-const fn byte_picks(bits: usize) -> [u8; 64] {
+/// For every lane the byte of a 16-byte window in which its code begins, if the codes begin at
+/// byte `start`, spread to a dword: the two bytes from there on, and zeros. `vpshufb` reads within
+/// each quarter of a register, so every quarter holds the whole window.
+const fn byte_picks(bits: usize, start: usize) -> [u8; 64] {
     let mut picks = [0x80; 64];
     let mut lane = 0;
     while lane < 16 {
-        let byte = lane * bits / 8;
-        picks[lane * 4] = byte as u8;
+        let byte = start + lane * bits / 8;
+        if byte < 16 {
+            picks[lane * 4] = byte as u8;
+        }
         if byte < 15 {
             picks[lane * 4 + 1] = byte as u8 + 1;
         }
@@ -56,29 +59,59 @@ const fn bit_shifts(bits: usize) -> [u32; 16] {
 struct Codes<const BITS: usize>;
 
 impl<const BITS: usize> Codes<BITS> {
-    const PICKS: [u8; 64] = byte_picks(BITS);
+    /// By the byte of the window at which the codes begin.
+    const PICKS: [[u8; 64]; WINDOW_STARTS] = {
+        let mut picks = [[0; 64]; WINDOW_STARTS];
+        let mut start = 0;
+        while start < WINDOW_STARTS {
+            picks[start] = byte_picks(BITS, start);
+            start += 1;
+        }
+        picks
+    };
     const SHIFTS: [u32; 16] = bit_shifts(BITS);
+    const BIT_PICKS: [u8; 64] = bit_picks(BITS);
 }
 
-/// Where the nibbles of two dwords lie.
-const NIBBLE_SHIFTS: [u32; 16] = [0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28];
-const ZERO_TO_FIFTEEN: Sixteen =
-    [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+/// For every byte of a register the bit of its qword's 64-bit window from which it is taken, for
+/// codes that fit one window: what a dword has above its code does not matter.
+const fn bit_picks(bits: usize) -> [u8; 64] {
+    let mut picks = [0; 64];
+    let mut lane = 0;
+    while lane < 16 {
+        picks[lane * 4] = (lane * bits) as u8;
+        lane += 1;
+    }
+    picks
+}
 
-/// Either a table of the weights that codes up to 15 stand for, or scale and bias.
+/// Codes `first ..` in order, repeated so that bits above a code do not matter.
+const fn codes_from<const BITS: usize>(first: usize) -> Sixteen {
+    let mut codes = [0.0; 16];
+    let mut lane = 0;
+    while lane < 16 {
+        codes[lane] = ((first + lane) % (1 << BITS)) as f32;
+        lane += 1;
+    }
+    codes
+}
+
+/// What the codes of a block stand for: up to 5 bits the weights of codes 0 to 15 and 16 to 31,
+/// which a permutation looks up; above, scale and bias.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct Palette {
-    table_or_scale: __m512,
-    bias: __m512,
-}
+pub(in crate::cpu) struct Palette(__m512, __m512);
 
 impl Lanes for Avx512 {
     type F = __m512;
+    type Part = __m512;
     type Palette = Palette;
+
+    const PARTS: usize = 1;
+    const CHAINS: usize = 24;
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")]
         fn compiled<W: Work>(lanes: Avx512, work: W) -> W::Out {
             work.on(lanes)
         }
@@ -162,6 +195,25 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn sums(self, x: [__m512; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves the features of `halving_sums`.
+        unsafe { halving_sums(x) }
+    }
+
+    #[inline(always)]
+    fn load_part(self, x: &Sixteen, _: usize) -> __m512 {
+        self.load(x)
+    }
+    #[inline(always)]
+    fn store_part(self, x: __m512, out: &mut Sixteen, _: usize) {
+        self.store(x, out);
+    }
+    #[inline(always)]
+    fn fma_part(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        self.fma(a, b, c)
+    }
+
+    #[inline(always)]
     fn f32(self, bytes: &[u8; 64]) -> __m512 {
         // SAFETY: `self` proves avx512f; `bytes` is sixteen readable floats of any alignment.
         unsafe { _mm512_loadu_ps(bytes.as_ptr().cast()) }
@@ -182,36 +234,43 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> Palette {
-        let (scale, bias) = (self.splat(scale), self.splat(bias));
-        if BITS > 4 {
-            return Palette { table_or_scale: scale, bias };
-        }
-        let products = self.mul(self.load(&ZERO_TO_FIFTEEN), scale);
-        Palette { table_or_scale: self.add(products, bias), bias }
+    fn bf16_pair(self, bytes: [u8; 4]) -> (__m512, __m512) {
+        // SAFETY: `self` proves the features of `splat_bf16_pair`.
+        unsafe { splat_bf16_pair(bytes) }
     }
-
     #[inline(always)]
-    fn affine<const BITS: usize>(self, palette: Palette, codes: &[u8]) -> __m512 {
-        // SAFETY: `self` proves the features of `spread` and `spread_nibbles`.
-        let lanes =
-            unsafe { if BITS == 4 { spread_nibbles(codes) } else { spread::<BITS>(codes) } };
-        if BITS == 4 {
-            // The permutation looks at the lower four bits only: no mask is needed.
-            // SAFETY: `self` proves avx512f.
-            return unsafe { _mm512_permutexvar_ps(lanes, palette.table_or_scale) };
+    fn palette<const BITS: usize>(self, scale: __m512, bias: __m512) -> Palette {
+        let weights = |codes: &Sixteen| self.add(self.mul(self.load(codes), scale), bias);
+        match BITS {
+            ..5 => Palette(weights(const { &codes_from::<BITS>(0) }), bias),
+            5 => Palette(
+                weights(const { &codes_from::<BITS>(0) }),
+                weights(const { &codes_from::<BITS>(16) }),
+            ),
+            _ => Palette(scale, bias),
         }
-        // SAFETY: `self` proves avx512f.
-        let mask = unsafe { _mm512_set1_epi32((1 << BITS) - 1) };
-        // SAFETY: `self` proves avx512f.
-        let codes = unsafe { _mm512_and_si512(lanes, mask) };
-        if BITS < 4 {
+    }
+    #[inline(always)]
+    fn affine<const BITS: usize>(
+        self,
+        Palette(first, second): Palette,
+        block: &[u8],
+        at: usize,
+    ) -> __m512 {
+        // SAFETY: `self` proves the features of `spread`.
+        let lanes = unsafe { spread::<BITS>(block, at) };
+        // The permutations look at the lower four or five bits only.
+        match BITS {
             // SAFETY: `self` proves avx512f.
-            return unsafe { _mm512_permutexvar_ps(codes, palette.table_or_scale) };
+            ..5 => unsafe { _mm512_permutexvar_ps(lanes, first) },
+            // SAFETY: `self` proves avx512f.
+            5 => unsafe { _mm512_permutex2var_ps(first, lanes, second) },
+            _ => {
+                // SAFETY: `self` proves the features of `numbers`.
+                let codes = unsafe { numbers::<BITS>(lanes) };
+                self.add(self.mul(codes, first), second)
+            }
         }
-        // SAFETY: `self` proves avx512f.
-        let codes = unsafe { _mm512_cvtepi32_ps(codes) };
-        self.add(self.mul(codes, palette.table_or_scale), palette.bias)
     }
 
     #[inline(always)]
@@ -222,42 +281,72 @@ impl Lanes for Avx512 {
     }
 }
 
-/// Lane `i` gets nibble `i`, with the higher nibbles of its dword above it.
-#[target_feature(enable = "avx512f")]
+/// Lane `i` gets code `i` in its lower bits, with whatever above it.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
-fn spread_nibbles(codes: &[u8]) -> __m512i {
-    let (dwords, _) = codes.as_chunks::<4>();
-    let low = _mm512_set1_epi32(i32::from_le_bytes(dwords[0]));
-    let both = _mm512_mask_set1_epi32(low, 0xff00, i32::from_le_bytes(dwords[1]));
-    // SAFETY: `NIBBLE_SHIFTS` is 64 readable bytes.
-    let shifts = unsafe { _mm512_loadu_si512(NIBBLE_SHIFTS.as_ptr().cast()) };
-    _mm512_srlv_epi32(both, shifts)
+fn spread<const BITS: usize>(block: &[u8], at: usize) -> __m512i {
+    match BITS {
+        2..=4 => {
+            let windows = match BITS {
+                2 => _mm512_set1_epi32(i32::from_le_bytes(first(block, at))),
+                3 => {
+                    let [a, b, c, d, e, f] = first(block, at);
+                    _mm512_set1_epi64(i64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
+                }
+                _ => _mm512_set1_epi64(i64::from_le_bytes(first(block, at))),
+            };
+            let picks = Codes::<BITS>::BIT_PICKS.as_ptr();
+            // SAFETY: 64 readable bytes.
+            let picks = unsafe { _mm512_loadu_si512(picks.cast()) };
+            _mm512_multishift_epi64_epi8(picks, windows)
+        }
+        8 => {
+            let bytes: [u8; 16] = first(block, at);
+            // SAFETY: sixteen readable bytes.
+            _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+        }
+        _ => {
+            let (window, start) = code_window(block, at);
+            // SAFETY: sixteen readable bytes.
+            let window = unsafe { _mm_loadu_si128(window.as_ptr().cast()) };
+            let picks = Codes::<BITS>::PICKS[start].as_ptr();
+            // SAFETY: 64 readable bytes.
+            let picks = unsafe { _mm512_loadu_si512(picks.cast()) };
+            let pairs = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(window), picks);
+            // SAFETY: 64 readable bytes.
+            let shifts = unsafe { _mm512_loadu_si512(Codes::<BITS>::SHIFTS.as_ptr().cast()) };
+            _mm512_srlv_epi32(pairs, shifts)
+        }
+    }
 }
 
-/// Lane `i` gets code `i` in its lower bits, with neighbours above it.
-#[target_feature(enable = "avx512f,avx512bw")]
+/// `N` bytes of codes.
+#[inline(always)]
+fn first<const N: usize>(block: &[u8], at: usize) -> [u8; N] {
+    *block[at..].first_chunk().expect("the block holds its codes")
+}
+
+/// The lower `BITS` bits of every lane as a float.
+#[target_feature(enable = "avx512f")]
 #[inline]
-fn spread<const BITS: usize>(codes: &[u8]) -> __m512i {
-    if BITS == 8 {
-        let (sixteen, _) = codes.as_chunks::<16>();
-        // SAFETY: sixteen readable bytes.
-        let bytes = unsafe { _mm_loadu_si128(sixteen[0].as_ptr().cast()) };
-        return _mm512_cvtepu8_epi32(bytes);
-    }
-    let (low, high) = code_stream::<BITS>(codes);
-    let stream = _mm_set_epi64x(high as i64, low as i64);
-    // SAFETY: 64 readable bytes.
-    let picks = unsafe { _mm512_loadu_si512(Codes::<BITS>::PICKS.as_ptr().cast()) };
-    let pairs = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(stream), picks);
-    // SAFETY: 64 readable bytes.
-    let shifts = unsafe { _mm512_loadu_si512(Codes::<BITS>::SHIFTS.as_ptr().cast()) };
-    _mm512_srlv_epi32(pairs, shifts)
+fn numbers<const BITS: usize>(lanes: __m512i) -> __m512 {
+    let mask = _mm512_set1_epi32((1 << BITS) - 1);
+    _mm512_cvtepi32_ps(if BITS == 8 { lanes } else { _mm512_and_si512(lanes, mask) })
 }
 
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn widen_bf16(upper: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(upper)))
+}
+
+/// A bf16 is the upper half of an f32.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn splat_bf16_pair(bytes: [u8; 4]) -> (__m512, __m512) {
+    let both = _mm512_set1_epi32(i32::from_le_bytes(bytes));
+    let upper = _mm512_and_si512(both, _mm512_set1_epi32(!0xffff));
+    (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(upper))
 }
 
 #[target_feature(enable = "avx512f,avx512dq")]
@@ -267,4 +356,28 @@ fn halving_sum(x: __m512) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
+/// Four times [`halving_sum`], side by side in the quarters of a register.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn halving_sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+    const LOW: i32 = 0b01_00_01_00;
+    const HIGH: i32 = 0b11_10_11_10;
+    const EVEN: i32 = 0b10_00_10_00;
+    const ODD: i32 = 0b11_01_11_01;
+    let eights_ab =
+        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(a, b), _mm512_shuffle_f32x4::<HIGH>(a, b));
+    let eights_cd =
+        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(c, d), _mm512_shuffle_f32x4::<HIGH>(c, d));
+    let fours = _mm512_add_ps(
+        _mm512_shuffle_f32x4::<EVEN>(eights_ab, eights_cd),
+        _mm512_shuffle_f32x4::<ODD>(eights_ab, eights_cd),
+    );
+    let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b01_00_11_10>(fours));
+    let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
+    let mut all = [0.0; 16];
+    // SAFETY: sixteen writable floats.
+    unsafe { _mm512_storeu_ps(all.as_mut_ptr(), ones) };
+    [all[0], all[4], all[8], all[12]]
 }

@@ -4,7 +4,7 @@ use std::array;
 
 use half::{bf16, f16};
 
-use crate::cpu::lanes::{LANES, Lanes, Sixteen, Work, code_stream};
+use crate::cpu::lanes::{LANES, Lanes, Sixteen, Work};
 
 /// Needs nothing.
 #[derive(Clone, Copy, Debug)]
@@ -15,13 +15,22 @@ pub(in crate::cpu) struct Portable;
 const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 #[inline(always)]
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[inline(always)]
 fn pairs(a: Sixteen, b: Sixteen, op: impl Fn(f32, f32) -> f32) -> Sixteen {
     array::from_fn(|i| op(a[i], b[i]))
 }
 
 impl Lanes for Portable {
     type F = Sixteen;
+    type Part = [f32; 4];
     type Palette = (f32, f32);
+
+    const PARTS: usize = 4;
+    const CHAINS: usize = 12;
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
@@ -59,7 +68,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn fma(self, a: Sixteen, b: Sixteen, c: Sixteen) -> Sixteen {
-        array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+        array::from_fn(|i| multiply_add(a[i], b[i], c[i]))
     }
     #[inline(always)]
     fn min(self, a: Sixteen, b: Sixteen) -> Sixteen {
@@ -87,6 +96,19 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn load_part(self, x: &Sixteen, part: usize) -> [f32; 4] {
+        x.as_chunks().0[part]
+    }
+    #[inline(always)]
+    fn store_part(self, x: [f32; 4], out: &mut Sixteen, part: usize) {
+        out.as_chunks_mut().0[part] = x;
+    }
+    #[inline(always)]
+    fn fma_part(self, a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
+        array::from_fn(|i| multiply_add(a[i], b[i], c[i]))
+    }
+
+    #[inline(always)]
     fn f32(self, bytes: &[u8; 64]) -> Sixteen {
         let (values, _) = bytes.as_chunks::<4>();
         array::from_fn(|i| f32::from_le_bytes(values[i]))
@@ -103,13 +125,24 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> (f32, f32) {
-        (scale, bias)
+    fn bf16_pair(self, [a, b, c, d]: [u8; 4]) -> (Sixteen, Sixteen) {
+        let number = |bytes| self.splat(bf16::from_le_bytes(bytes).to_f32());
+        (number([a, b]), number([c, d]))
     }
     #[inline(always)]
-    fn affine<const BITS: usize>(self, (scale, bias): (f32, f32), codes: &[u8]) -> Sixteen {
-        let (low, high) = code_stream::<BITS>(codes);
-        let stream = u128::from(high) << 64 | u128::from(low);
+    fn palette<const BITS: usize>(self, scale: Sixteen, bias: Sixteen) -> (f32, f32) {
+        (scale[0], bias[0])
+    }
+    #[inline(always)]
+    fn affine<const BITS: usize>(
+        self,
+        (scale, bias): (f32, f32),
+        block: &[u8],
+        at: usize,
+    ) -> Sixteen {
+        let mut bytes = [0; 16];
+        bytes[..2 * BITS].copy_from_slice(&block[at..][..2 * BITS]);
+        let stream = u128::from_le_bytes(bytes);
         array::from_fn(|i| {
             let code = (stream >> (i * BITS)) as u32 & ((1 << BITS) - 1);
             code as f32 * scale + bias
