@@ -174,8 +174,7 @@ pub static GEOMETRIES: [Geometry; 5] = [
     },
 ];
 
-const LINEAR: LinearShape =
-    LinearShape { key_heads: 16, value_heads: 32, head_dim: 128, conv: 4 };
+const LINEAR: LinearShape = LinearShape { key_heads: 16, value_heads: 32, head_dim: 128, conv: 4 };
 
 /// Calibrated to a lag-1 repeat of 26 %, by experts and `top_k`: see [`crate::tape`].
 const ALPHA_512_10: f64 = 0.77;
@@ -251,8 +250,13 @@ pub(crate) mod tests {
     #[test]
     fn parameters_add_up_to_the_name() {
         // Billions in the name, and active ones where the full name tells them (A17B, …).
-        let named =
-            [("397b", 397.0, 17.0), ("122b", 122.0, 10.0), ("35b", 35.0, 3.0), ("next-80b", 80.0, 3.0), ("3-30b", 30.5, 3.3)];
+        let named = [
+            ("397b", 397.0, 17.0),
+            ("122b", 122.0, 10.0),
+            ("35b", 35.0, 3.0),
+            ("next-80b", 80.0, 3.0),
+            ("3-30b", 30.5, 3.3),
+        ];
         for (suffix, total, active) in named {
             let geometry = GEOMETRIES.iter().find(|g| g.name.ends_with(suffix)).unwrap();
             let found = parameters(geometry);

@@ -58,6 +58,11 @@ impl Tensor {
     }
 }
 
+/// Deviation of weights that turn `cols` inputs of unit size into outputs of unit size.
+fn unit(cols: usize) -> f64 {
+    (cols as f64).sqrt().recip()
+}
+
 /// Collects the tensors of a checkpoint.
 pub(crate) struct Layout<'a> {
     synth: &'a Synth<'a>,
@@ -129,8 +134,7 @@ impl<'a> Layout<'a> {
             self.input(&format!("{module}.{name}"), *rows);
         }
         let (channels, taps) = (2 * keys + values, shape.conv);
-        let conv =
-            if self.plain() { vec![channels, 1, taps] } else { vec![channels, taps, 1] };
+        let conv = if self.plain() { vec![channels, 1, taps] } else { vec![channels, taps, 1] };
         let tap = (taps as f64).sqrt().recip();
         self.vector(&format!("{module}.conv1d.weight"), conv, "BF16", |noise, at| {
             tap * noise.normal(at)
@@ -163,7 +167,7 @@ impl<'a> Layout<'a> {
             self.input(&format!("{shared}.gate_proj"), geometry.shared_ffn);
             self.input(&format!("{shared}.up_proj"), geometry.shared_ffn);
             self.output(&format!("{shared}.down_proj"), geometry.shared_ffn, SHARED_GAIN);
-            let noise = Fill::Noise { deviation: self.unit(geometry.hidden) };
+            let noise = Fill::Noise { deviation: unit(geometry.hidden) };
             self.router(&format!("{module}.shared_expert_gate"), 1, noise);
         }
     }
@@ -172,7 +176,7 @@ impl<'a> Layout<'a> {
     fn experts(&mut self, module: &str) {
         let geometry = self.synth.geometry;
         let (experts, hidden, ffn) = (geometry.experts, geometry.hidden, geometry.moe_ffn);
-        let input = Fill::Noise { deviation: self.unit(hidden) };
+        let input = Fill::Noise { deviation: unit(hidden) };
         let gain = EXPERT_GAIN * (geometry.top_k as f64).sqrt();
         let output = Fill::Output { deviation: self.branch(ffn, gain), period: hidden };
         if !self.plain() {
@@ -182,7 +186,12 @@ impl<'a> Layout<'a> {
             self.matrix(&format!("{module}.down_proj"), &[experts, hidden, ffn], output);
         } else if geometry.family == Family::Qwen3_5Moe {
             let module = format!("{module}.experts");
-            self.plain_matrix(&format!("{module}.gate_up_proj"), "", &[experts, 2 * ffn, hidden], input);
+            self.plain_matrix(
+                &format!("{module}.gate_up_proj"),
+                "",
+                &[experts, 2 * ffn, hidden],
+                input,
+            );
             self.plain_matrix(&format!("{module}.down_proj"), "", &[experts, hidden, ffn], output);
         } else {
             for expert in 0..experts {
@@ -198,20 +207,15 @@ impl<'a> Layout<'a> {
         self.synth.bits.is_plain()
     }
 
-    /// Deviation of weights that turn `cols` inputs of unit size into outputs of unit size.
-    fn unit(&self, cols: usize) -> f64 {
-        (cols as f64).sqrt().recip()
-    }
-
-    /// The same for the end of a branch.
+    /// Deviation of the weights at the end of a branch.
     fn branch(&self, cols: usize, gain: f64) -> f64 {
-        gain * self.unit(cols) / (2.0 * self.synth.layers as f64).sqrt()
+        gain * unit(cols) / (2.0 * self.synth.layers as f64).sqrt()
     }
 
     /// A projection that reads the residual.
     fn input(&mut self, module: &str, rows: usize) {
         let hidden = self.synth.geometry.hidden;
-        self.matrix(module, &[rows, hidden], Fill::Noise { deviation: self.unit(hidden) });
+        self.matrix(module, &[rows, hidden], Fill::Noise { deviation: unit(hidden) });
     }
 
     /// A projection that writes the residual, the tape excepted.
@@ -241,7 +245,7 @@ impl<'a> Layout<'a> {
             return;
         }
         let (cols, leading) = shape.split_last().expect("a matrix has columns");
-        let matrix = self.whole(module, shape, fill, bits);
+        let matrix = whole(module, shape, fill, bits);
         let (words, groups) = (bits.code_bytes(*cols) / 4, cols / GROUP);
         let parts = [
             (".weight", "U32", words, Part::Weight),
@@ -260,18 +264,13 @@ impl<'a> Layout<'a> {
 
     /// A plain tensor.
     fn plain_matrix(&mut self, module: &str, suffix: &str, shape: &[usize], fill: Fill) {
-        let matrix = self.whole(module, shape, fill, self.synth.bits);
+        let matrix = whole(module, shape, fill, self.synth.bits);
         self.tensors.push(Tensor {
             name: self.name(&format!("{module}{suffix}")),
             dtype: "BF16",
             shape: shape.to_vec(),
             content: Content::Rows(matrix, Part::Weight),
         });
-    }
-
-    fn whole(&self, module: &str, shape: &[usize], fill: Fill, bits: Bits) -> Matrix {
-        let (cols, leading) = shape.split_last().expect("a matrix has columns");
-        Matrix { name: module.to_owned(), rows: leading.iter().product(), cols: *cols, bits, fill }
     }
 
     /// Norm weights, neutral in the columns of the tape: routers and the head must see it as it is.
@@ -315,4 +314,9 @@ impl<'a> Layout<'a> {
             (false, _, false) | (true, true, false) => inner.to_owned(),
         }
     }
+}
+
+fn whole(module: &str, shape: &[usize], fill: Fill, bits: Bits) -> Matrix {
+    let (cols, leading) = shape.split_last().expect("a matrix has columns");
+    Matrix { name: module.to_owned(), rows: leading.iter().product(), cols: *cols, bits, fill }
 }

@@ -29,12 +29,12 @@ mod shard;
 pub mod tape;
 mod write;
 
+use self::tape::Tape;
 pub use self::{
     affine::Bits,
     error::SynthError,
     geometry::{Family, GEOMETRIES, Geometry, LinearShape},
 };
-use self::tape::Tape;
 
 /// A checkpoint to be written.
 #[derive(Clone, Debug)]

@@ -107,15 +107,12 @@ impl<'a> Rows<'a> {
     /// What stands in the reserved columns of a row, and what behind them.
     fn spans(&self, row: usize) -> [Span; 2] {
         match self.matrix.fill {
-            Fill::Noise { .. } => [Span::Noise, Span::Noise],
             Fill::Output { period, .. } if row % period < self.tape.dims() => {
                 [Span::Zero, Span::Zero]
             }
-            Fill::Output { .. } => [Span::Noise, Span::Noise],
+            Fill::Noise { .. } | Fill::Output { .. } => [Span::Noise, Span::Noise],
             Fill::Embedding { .. } => [Span::Coded(self.tape.embedding(row)), Span::Noise],
-            Fill::Head { .. } => {
-                [self.tape.head(row).map_or(Span::Zero, Span::Coded), Span::Noise]
-            }
+            Fill::Head { .. } => [self.tape.head(row).map_or(Span::Zero, Span::Coded), Span::Noise],
             Fill::Router { .. } => [Span::Coded(self.router[row].clone()), Span::Zero],
         }
     }
@@ -128,7 +125,9 @@ impl<'a> Rows<'a> {
             return;
         }
         for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
-            let [Span::Coded(CodedRow::Affine { codes, .. }), _] = self.spans(row) else { continue };
+            let [Span::Coded(CodedRow::Affine { codes, .. }), _] = self.spans(row) else {
+                continue;
+            };
             let groups = out.chunks_exact_mut(bits.code_bytes(GROUP));
             codes.chunks(GROUP).zip(groups).for_each(|(codes, out)| pack(codes, bits, out));
         }
@@ -177,6 +176,45 @@ impl<'a> Rows<'a> {
                         .for_each(|(out, value)| out.copy_from_slice(&value.to_le_bytes())),
                     Span::Noise | Span::Coded(CodedRow::Affine { .. }) => {}
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Geometry;
+
+    #[test]
+    fn rows_are_the_same_in_one_piece_and_in_many() {
+        let geometry = Geometry { vocab: 20, ..Geometry::by_name("qwen3-30b").unwrap().clone() };
+        let fills = [
+            Fill::Noise { deviation: 0.1 },
+            Fill::Output { deviation: 0.1, period: 3 },
+            Fill::Embedding { deviation: 0.7 },
+            Fill::Head { deviation: 0.1 },
+            Fill::Router { layer: 1 },
+        ];
+        for (fill, bits) in fills.into_iter().flat_map(|fill| [(fill, 3), (fill, 8), (fill, 16)]) {
+            let bits = Bits::new(bits).unwrap();
+            let router = matches!(fill, Fill::Router { .. });
+            if router && bits.get() == 3 {
+                continue; // routers have eight
+            }
+            let tape = Tape::new(&geometry, bits, 1);
+            let matrix = Matrix { name: "m".to_owned(), rows: 24, cols: 192, bits, fill };
+            for part in [Part::Weight, Part::Scales, Part::Biases] {
+                if bits.is_plain() && part != Part::Weight {
+                    continue;
+                }
+                let row_bytes = matrix.row_bytes(part);
+                let rows = |first: usize, count: usize| {
+                    let mut out = vec![0xAA; count * row_bytes];
+                    matrix.write(&tape, 1, part, first, &mut out);
+                    out
+                };
+                assert_eq!(rows(0, 24), [rows(0, 5), rows(5, 1), rows(6, 18)].concat(), "{fill:?}");
             }
         }
     }

@@ -249,9 +249,11 @@ mod tests {
     #[test]
     fn an_expert_has_the_bytes_of_a_published_one() {
         // research/features.md §1.4 and §3.
-        for (name, bits, bytes) in
-            [("qwen3.5-397b", 4, 7_077_888), ("qwen3.5-397b", 2, 3_932_160), ("qwen3.5-35b", 4, 1_769_472)]
-        {
+        for (name, bits, bytes) in [
+            ("qwen3.5-397b", 4, 7_077_888),
+            ("qwen3.5-397b", 2, 3_932_160),
+            ("qwen3.5-35b", 4, 1_769_472),
+        ] {
             let geometry = Geometry::by_name(name).unwrap();
             let synth = Synth::new(geometry, 1, Bits::new(bits).unwrap(), 1).unwrap();
             let (tensors, _) = Layout::of(&synth);

@@ -1,5 +1,7 @@
 //! Small checkpoints through the whole writer, read back by the engine and by the oracle.
 
+#![allow(clippy::unwrap_used)] // a panic is how a test reports a problem
+
 use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
 
 use fm_format::source::Checkpoint;
@@ -99,13 +101,20 @@ fn the_oracle_chooses_the_predicted_experts_and_walks_the_tape() {
                 for (token, (found, predicted)) in
                     out.routes.iter().zip(tape.routes(layer, &tokens)).enumerate()
                 {
-                    assert_eq!(found.experts, predicted.experts, "{family:?} {bits} {layer} {token}");
+                    assert_eq!(
+                        found.experts, predicted.experts,
+                        "{family:?} {bits} {layer} {token}"
+                    );
                     let scale = found.gap / predicted.gap;
                     assert!((0.4..2.0).contains(&scale), "{family:?} {bits} {layer}: {scale}");
                 }
             }
             for (token, logits) in tokens.iter().zip(&output.logits) {
-                assert_eq!(argmax(logits), (*token as usize + 1) % tape.steps(), "{family:?} {bits}");
+                assert_eq!(
+                    argmax(logits),
+                    (*token as usize + 1) % tape.steps(),
+                    "{family:?} {bits}"
+                );
             }
         }
     }

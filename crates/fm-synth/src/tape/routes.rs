@@ -16,18 +16,24 @@ impl Tape {
     /// What the router of `layer` chooses for each of `tokens`, from the weights as they are
     /// written. Equal logits favour the lower expert.
     pub fn routes(&self, layer: usize, tokens: &[u32]) -> Vec<TapeRoutes> {
-        let router: Vec<Vec<f32>> = self.router(layer).iter().map(super::CodedRow::values).collect();
+        let router: Vec<Vec<f32>> =
+            self.router(layer).iter().map(super::CodedRow::values).collect();
         let top_k = self.geometry.top_k;
-        tokens.iter().map(|token| choose(&router, &self.embedding(*token as usize).values(), top_k)).collect()
+        tokens
+            .iter()
+            .map(|token| choose(&router, &self.embedding(*token as usize).values(), top_k))
+            .collect()
     }
 }
 
 fn choose(router: &[Vec<f32>], code: &[f32], top_k: usize) -> TapeRoutes {
-    let dot = |row: &Vec<f32>| row.iter().zip(code).map(|(w, c)| f64::from(*w) * f64::from(*c)).sum();
+    let dot =
+        |row: &Vec<f32>| row.iter().zip(code).map(|(w, c)| f64::from(*w) * f64::from(*c)).sum();
     let logits: Vec<f64> = router.iter().map(dot).collect();
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-    let gap = order.get(top_k).map_or(f64::INFINITY, |&next| logits[order[top_k - 1]] - logits[next]);
+    let gap =
+        order.get(top_k).map_or(f64::INFINITY, |&next| logits[order[top_k - 1]] - logits[next]);
     order.truncate(top_k);
     order.sort_unstable();
     TapeRoutes { experts: order, gap }
