@@ -274,6 +274,8 @@ mod tests {
             next = range.end;
             let bytes: u64 = tensors[range.clone()].iter().map(Tensor::bytes).sum();
             assert!(bytes <= SHARD_BYTES, "{bytes}");
+            let following = tensors.get(range.end).map_or(u64::MAX, Tensor::bytes);
+            assert!(bytes.saturating_add(following) > SHARD_BYTES, "{bytes} leave room");
         }
         assert_eq!(next, tensors.len());
         assert_eq!(shards[0].file, format!("model-00001-of-{:05}.safetensors", shards.len()));
