@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
 use fm_format::source::Checkpoint;
 use fm_model::arch::describe;
 use fm_synth::{Bits, Family, Geometry, LinearShape, Progress, Synth, SynthError};
-use fm_testkit::oracle::{self, Oracle};
+use fm_testkit::{
+    oracle::{self, Oracle},
+    tiny_checkpoint::{self, Layout, MlxLayout, TinyModel},
+};
 
 const WIDTHS: [u8; 7] = [2, 3, 4, 5, 6, 8, 16];
 const FAMILIES: [Family; 3] = [Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe];
@@ -81,6 +84,53 @@ fn the_engine_accepts_every_family_in_every_width() {
             assert_eq!(spec.model_type, family.model_type());
             assert_eq!((spec.hidden, spec.vocab, spec.layers.len()), (256, 320, 3));
             assert_eq!(checkpoint.bytes(), synth.bytes());
+        }
+    }
+}
+
+/// Name, dtype and shape of every tensor of the language model.
+fn tensors(dir: &Path) -> BTreeMap<String, (String, Vec<usize>)> {
+    let others = ["mtp.", "model.visual."];
+    let all = Checkpoint::open(dir).unwrap().tensors.into_values();
+    let own = all.filter(|tensor| !others.iter().any(|other| tensor.name.starts_with(other)));
+    own.map(|tensor| (tensor.name, (format!("{:?}", tensor.dtype), tensor.shape))).collect()
+}
+
+#[test]
+fn tensors_are_called_and_shaped_as_in_checkpoints_checked_against_the_goldens() {
+    for family in FAMILIES {
+        let geometry = miniature(family);
+        let same = match family {
+            Family::Qwen3Moe => oracle::Family::Qwen3Moe,
+            Family::Qwen3Next => oracle::Family::Qwen3Next,
+            Family::Qwen3_5Moe => oracle::Family::Qwen3_5Moe,
+        };
+        let tiny = TinyModel {
+            hidden: geometry.hidden,
+            vocab: geometry.vocab,
+            layers: 2,
+            heads: geometry.heads,
+            kv_heads: geometry.kv_heads,
+            head_dim: geometry.head_dim,
+            experts: geometry.experts,
+            top_k: geometry.top_k,
+            moe_ffn: geometry.moe_ffn,
+            shared_ffn: geometry.shared_ffn,
+            linear: tiny_checkpoint::LinearShape {
+                key_heads: 2,
+                value_heads: 4,
+                key_dim: 32,
+                value_dim: 32,
+                conv: 4,
+            },
+            full_attention_interval: 2,
+            ..TinyModel::new(same)
+        };
+        for (bits, layout) in [(4, Layout::Mlx(MlxLayout::uniform(4, 64))), (16, Layout::Hf)] {
+            let [ours, theirs] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+            write(&synth(&geometry, 2, bits, 1), ours.path());
+            tiny.write(theirs.path(), &layout, 1);
+            assert_eq!(tensors(ours.path()), tensors(theirs.path()), "{family:?} {bits}");
         }
     }
 }

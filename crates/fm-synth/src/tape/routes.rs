@@ -88,3 +88,15 @@ impl Repetition {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_logits_favour_the_lower_expert() {
+        let router = [1.0, 3.0, 2.0, 2.0, 2.0].map(|weight| vec![weight]);
+        let routes = choose(&router, &[1.0], 2);
+        assert_eq!(routes, TapeRoutes { experts: vec![1, 2], gap: 0.0 });
+    }
+}
