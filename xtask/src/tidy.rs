@@ -15,7 +15,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("fm-model", &["fm-format", "fm-kernels"]),
     ("fm-convert", &["fm-format", "fm-model"]),
     ("fm-engine", &["fm-format", "fm-kernels", "fm-model", "fm-store", "fm-text"]),
-    ("fm-cli", &["fm-format", "fm-engine", "fm-convert", "fm-model", "fm-text"]),
+    ("fm-cli", &["fm-format", "fm-engine", "fm-convert", "fm-model", "fm-synth", "fm-text"]),
+    ("fm-synth", &["fm-format"]),
     ("fm-testkit", &["fm-format"]),
 ];
 

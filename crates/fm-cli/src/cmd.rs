@@ -4,6 +4,7 @@ mod inspect;
 mod logits;
 mod plan;
 mod run;
+mod synth;
 
 use clap::{ArgMatches, Command};
 
@@ -21,6 +22,7 @@ pub(crate) fn command() -> Command {
         .subcommand(plan::command())
         .subcommand(inspect::command())
         .subcommand(logits::command())
+        .subcommand(synth::command())
 }
 
 /// Runs the command that was given.
@@ -30,6 +32,7 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(("plan", matches)) => plan::run(matches),
         Some(("inspect", matches)) => inspect::run(matches),
         Some(("logits", matches)) => logits::run(matches),
+        Some(("synth", matches)) => synth::run(matches),
         _ => unreachable!("clap refuses other commands"),
     }
 }

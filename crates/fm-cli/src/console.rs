@@ -1,6 +1,12 @@
 //! What people see: the answer on stdout, everything else on stderr, colour only on a terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use fm_engine::EngineError;
 use fm_text::Channel;
@@ -52,6 +58,34 @@ impl AnswerStream {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Ctrl-C: the first one asks the work to end cleanly, the second one does not wait.
+#[derive(Debug)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+/// What a shell expects of a program that Ctrl-C ended: 128 + SIGINT.
+const INTERRUPTED: i32 = 130;
+
+impl Interrupt {
+    /// Takes Ctrl-C over; where that fails, it ends the program the hard way as before.
+    pub(crate) fn install() -> Self {
+        let flag = Arc::new(AtomicBool::new(false));
+        let handler = Arc::clone(&flag);
+        let installed = ctrlc::set_handler(move || {
+            if handler.swap(true, Ordering::SeqCst) {
+                #[allow(clippy::exit)] // the user has asked twice
+                std::process::exit(INTERRUPTED);
+            }
+        });
+        drop(installed);
+        Self(flag)
+    }
+
+    /// Whether Ctrl-C was pressed.
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
     }
 }
 

@@ -5,10 +5,6 @@ use std::{
     io::{self, IsTerminal, Read},
     ops::ControlFlow,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
 };
 
 use anyhow::Context;
@@ -25,7 +21,7 @@ use fm_text::{Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags
 
 use super::{json_arg, model_arg, model_dir};
 use crate::{
-    console::{self, AnswerStream, Unit},
+    console::{self, AnswerStream, Interrupt, Unit},
     flags::{self, Usage},
     places,
 };
@@ -261,28 +257,13 @@ fn reuse(
     Ok(engine.runner.open(engine.plan.context).map_err(EngineError::from)?)
 }
 
-/// Set by Ctrl-C: the text ends cleanly, with its report.
-fn interrupted() -> Arc<AtomicBool> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let handler = Arc::clone(&flag);
-    let installed = ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::SeqCst) {
-            #[allow(clippy::exit)] // the second Ctrl-C does not wait for anything
-            std::process::exit(130);
-        }
-    });
-    // Without a handler, Ctrl-C ends the program the hard way.
-    drop(installed);
-    flag
-}
-
 fn generate(
     engine: &mut Engine,
     session: Session,
     request: Request,
     silent: bool,
 ) -> anyhow::Result<Generated> {
-    let stop = interrupted();
+    let interrupt = Interrupt::install();
     let mut answer = AnswerStream::new();
     let bar = console::progress("reading the prompt", Unit::Share);
     let mut failed = None;
@@ -312,7 +293,7 @@ fn generate(
                 }
             }
         }
-        if stop.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     bar.finish_and_clear();
     if let Some(error) = failed {

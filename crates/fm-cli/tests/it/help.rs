@@ -4,7 +4,7 @@ use crate::{flash_moe, stdout};
 
 #[test]
 fn help_of_every_command() {
-    for command in ["", "run", "plan", "inspect", "logits"] {
+    for command in ["", "run", "plan", "inspect", "logits", "synth"] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let output = flash_moe(&args);
         assert!(output.status.success());
