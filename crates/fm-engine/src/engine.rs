@@ -265,7 +265,8 @@ fn eos_tokens(dir: &Path, generation: &GenerationConfig) -> Result<Vec<u32>, Eng
     let config = read_json(&dir.join("config.json"))?;
     let text = config.get("text_config");
     let named = [config.get("eos_token_id"), text.and_then(|text| text.get("eos_token_id"))];
-    let mut tokens = generation.eos_token_id.clone().map_or_else(Vec::new, |eos| eos.into_vec());
+    let mut tokens =
+        generation.eos_token_id.clone().map_or_else(Vec::new, super::sampler::OneOrMany::into_vec);
     for value in named.into_iter().flatten() {
         match value {
             serde_json::Value::Array(list) => {

@@ -270,6 +270,9 @@ impl<'a> Generation<'a> {
     ///
     /// # Errors
     /// If a step fails, or an expert that it needs cannot be read.
+    ///
+    /// # Panics
+    /// Never: the loop ends with a reason.
     pub fn run(
         mut self,
         on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
@@ -393,15 +396,12 @@ impl<'a> Generation<'a> {
         if let Some(spoiled) = output.spoiled.into_iter().next() {
             return Err(spoiled.reason.into());
         }
-        let token = match forced {
-            Some(token) => {
-                self.sampler.note(token);
-                token
-            }
-            None => {
-                output.logits.iter().for_each(|logit| self.hash.update(&logit.to_le_bytes()));
-                self.sampler.sample(output.logits)?
-            }
+        let token = if let Some(token) = forced {
+            self.sampler.note(token);
+            token
+        } else {
+            output.logits.iter().for_each(|logit| self.hash.update(&logit.to_le_bytes()));
+            self.sampler.sample(output.logits)?
         };
         self.take(token, on_event)
     }

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 const PROBE_TIME: Duration = Duration::from_millis(140);
 
 /// A remembered measurement serves for this long.
-const AGE_MAX: Duration = Duration::from_secs(3600);
+const AGE_MAX: Duration = Duration::from_hours(1);
 
 /// Bytes of one probe read: larger ones are no faster on any disk we met.
 const READ_BYTES: usize = 2 << 20;

@@ -82,7 +82,7 @@ fn active_expert_bytes(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
 fn trunk_bytes(spec: &ModelSpec) -> u64 {
     let (mut matrices, mut values) = (0, 0);
     for_each_tensor(spec, &mut |matrix| matrices += matrix.shape.bytes(), &mut |vector| {
-        values += vector.len
+        values += vector.len;
     });
     (matrices + 4 * values) as u64
 }

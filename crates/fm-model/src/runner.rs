@@ -122,11 +122,11 @@ impl std::ops::Sub for StepTimes {
     /// What was spent between `earlier` and `self`.
     fn sub(self, earlier: Self) -> Self {
         Self {
-            attention: self.attention - earlier.attention,
-            delta_net: self.delta_net - earlier.delta_net,
-            moe: self.moe - earlier.moe,
-            mlp: self.mlp - earlier.mlp,
-            head: self.head - earlier.head,
+            attention: self.attention.saturating_sub(earlier.attention),
+            delta_net: self.delta_net.saturating_sub(earlier.delta_net),
+            moe: self.moe.saturating_sub(earlier.moe),
+            mlp: self.mlp.saturating_sub(earlier.mlp),
+            head: self.head.saturating_sub(earlier.head),
         }
     }
 }

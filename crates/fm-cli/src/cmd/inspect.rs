@@ -60,7 +60,11 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let checkpoint = Checkpoint::open(dir).map_err(EngineError::from)?;
     let spec = describe(&checkpoint).map_err(EngineError::from)?;
     let inspection = inspect(dir.display().to_string(), &spec);
-    if matches.get_flag("json") { console::print_json(&inspection) } else { print(&inspection) }
+    if matches.get_flag("json") {
+        return console::print_json(&inspection);
+    }
+    print(&inspection);
+    Ok(())
 }
 
 fn inspect(model: String, spec: &ModelSpec) -> Inspection {
@@ -145,7 +149,7 @@ fn class_of(name: &str) -> &'static str {
     found.map_or("other", |row| row.1)
 }
 
-fn print(inspection: &Inspection) -> anyhow::Result<()> {
+fn print(inspection: &Inspection) {
     let i = inspection;
     println!("{} · {} · {}", i.model, i.model_type, Bytes(i.bytes));
     println!(
@@ -170,5 +174,4 @@ fn print(inspection: &Inspection) -> anyhow::Result<()> {
             Bytes(row.bytes).to_string()
         );
     }
-    Ok(())
 }

@@ -147,17 +147,16 @@ impl Input {
             return Ok(Self::Text(text.clone()));
         }
         let file = matches.get_one::<String>("prompt-file").filter(|file| *file != "-");
-        let bytes = match file {
-            Some(file) => fs::read(file).with_context(|| format!("reading {file}"))?,
-            None => {
-                let asked = matches.contains_id("prompt") || matches.contains_id("prompt-file");
-                if !asked && io::stdin().is_terminal() {
-                    return Err(EngineError::EmptyPrompt.into());
-                }
-                let mut bytes = Vec::new();
-                io::stdin().read_to_end(&mut bytes).context("reading stdin")?;
-                bytes
+        let bytes = if let Some(file) = file {
+            fs::read(file).with_context(|| format!("reading {file}"))?
+        } else {
+            let asked = matches.contains_id("prompt") || matches.contains_id("prompt-file");
+            if !asked && io::stdin().is_terminal() {
+                return Err(EngineError::EmptyPrompt.into());
             }
+            let mut bytes = Vec::new();
+            io::stdin().read_to_end(&mut bytes).context("reading stdin")?;
+            bytes
         };
         String::from_utf8(bytes).map(Self::Text).context("the prompt is not UTF-8")
     }

@@ -1,4 +1,5 @@
 //! The program as a user meets it.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;
 mod errors;

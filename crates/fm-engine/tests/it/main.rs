@@ -1,5 +1,6 @@
 //! Whole models through the engine: the same bits under every circumstance, and faults that spoil
 //! nothing but what they touch.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod faults;
 mod generation;

@@ -6,15 +6,14 @@ use fm_engine::options::{ENGINE, OptionRow, SAMPLING};
 use fm_testkit::golden::workspace_dir;
 
 fn section<T>(title: &str, rows: &[OptionRow<T>]) -> String {
-    let mut text =
-        format!("## {title}\n\n| flag | key in config.toml | meaning |\n|---|---|---|\n");
-    for row in rows {
+    let rows = rows.iter().map(|row| {
         let choices = (row.choices)();
         let value = if choices.is_empty() { row.value.to_owned() } else { choices.join(" \\| ") };
         let key = row.name.replace('-', "_");
-        text.push_str(&format!("| `--{} {value}` | `{key}` | {} |\n", row.name, row.help));
-    }
-    text
+        format!("| `--{} {value}` | `{key}` | {} |\n", row.name, row.help)
+    });
+    let rows: String = rows.collect();
+    format!("## {title}\n\n| flag | key in config.toml | meaning |\n|---|---|---|\n{rows}")
 }
 
 fn document() -> String {

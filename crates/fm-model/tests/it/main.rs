@@ -1,4 +1,6 @@
 //! The families against recorded outputs of other implementations, and against the oracle.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+#![allow(clippy::print_stdout)] // the distances reached are worth reading
 
 mod golden;
 mod harness;
