@@ -87,6 +87,12 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
         let begun = [JOURNAL, TRUNK].iter().any(|name| dir.join(name).exists());
         return if begun { Err(FormatError::Unfinished { path: dir.into() }) } else { Ok(None) };
     };
+    for (name, entry) in &manifest.files {
+        if !COPIED.contains(&name.as_str()) {
+            return Err(FormatError::ManifestFile { path, file: name.clone() });
+        }
+        check_file(&dir.join(name), entry.bytes)?;
+    }
     let config = read_json(&dir.join("config.json"))?;
     let mut files = vec![dir.join(TRUNK)];
     let trunk = safetensors::read_header(&files[0], FileIndex(0))?;
@@ -100,7 +106,7 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
     for (index, entry) in manifest.layers.iter().enumerate() {
         let records = entry.as_ref().map(|entry| {
             files.push(dir.join(EXPERTS).join(layer_file(index)));
-            Entry { path: &path, layer: index, entry }.records(&files)
+            ListedLayer { path: &path, index, entry }.records(&files)
         });
         layers.push(records.transpose()?);
     }
@@ -132,20 +138,20 @@ fn check_file(path: &Path, expected: u64) -> Result<(), FormatError> {
 }
 
 /// A layer of a manifest on its way into a catalog.
-struct Entry<'a> {
+struct ListedLayer<'a> {
     path: &'a Path,
-    layer: usize,
+    index: usize,
     entry: &'a LayerEntry,
 }
 
-impl Entry<'_> {
+impl ListedLayer<'_> {
     /// `files` ends with this layer's file.
     fn records(&self, files: &[PathBuf]) -> Result<LayerRecords, FormatError> {
         let LayerEntry { file, bytes, experts, record_bytes, gate, up, down, checksums } =
             self.entry;
-        if *file != layer_file(self.layer) {
-            let (path, layer, file) = (self.path.into(), self.layer, file.clone());
-            return Err(FormatError::ManifestFile { path, layer, file });
+        if *file != layer_file(self.index) {
+            let (path, file) = (self.path.into(), file.clone());
+            return Err(FormatError::ManifestFile { path, file });
         }
         let layout =
             RecordLayout { gate: self.shape(gate)?, up: self.shape(up)?, down: self.shape(down)? };
@@ -169,7 +175,7 @@ impl Entry<'_> {
     fn shape(&self, matrix: &MatrixEntry) -> Result<MatrixShape, FormatError> {
         let MatrixEntry { rows, cols, format } = matrix;
         let Some(format) = quant::by_name(format) else {
-            let (path, layer, format) = (self.path.into(), self.layer, format.clone());
+            let (path, layer, format) = (self.path.into(), self.index, format.clone());
             return Err(FormatError::UnknownFormat { path, layer, format });
         };
         self.require((1..=DIM_MAX).contains(rows), "rows", *rows)?;
@@ -179,7 +185,7 @@ impl Entry<'_> {
     }
 
     fn require(&self, holds: bool, field: &'static str, found: u64) -> Result<(), FormatError> {
-        let (path, layer) = (self.path.into(), self.layer);
+        let (path, layer) = (self.path.into(), self.index);
         if holds { Ok(()) } else { Err(FormatError::ManifestNumber { path, layer, field, found }) }
     }
 }

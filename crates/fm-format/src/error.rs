@@ -162,13 +162,11 @@ pub enum FormatError {
         most: u64,
     },
 
-    /// A layer's file is not called as it must be.
-    #[error("{}: layer {layer} names the file `{file}`, which is not its file", path.display())]
+    /// A file that no container has under this name.
+    #[error("{}: names the file `{file}`, which belongs elsewhere", path.display())]
     ManifestFile {
         /// The manifest.
         path: PathBuf,
-        /// The layer.
-        layer: usize,
         /// What it says.
         file: String,
     },
