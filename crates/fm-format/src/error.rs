@@ -148,7 +148,7 @@ pub enum FormatError {
         /// The manifest.
         path: PathBuf,
         /// What it says.
-        found: u32,
+        found: u64,
         /// What this build reads.
         known: u32,
     },

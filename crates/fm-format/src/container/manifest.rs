@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, path::Path};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::Value;
 
 use crate::{
     error::FormatError,
@@ -123,20 +124,26 @@ impl Manifest {
     pub fn parse(path: &Path, text: &[u8]) -> Result<Option<Self>, FormatError> {
         #[derive(Deserialize)]
         struct Head {
-            container: Option<String>,
-            version: Option<u32>,
+            container: Option<Value>,
+            version: Option<Value>,
         }
-        let json_error = |source| FormatError::Json { path: path.into(), source };
-        let head: Head = serde_json::from_slice(text).map_err(json_error)?;
-        if head.container.as_deref() != Some(MARK) {
+        let head = match serde_json::from_slice::<Head>(text) {
+            Ok(head) => head,
+            // Some other JSON: other programs call files so, too.
+            Err(error) if error.is_data() => return Ok(None),
+            Err(source) => return Err(FormatError::Json { path: path.into(), source }),
+        };
+        if head.container.as_ref().and_then(Value::as_str) != Some(MARK) {
             return Ok(None);
         }
         // Before the rest is looked at: another version may have other fields.
-        match head.version {
-            Some(found) if found != VERSION => {
+        match head.version.as_ref().and_then(Value::as_u64) {
+            Some(found) if found != u64::from(VERSION) => {
                 Err(FormatError::ContainerVersion { path: path.into(), found, known: VERSION })
             }
-            _ => Ok(Some(serde_json::from_slice(text).map_err(json_error)?)),
+            _ => serde_json::from_slice(text)
+                .map(Some)
+                .map_err(|source| FormatError::Json { path: path.into(), source }),
         }
     }
 
