@@ -76,7 +76,7 @@ fn killed_at_every_call() {
 fn killed_at_every_call_and_again_at_another() {
     let undisturbed = Undisturbed::new();
     for first in 0..undisturbed.calls {
-        for second in (first % 5..undisturbed.calls).step_by(5) {
+        for second in (first % 7..undisturbed.calls).step_by(7) {
             let when = format!("killed at call {first}, then at call {second}");
             for call in [first, second] {
                 // A run that resumes makes fewer calls and may be done before.

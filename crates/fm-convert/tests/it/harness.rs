@@ -14,6 +14,11 @@ use tempfile::TempDir;
 /// Small enough that every layer takes several batches.
 pub(crate) const BUFFER_BYTES: usize = 40_000;
 
+/// A directory, in memory if possible: syncing to a disk would be most of the tests' time.
+pub(crate) fn workplace() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 /// A checkpoint and a place for its container.
 pub(crate) struct Case {
     pub(crate) dir: TempDir,
@@ -21,7 +26,7 @@ pub(crate) struct Case {
 
 impl Case {
     pub(crate) fn new(model: &TinyModel, layout: &Layout, shards: usize) -> Self {
-        let case = Self { dir: tempfile::tempdir().unwrap() };
+        let case = Self { dir: workplace() };
         model.write(&case.source(), layout, shards);
         fs::write(case.source().join("tokenizer.json"), r#"{"version":"1.0"}"#).unwrap();
         fs::write(case.source().join("README.md"), "not copied").unwrap();
@@ -33,6 +38,7 @@ impl Case {
         let model = TinyModel {
             layers: 3,
             experts: 5,
+            moe_ffn: 40, // both parts of a record end in padding
             mlp_only_layers: vec![1],
             ..TinyModel::new(Family::Qwen3Moe)
         };

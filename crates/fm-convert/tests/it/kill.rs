@@ -9,7 +9,7 @@ use std::{
 
 use fm_testkit::{golden::golden_dir, noise::Noise};
 
-use crate::harness::{assert_same, convert, files_in};
+use crate::harness::{assert_same, convert, files_in, workplace};
 
 /// Names source and target, one per line, for [`child_converts_if_its_directory_asks_for_it`].
 const JOB: &str = "fm-convert-job";
@@ -21,11 +21,6 @@ fn child_converts_if_its_directory_asks_for_it() {
     let Ok(job) = fs::read_to_string(JOB) else { return };
     let (source, out) = job.split_once('\n').unwrap();
     convert(Path::new(source), Path::new(out)).unwrap();
-}
-
-/// In memory if possible: the disk's time to sync would be most of the test.
-fn workplace() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 struct Child {
@@ -52,6 +47,7 @@ impl Child {
             assert!(child.wait().unwrap().success());
             return false;
         };
+        // The moment of the kill is what is random here, so a sleep makes nothing flaky.
         std::thread::sleep(patience.saturating_sub(started.elapsed()));
         child.kill().unwrap(); // SIGKILL
         !child.wait().unwrap().success()

@@ -58,7 +58,7 @@ fn a_flipped_bit_anywhere_is_found_or_refused() {
             flip(&path, at);
             let found = verify(&case.out(), None, &mut go_on);
             assert!(
-                found.as_ref().map_or(true, |report| report.mismatches == 1),
+                found.as_ref().map_or(true, |report| report.mismatches > 0),
                 "{} byte {at}: {found:?}",
                 name.display()
             );
