@@ -33,8 +33,8 @@ impl Child {
         self.dir.path().join("out")
     }
 
-    /// Runs a conversion, and kills it after some time; whether it was still alive then.
-    fn run(&self, patience: Option<Duration>) -> bool {
+    /// Runs a conversion, to its end or until it is killed after some time.
+    fn run(&self, patience: Option<Duration>) {
         let started = Instant::now();
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "kill::child_converts_if_its_directory_asks_for_it"])
@@ -45,12 +45,12 @@ impl Child {
             .unwrap();
         let Some(patience) = patience else {
             assert!(child.wait().unwrap().success());
-            return false;
+            return;
         };
         // The moment of the kill is what is random here, so a sleep makes nothing flaky.
         std::thread::sleep(patience.saturating_sub(started.elapsed()));
         child.kill().unwrap(); // SIGKILL
-        !child.wait().unwrap().success()
+        child.wait().unwrap();
     }
 }
 
@@ -68,15 +68,13 @@ fn killed_at_two_hundred_random_moments() {
     fs::remove_dir_all(child.out()).unwrap();
 
     let mut noise = Noise::new(7);
-    let (mut killed, mut found) = (0, [0; 3]);
-    for round in 0.. {
-        if killed == KILLS {
-            break;
-        }
+    let (mut killed, mut round) = (0, 0);
+    while killed < KILLS {
+        round += 1;
         assert!(round < 10 * KILLS, "{killed} kills in {round} rounds");
-        killed += u32::from(child.run(Some(whole.mul_f64(noise.unit()))));
-        let has = |name: &str| usize::from(child.out().join(name).exists());
-        found[has("convert.journal").max(2 * has("manifest.json"))] += 1;
+        child.run(Some(whole.mul_f64(noise.unit())));
+        // Only kills between the first file and the last count.
+        killed += u32::from(child.out().join("convert.journal").exists());
         // Sometimes the next one continues where this one was killed.
         if round % 3 != 0 {
             convert(&child.source, &child.out()).unwrap();
@@ -84,6 +82,4 @@ fn killed_at_two_hundred_random_moments() {
             fs::remove_dir_all(child.out()).unwrap();
         }
     }
-    let [_, under_way, _] = found;
-    assert!(under_way > KILLS / 4, "kills before, in and after the work: {found:?}");
 }
