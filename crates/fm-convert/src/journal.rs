@@ -94,7 +94,7 @@ pub(crate) fn read(out: &Path) -> Result<(Fingerprint, Vec<Finished>), ConvertEr
     let path = out.join(JOURNAL);
     let text =
         fs::read(&path).map_err(|source| ConvertError::Read { path: path.clone(), source })?;
-    let mut lines = text.split_inclusive(|byte| *byte == b'\n');
+    let mut lines = text.split(|byte| *byte == b'\n');
     let head = lines.next().and_then(parse::<Head>);
     let Some(head) = head.filter(|head| head.version == manifest::VERSION) else {
         return Err(ConvertError::Journal { path });
@@ -107,8 +107,7 @@ pub(crate) fn read(out: &Path) -> Result<(Fingerprint, Vec<Finished>), ConvertEr
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Option<T> {
-    let line = str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
-    let (checksum, json) = line.split_once(' ')?;
+    let (checksum, json) = str::from_utf8(line).ok()?.split_once(' ')?;
     (checksum == format!("{:016x}", xxh3_64(json.as_bytes()))).then_some(())?;
     serde_json::from_str(json).ok()
 }

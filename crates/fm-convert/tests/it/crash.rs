@@ -4,15 +4,16 @@
 use std::{
     collections::BTreeMap,
     fs,
+    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
-use fm_convert::{ConvertError, Outcome};
+use fm_convert::{Conversion, ConvertError, Outcome};
 use fm_format::{FormatError, source::Checkpoint};
 
 use crate::{
     harness::{Case, assert_same, files_in},
-    sim_disk::{Fault, PowerCut, SimDisk},
+    sim_disk::{Fault, Names, PowerCut, SimDisk},
 };
 
 /// A checkpoint, its container, and how many calls that took.
@@ -92,7 +93,13 @@ fn killed_at_every_call_and_again_at_another() {
 #[test]
 fn power_cut_at_every_call() {
     let undisturbed = Undisturbed::new();
-    for (names, bytes) in [(true, false), (false, true), (true, true)] {
+    for (names, bytes) in [
+        (Names::Oldest, false),
+        (Names::Oldest, true),
+        (Names::All, false),
+        (Names::None, true),
+        (Names::All, true),
+    ] {
         let cut = PowerCut { names, bytes };
         for call in 0..=undisturbed.calls {
             let when = format!("{cut:?} at call {call}");
@@ -144,29 +151,61 @@ fn a_file_system_that_is_full_at_every_write() {
     }
 }
 
+/// Stops before the manifest is written: everything else is finished.
+fn stop_at_the_manifest(undisturbed: &Undisturbed) -> SimDisk {
+    let disk = SimDisk::with_fault(undisturbed.writes - 1, Fault::Full);
+    assert!(undisturbed.case.convert_on(&disk).is_err());
+    disk
+}
+
 #[test]
-fn finished_layers_are_not_written_again() {
+fn finished_layers_are_not_written_again_not_even_after_a_power_cut() {
     let undisturbed = Undisturbed::new();
-    let last_write = undisturbed.writes - 1; // the manifest
-    let _ = undisturbed.case.convert_on(&SimDisk::with_fault(last_write, Fault::Full));
+    let disk = stop_at_the_manifest(&undisturbed);
+    disk.cut_power(PowerCut { names: Names::All, bytes: true });
     let layer = undisturbed.case.out().join("experts/layer-000.bin");
     let before = fs::metadata(&layer).unwrap().modified().unwrap();
-    let outcome = undisturbed.case.convert_on(&SimDisk::default()).unwrap();
-    let Outcome::Converted { bytes, bytes_resumed } = outcome else { panic!("{outcome:?}") };
+    let mut first = None;
+    let (source, out) = (undisturbed.case.source(), undisturbed.case.out());
+    let conversion = Conversion { checkpoint: &source, out: &out, buffer_bytes: 1 };
+    let outcome = conversion.run_on(&SimDisk::default(), &mut |progress| {
+        first.get_or_insert(progress);
+        ControlFlow::Continue(())
+    });
+    let Ok(Outcome::Converted { bytes, bytes_resumed }) = outcome else { panic!("{outcome:?}") };
     assert_eq!(bytes, bytes_resumed);
+    let first = first.unwrap();
+    assert_eq!((first.bytes_done, first.bytes_total, first.eta), (bytes, bytes, None));
     assert_eq!(fs::metadata(&layer).unwrap().modified().unwrap(), before);
-    assert_same(&undisturbed.case.out(), &undisturbed.files, "resumed at the manifest");
+    assert_same(&out, &undisturbed.files, "resumed at the manifest");
 }
 
 #[test]
 fn a_finished_file_that_lost_its_end_is_written_again() {
     let undisturbed = Undisturbed::new();
-    let last_write = undisturbed.writes - 1;
-    let _ = undisturbed.case.convert_on(&SimDisk::with_fault(last_write, Fault::Full));
+    stop_at_the_manifest(&undisturbed);
     for name in ["experts/layer-002.bin", "trunk.safetensors", "config.json"] {
         let path = undisturbed.case.out().join(name);
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[1..]).unwrap();
     }
     undisturbed.assert_finishes("shortened");
+}
+
+#[test]
+fn a_journal_is_believed_up_to_its_first_damaged_line() {
+    let undisturbed = Undisturbed::new();
+    stop_at_the_manifest(&undisturbed);
+    let path = undisturbed.case.out().join("convert.journal");
+    let journal = fs::read_to_string(&path).unwrap();
+    // One digit of a layer's last checksum, which is valid JSON all the same.
+    let at = journal.rfind("\"]").unwrap() - 1;
+    let digit = if journal.as_bytes()[at] == b'0' { "1" } else { "0" };
+    let damaged = format!("{}{digit}{}", &journal[..at], &journal[at + 1..]);
+    for text in [damaged, journal[..at].to_owned(), format!("{journal}\0\0\0\n")] {
+        fs::write(&path, text).unwrap();
+        undisturbed.assert_finishes("damaged");
+        undisturbed.start_over();
+        stop_at_the_manifest(&undisturbed);
+    }
 }

@@ -26,9 +26,18 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PowerCut {
     /// Names that were made, moved or removed.
-    pub(crate) names: bool,
+    pub(crate) names: Names,
     /// Bytes; zeros come in their place, the worse of the two things file systems do.
     pub(crate) bytes: bool,
+}
+
+/// Which of the changes that were not synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Names {
+    None,
+    /// Only the first: a file system need not keep the order.
+    Oldest,
+    All,
 }
 
 /// Real files, without the cost of syncing them.
@@ -92,17 +101,21 @@ impl SimDisk {
                 fs::write(path, bytes).unwrap();
             }
         }
-        if cut.names {
-            for change in state.pending.drain(..).rev() {
-                match change {
-                    Change::Made(path) if path.is_dir() => fs::remove_dir_all(path).unwrap(),
-                    Change::Made(path) => drop(fs::remove_file(path)),
-                    Change::Renamed { to, replaced } => {
-                        fs::rename(&to, partial(&to)).unwrap();
-                        replaced.iter().for_each(|bytes| fs::write(&to, bytes).unwrap());
-                    }
-                    Change::Removed(path, bytes) => fs::write(path, bytes).unwrap(),
+        let lost = match cut.names {
+            Names::None => 0,
+            Names::Oldest => 1,
+            Names::All => usize::MAX,
+        };
+        let lost = lost.min(state.pending.len());
+        for change in state.pending.drain(..lost).rev() {
+            match change {
+                Change::Made(path) if path.is_dir() => fs::remove_dir_all(path).unwrap(),
+                Change::Made(path) => drop(fs::remove_file(path)),
+                Change::Renamed { to, replaced } => {
+                    fs::rename(&to, partial(&to)).unwrap();
+                    replaced.iter().for_each(|bytes| fs::write(&to, bytes).unwrap());
                 }
+                Change::Removed(path, bytes) => fs::write(path, bytes).unwrap(),
             }
         }
     }

@@ -94,6 +94,20 @@ fn a_mismatch_names_layer_expert_part_file_and_offset() {
     }
 }
 
+/// The same bytes under another dtype: every tensor has its checksum, and is another tensor.
+#[test]
+fn the_header_of_the_trunk_is_checked_too() {
+    let case = Case::small();
+    case.convert().unwrap();
+    let path = case.out().join("trunk.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(7).position(|text| text == b"\"BF16\",").unwrap();
+    bytes[at..at + 7].copy_from_slice(b"\"F16\", ");
+    fs::write(&path, bytes).unwrap();
+    let report = verify(&case.out(), None, &mut go_on).unwrap();
+    assert_eq!((report.mismatches, report.first.unwrap().what), (1, Checked::TrunkHeader));
+}
+
 #[test]
 fn verification_goes_on_after_a_mismatch() {
     let case = Case::small();
