@@ -1,10 +1,12 @@
 //! One file per command.
 
+mod convert;
 mod inspect;
 mod logits;
 mod plan;
 mod run;
 mod synth;
+mod verify;
 
 use clap::{ArgMatches, Command};
 
@@ -21,6 +23,8 @@ pub(crate) fn command() -> Command {
         .subcommand(run::command())
         .subcommand(plan::command())
         .subcommand(inspect::command())
+        .subcommand(convert::command())
+        .subcommand(verify::command())
         .subcommand(logits::command())
         .subcommand(synth::command())
 }
@@ -31,6 +35,8 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(("run", matches)) => run::run(matches),
         Some(("plan", matches)) => plan::run(matches),
         Some(("inspect", matches)) => inspect::run(matches),
+        Some(("convert", matches)) => convert::run(matches),
+        Some(("verify", matches)) => verify::run(matches),
         Some(("logits", matches)) => logits::run(matches),
         Some(("synth", matches)) => synth::run(matches),
         _ => unreachable!("clap refuses other commands"),

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use fm_convert::ConvertError;
 use fm_engine::EngineError;
 use fm_text::Channel;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -114,7 +115,20 @@ pub(crate) enum Unit {
 
 /// What may help against an error.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<&'static str> {
-    error.chain().find_map(|cause| cause.downcast_ref::<EngineError>()?.hint())
+    error.chain().find_map(|cause| {
+        let engine = cause.downcast_ref::<EngineError>().and_then(EngineError::hint);
+        engine.or_else(|| convert_hint(cause.downcast_ref::<ConvertError>()?))
+    })
+}
+
+fn convert_hint(error: &ConvertError) -> Option<&'static str> {
+    Some(match error {
+        ConvertError::NotRecorded { .. } | ConvertError::Replaced { .. } => {
+            "`flash-moe verify --record MODEL` reads the model once and records its checksums"
+        }
+        ConvertError::Cancelled => "finished layers are kept",
+        _ => return None,
+    })
 }
 
 /// Whoever reads our output has gone: no error, `head` does that.

@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use fm_format::source::{Checkpoint, Files, read_json};
+use fm_format::{
+    container::recorded::{Found, Recorded},
+    source::{Checkpoint, Files, read_json},
+};
 use fm_kernels::{Backend, backend::Numerics, cpu::Cpu, reference::Reference};
 use fm_model::{
     Runner,
@@ -69,6 +72,8 @@ pub struct Planned {
     pub device: DeviceChoice,
     /// Threads that will compute.
     pub threads: usize,
+    /// How the experts' bytes will be checked.
+    pub checks: Checks,
     options: EngineOptions,
     files: Vec<PathBuf>,
 }
@@ -93,6 +98,8 @@ pub struct Engine {
     pub threads: usize,
     /// How experts are read.
     pub reader: reader::ReaderInfo,
+    /// How their bytes are checked.
+    pub checks: Checks,
     /// Lossy switches in force, in words.
     pub lossy: Vec<String>,
     /// The model.
@@ -127,7 +134,8 @@ pub fn plan(
     places: &Places,
 ) -> Result<Planned, EngineError> {
     let checkpoint = Checkpoint::open(dir)?;
-    let spec = describe(&checkpoint)?;
+    let mut spec = describe(&checkpoint)?;
+    let checks = fill_recorded(&checkpoint, &mut spec, places.cache_dir.as_deref())?;
     let limits = MemoryLimits::read(&places.root);
     let tokenizer_bytes = fs::metadata(dir.join("tokenizer.json")).map_or(0, |file| file.len());
     let demand = Demand {
@@ -145,7 +153,47 @@ pub fn plan(
     };
     let footprint = Footprint::of(&spec, options.top_k);
     let (dir, options, files) = (dir.to_path_buf(), options.clone(), checkpoint.files);
-    Ok(Planned { dir, spec, footprint, plan, device, threads, options, files })
+    Ok(Planned { dir, spec, footprint, plan, device, threads, checks, options, files })
+}
+
+/// How the experts' bytes are checked when they arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checks {
+    /// Against the container's checksums.
+    Container,
+    /// Against checksums that `verify --record` made.
+    Recorded,
+    /// Only that all of them arrive.
+    Lengths,
+}
+
+impl Checks {
+    /// The words of the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Container => "checksums of the container",
+            Self::Recorded => "recorded checksums",
+            Self::Lengths => "lengths only",
+        }
+    }
+}
+
+/// Gives a published checkpoint the checksums that were recorded of it, if these are its files.
+fn fill_recorded(
+    checkpoint: &Checkpoint,
+    spec: &mut ModelSpec,
+    cache_dir: Option<&Path>,
+) -> Result<Checks, EngineError> {
+    if checkpoint.container.is_some() {
+        return Ok(Checks::Container);
+    }
+    let Some(cache_dir) = cache_dir else { return Ok(Checks::Lengths) };
+    Ok(match Recorded::find(cache_dir, checkpoint)? {
+        Found::Current(recorded) if recorded.fill(Arc::make_mut(&mut spec.catalog)) => {
+            Checks::Recorded
+        }
+        _ => Checks::Lengths,
+    })
 }
 
 impl Engine {
@@ -196,6 +244,7 @@ impl Engine {
             numerics: built.numerics,
             threads: planned.threads,
             reader: built.reader,
+            checks: planned.checks,
             lossy,
             runner: built.runner,
             tokenizer,

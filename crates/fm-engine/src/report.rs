@@ -88,6 +88,8 @@ pub struct Report {
     pub threads: usize,
     /// How experts were read.
     pub reader: String,
+    /// How their bytes were checked.
+    pub checks: &'static str,
     /// Lossy switches in force.
     pub lossy: Vec<String>,
     /// XXH3-128 over the f32 bits of every row of logits that was sampled from, in order.
@@ -184,6 +186,7 @@ impl Report {
             numerics: engine.numerics.name(),
             threads: engine.threads,
             reader: format!("{} {}", info.kind.name(), info.access.name()),
+            checks: engine.checks.name(),
             lossy: engine.lossy.clone(),
             logits_hash: format!("{:032x}", generated.logits_hash),
             verdict: verdict(engine, decode, wait_share, memory_bytes_per_s, limits),
@@ -290,8 +293,8 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "numerics    {} · {} threads · reader {} · logits {}",
-            self.numerics, self.threads, self.reader, self.logits_hash
+            "numerics    {} · {} threads · reader {} · {} · logits {}",
+            self.numerics, self.threads, self.reader, self.checks, self.logits_hash
         )?;
         if self.io_errors + self.retries > 0 {
             writeln!(f, "I/O         {} retries · {} errors", self.retries, self.io_errors)?;

@@ -1,0 +1,93 @@
+//! `verify`: re-reads a whole model and compares it with its checksums.
+
+use std::{ops::ControlFlow, path::Path};
+
+use anyhow::{Context, bail};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use fm_convert::{
+    Progress, record,
+    verify::{Report, verify},
+};
+use fm_engine::bytes::Bytes;
+use serde_json::json;
+
+use super::{json_arg, model_arg, model_dir};
+use crate::{
+    console::{self, Interrupt, Unit},
+    places,
+};
+
+pub(super) fn command() -> Command {
+    Command::new("verify")
+        .about("Read a whole model again and compare it with its checksums")
+        .arg(model_arg())
+        .arg(
+            Arg::new("record")
+                .long("record")
+                .help(
+                    "Make checksums for a checkpoint that was published without, and keep them in \
+                     the cache directory: from then on every expert is checked when it is read",
+                )
+                .action(ArgAction::SetTrue),
+        )
+        .arg(json_arg())
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    let places = places::places();
+    let bar = console::progress("reading", Unit::Bytes);
+    let interrupt = Interrupt::install();
+    let mut report = |Progress { phase, bytes_done, bytes_total, .. }| {
+        bar.set_length(bytes_total);
+        bar.set_position(bytes_done);
+        bar.set_message(phase.to_string());
+        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let dir = model_dir(matches);
+    if matches.get_flag("record") {
+        let cache_dir = places.cache_dir.context("there is no cache directory: HOME is not set")?;
+        let written = record::record(dir, &cache_dir, &mut report)?;
+        bar.finish_and_clear();
+        eprintln!(
+            "recorded {} experts and {} tensors in {}",
+            written.records,
+            written.tensors,
+            written.path.display()
+        );
+        return Ok(());
+    }
+    let checked = verify(dir, places.cache_dir.as_deref(), &mut report)?;
+    bar.finish_and_clear();
+    if matches.get_flag("json") {
+        console::print_json(&as_json(dir, &checked))?;
+    }
+    if let Some(first) = &checked.first {
+        bail!("{} of {} things are wrong; first: {first}", checked.mismatches, things(&checked));
+    }
+    eprintln!(
+        "{}: {} experts, {} tensors and {} files, {} in all, are what they were",
+        dir.display(),
+        checked.records,
+        checked.tensors,
+        checked.files,
+        Bytes(checked.bytes)
+    );
+    Ok(())
+}
+
+fn things(report: &Report) -> u64 {
+    report.files + report.tensors + report.parts
+}
+
+fn as_json(dir: &Path, report: &Report) -> serde_json::Value {
+    json!({
+        "schema": "flash-moe.verify/1",
+        "model": dir,
+        "experts": report.records,
+        "tensors": report.tensors,
+        "files": report.files,
+        "bytes": report.bytes,
+        "mismatches": report.mismatches,
+        "first": report.first.as_ref().map(ToString::to_string),
+    })
+}
