@@ -1,0 +1,80 @@
+//! `convert` and `verify`, and that a container answers with the same bits.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{Seek, SeekFrom, Write},
+    path::Path,
+};
+
+use serde_json::Value;
+
+use crate::{flash_moe, stderr, stdout};
+
+fn logits_hash(model: &str, more: &[&str]) -> String {
+    let args = [
+        "run",
+        model,
+        "--prompt",
+        "Tell me about Peru.",
+        "--greedy",
+        "--max-tokens",
+        "30",
+        "--json",
+        "--memory",
+        "300MB",
+        "--threads",
+        "2",
+        "--context",
+        "512",
+    ];
+    let output = flash_moe(&[&args, more].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let value: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    value["report"]["logits_hash"].as_str().unwrap().to_owned()
+}
+
+fn flip_a_bit(file: &Path, at: u64) {
+    let mut bytes = fs::read(file).unwrap();
+    bytes[at as usize] ^= 8;
+    let mut file = OpenOptions::new().write(true).open(file).unwrap();
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.write_all(&bytes[at as usize..=at as usize]).unwrap();
+}
+
+#[test]
+fn a_container_has_the_same_bits_and_notices_a_wrong_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = dir.path().join("pebble");
+    let container = container.to_str().unwrap();
+    let converted = flash_moe(&["convert", "models/demo", container]);
+    assert!(converted.status.success(), "{}", stderr(&converted));
+    assert!(stderr(&converted).contains("wrote 7.83 MB"), "{}", stderr(&converted));
+    let again = flash_moe(&["convert", "models/demo", container]);
+    assert!(stderr(&again).contains("was complete already"), "{}", stderr(&again));
+
+    let want = logits_hash("models/demo", &[]);
+    assert_eq!(logits_hash(container, &[]), want);
+    assert_eq!(logits_hash(container, &["--slots", "4", "--io", "direct"]), want);
+    assert_eq!(logits_hash("models/demo", &["--slots", "4", "--prefill-chunk", "3"]), want);
+
+    assert!(flash_moe(&["verify", container]).status.success());
+    flip_a_bit(&dir.path().join("pebble/experts/layer-003.bin"), 70_000);
+    let verified = flash_moe(&["verify", container]);
+    assert_eq!(verified.status.code(), Some(1));
+    let message = stderr(&verified);
+    assert!(message.contains("layer-003.bin: layer 3 expert 2, down, at byte 65536"), "{message}");
+
+    let prompt = ["--prompt", "Tell me about Peru.", "--memory", "300MB", "--greedy"];
+    let spoiled = flash_moe(&[&["run", container], prompt.as_slice()].concat());
+    assert_eq!(spoiled.status.code(), Some(1));
+    let message = stderr(&spoiled);
+    assert!(message.contains("layer 3 expert 2 is corrupt"), "{message}");
+    assert!(message.contains("hint: "), "{message}");
+}
+
+#[test]
+fn a_model_without_checksums_says_how_to_get_them() {
+    let output = flash_moe(&["verify", "models/demo"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("hint: `flash-moe verify --record MODEL`"));
+}
