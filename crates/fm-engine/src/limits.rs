@@ -14,11 +14,7 @@ use fm_format::{
         Catalog, Extent, FileIndex, LayerRecords, MatrixShape, Piece, Place, Record, RecordLayout,
     },
 };
-use fm_kernels::{
-    Backend, DeviceError,
-    backend::{QMatrix, View, ViewMut},
-    cpu::Cpu,
-};
+use fm_kernels::cpu::{Level, probe};
 use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, reader};
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +69,7 @@ impl Limits {
         let limits = Self {
             disk_bytes_per_s: largest(files).and_then(|file| measure_disk(&file).ok().flatten()),
             memory_bytes_per_s: match memory {
-                ProbeMemory::Allocate => measure_memory(threads).ok(),
+                ProbeMemory::Allocate => Some(measure_memory(threads)),
                 ProbeMemory::Leave => None,
             },
             age_s: 0.0,
@@ -163,28 +159,28 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
     Ok(Some(read as f64 / started.elapsed().as_secs_f64()))
 }
 
-/// Columns of the probe's matrix: a product with one row does nothing but read.
-const PROBE_COLS: usize = 2048;
-
-/// Bytes per second that `threads` threads read from memory together: the best of a few passes over
-/// a matrix of f32, because whatever else runs on the machine only makes a pass slower.
-fn measure_memory(threads: usize) -> Result<f64, DeviceError> {
-    let format = float_format(FloatKind::F32);
-    let rows = MEMORY_PROBE_BYTES / (4 * PROBE_COLS);
-    let shape = MatrixShape { rows, cols: PROBE_COLS, format };
-    let bytes = vec![0x3C; shape.bytes()];
-    let device = Cpu::open(threads);
-    let mut acts = device.acts(1, PROBE_COLS)?;
-    device.prepare(View::new(&vec![1.0; PROBE_COLS], 1, PROBE_COLS), &mut acts)?;
-    let mut y = device.alloc(rows)?;
-    let (started, mut best) = (Instant::now(), f64::INFINITY);
-    while started.elapsed() < PROBE_TIME / 2 {
-        let pass = Instant::now();
-        let w = QMatrix { bytes: bytes.as_slice(), shape };
-        device.matmul(w, &acts, ViewMut::new(&mut y, 1, rows))?;
-        best = best.min(pass.elapsed().as_secs_f64());
-    }
-    Ok(shape.bytes() as f64 / best)
+/// Bytes per second that `threads` threads read from memory together, over as many passes as fit
+/// the time.
+fn measure_memory(threads: usize) -> f64 {
+    let level = Level::best();
+    let bytes = vec![0x3C; MEMORY_PROBE_BYTES];
+    let share = bytes.len() / threads.max(1);
+    let started = Instant::now();
+    let passes = std::thread::scope(|scope| {
+        let read_until_late = |part: &[u8]| {
+            let mut passes = 0_usize;
+            while started.elapsed() < PROBE_TIME / 2 {
+                std::hint::black_box(probe::read(level, part));
+                passes += 1;
+            }
+            passes
+        };
+        let parts = bytes.chunks_exact(share).take(threads.max(1));
+        let workers: Vec<_> =
+            parts.map(|part| scope.spawn(move || read_until_late(part))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap_or(0)).sum::<usize>()
+    });
+    (passes * share) as f64 / started.elapsed().as_secs_f64()
 }
 
 #[cfg(test)]

@@ -12,8 +12,9 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     error::LoadError,
-    footprint::for_each_tensor,
-    spec::{MatrixRef, MatrixSource, ModelSpec, Projection, VectorRef, VectorTransform},
+    spec::{
+        MatrixRef, MatrixSource, ModelSpec, Projection, VectorRef, VectorTransform, for_each_tensor,
+    },
 };
 
 /// Bytes of a tensor that are read at once.

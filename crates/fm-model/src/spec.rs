@@ -300,3 +300,47 @@ pub struct MlpSpec {
     /// `[hidden, ffn]`.
     pub down: MatrixRef,
 }
+
+/// Visits every tensor of the trunk.
+pub fn for_each_tensor(
+    spec: &ModelSpec,
+    on_matrix: &mut dyn FnMut(&MatrixRef),
+    on_vector: &mut dyn FnMut(&VectorRef),
+) {
+    on_matrix(&spec.embed);
+    spec.head.iter().for_each(&mut *on_matrix);
+    on_vector(&spec.final_norm);
+    for layer in &spec.layers {
+        on_vector(&layer.mixer_norm);
+        on_vector(&layer.ffn_norm);
+        match &layer.mixer {
+            MixerSpec::Attention(attention) => {
+                let gate = attention.gate.iter();
+                let fixed = [&attention.q, &attention.k, &attention.v, &attention.o];
+                for Projection { weight, bias } in fixed.into_iter().chain(gate) {
+                    on_matrix(weight);
+                    bias.iter().for_each(&mut *on_vector);
+                }
+                attention.q_norm.iter().chain(&attention.k_norm).for_each(&mut *on_vector);
+            }
+            MixerSpec::DeltaNet(delta) => {
+                let matrices = [&delta.qkv, &delta.z, &delta.b, &delta.a, &delta.out];
+                matrices.into_iter().for_each(&mut *on_matrix);
+                let vectors = [&delta.conv, &delta.neg_a, &delta.dt_bias, &delta.norm];
+                vectors.into_iter().for_each(&mut *on_vector);
+            }
+        }
+        let mlp = match &layer.ffn {
+            FfnSpec::Mlp(mlp) => Some(&**mlp),
+            FfnSpec::Moe(moe) => {
+                on_matrix(&moe.router);
+                let shared = moe.shared.as_ref();
+                shared.and_then(|s| s.gate.as_ref()).into_iter().for_each(&mut *on_matrix);
+                shared.map(|s| &s.mlp)
+            }
+        };
+        if let Some(mlp) = mlp {
+            [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(&mut *on_matrix);
+        }
+    }
+}

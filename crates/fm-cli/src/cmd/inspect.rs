@@ -7,8 +7,8 @@ use fm_engine::{EngineError, bytes::Bytes};
 use fm_format::source::Checkpoint;
 use fm_model::{
     arch::describe,
-    footprint::{Footprint, for_each_tensor},
-    spec::ModelSpec,
+    footprint::Footprint,
+    spec::{ModelSpec, for_each_tensor},
 };
 use serde::Serialize;
 
