@@ -1,1 +1,153 @@
-//! x
+//! What every backend must agree on with the scalar reference, operation by operation and format
+//! by format, and what it must give bit for bit whatever stands beside a row.
+//!
+//! A backend is held to all of it by one line among its tests:
+//!
+//! ```ignore
+//! fm_kernels::conformance!(Cpu::open(2));
+//! ```
+
+// Conformance checks are tests: they panic, and `expect` is how they say why.
+use fm_format::quant::QuantFormat;
+use fm_format::record::MatrixShape;
+
+use crate::{
+    backend::{Backend, DeviceResult, QMatrix, View, ViewMut},
+    reference::Reference,
+};
+
+mod bits;
+mod elementwise;
+mod matmul;
+mod routing;
+mod sequence;
+
+pub use bits::{a_prompt_may_be_chunked_anywhere, a_row_does_not_see_its_neighbours};
+pub use elementwise::{
+    add, add_bias, buffers, gated_norm_heads, rms_norm, rms_norm_heads, rope, sigmoid_mul, silu_mul,
+};
+pub use matmul::{embed, expert_rows, matmul, matmul_rows, scatter_rows};
+pub use routing::route;
+pub use sequence::{attention, causal_conv, delta_net, kv_copy_block};
+
+/// Stamps the whole suite out for one backend, a test per operation.
+///
+/// `conformance!(maybe $open)` takes an `Option`: `None` means that this machine has no such
+/// device, and the tests say so instead of passing silently.
+#[macro_export]
+macro_rules! conformance {
+    (maybe $open:expr) => {
+        $crate::conformance! { @each $open;
+            a_prompt_may_be_chunked_anywhere a_row_does_not_see_its_neighbours
+            add add_bias attention buffers causal_conv delta_net embed expert_rows
+            gated_norm_heads kv_copy_block matmul matmul_rows rms_norm rms_norm_heads rope route
+            scatter_rows sigmoid_mul silu_mul
+        }
+    };
+    (@each $open:expr; $($operation:ident)*) => {$(
+        #[test]
+        fn $operation() {
+            match $open {
+                Some(device) => $crate::conformance::$operation(&device),
+                None => $crate::conformance::skipped(stringify!($operation)),
+            }
+        }
+    )*};
+    ($open:expr) => {
+        $crate::conformance!(maybe Some($open));
+    };
+}
+
+/// Says that a test had no device to run on.
+#[expect(clippy::print_stderr, reason = "a test that did not run must not look like one that did")]
+pub fn skipped(operation: &str) {
+    eprintln!("skipped {operation}: this machine has no such device");
+}
+
+/// One operation on given operands.
+trait Case: std::fmt::Debug {
+    /// What it gives on `device`.
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>>;
+
+    /// Compares `device` with the reference. `tolerance` is relative to the largest value, and
+    /// absolute where all are small.
+    ///
+    /// # Panics
+    /// If they differ by more.
+    fn check<B: Backend>(&self, device: &B, tolerance: f32) {
+        let got = self.run(device).expect("the device runs");
+        let want = self.run(&Reference::open()).expect("the reference cannot fail");
+        assert_close(&self, &got, &want, tolerance);
+    }
+}
+
+/// # Panics
+/// If a value of `got` is further from `want` than `tolerance` times the largest of `want` or 1.
+fn assert_close(case: &dyn std::fmt::Debug, got: &[f32], want: &[f32], tolerance: f32) {
+    assert_eq!(got.len(), want.len(), "{case:?}");
+    let largest = want.iter().fold(1.0_f32, |largest, x| largest.max(x.abs()));
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let off = (got - want).abs() / largest;
+        // Written so that not-a-number fails.
+        assert!(off <= tolerance, "{case:?}: value {i} is {got}, want {want}, off by {off:e}");
+    }
+}
+
+/// `len` values in `(-1, 1)` that depend on the seed alone (`SplitMix64`).
+fn noise(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0xd134_2543_de82_ef95);
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) >> 40
+    };
+    (0..len).map(|_| (next() as f32 + 0.5) / (1 << 23) as f32 - 1.0).collect()
+}
+
+/// A weight matrix of noise, on a device.
+struct Weights<B: Backend> {
+    packed: B::Packed,
+    shape: MatrixShape,
+}
+
+impl<B: Backend> Weights<B> {
+    fn noise(
+        device: &B,
+        format: &'static QuantFormat,
+        (rows, cols): (usize, usize),
+        seed: u64,
+    ) -> DeviceResult<Self> {
+        let shape = MatrixShape { rows, cols, format };
+        let mut bytes = vec![0; shape.bytes()];
+        let packed_rows = bytes.chunks_exact_mut(shape.row_bytes());
+        for (row, values) in packed_rows.zip(noise(seed, rows * cols).chunks_exact(cols)) {
+            format.encode_row(values, row);
+        }
+        Ok(Self { packed: device.upload_packed(bytes)?, shape })
+    }
+
+    fn matrix(&self) -> QMatrix<'_, B::Bytes> {
+        QMatrix { bytes: self.packed.as_ref(), shape: self.shape }
+    }
+}
+
+/// All values of a buffer.
+fn read_all<B: Backend>(device: &B, buf: &B::Buf, len: usize) -> DeviceResult<Vec<f32>> {
+    let mut values = vec![0.0; len];
+    device.read(View::new(buf, 1, len), &mut values)?;
+    Ok(values)
+}
+
+/// Columns `first ..` of a wider matrix, as projections that were computed together are used.
+fn columns_mut<Buf>(view: ViewMut<'_, Buf>, first: usize, cols: usize) -> ViewMut<'_, Buf> {
+    ViewMut { offset: view.offset + first, cols, ..view }
+}
+
+#[cfg(test)]
+mod tests {
+    mod reference {
+        crate::conformance!(crate::reference::Reference::open());
+    }
+}

@@ -68,6 +68,15 @@ impl Cpu {
     }
 }
 
+/// Additions and multiplications of one round of [`fma_chains`].
+pub const FMA_CHAIN_OPERATIONS: usize = vector::FmaChains::CHAINS * lanes::LANES * 2;
+
+/// `rounds` rounds of independent multiply-adds in registers: what the arithmetic of this machine
+/// can do at most. Gives a number that depends on all of them.
+pub fn fma_chains(level: Level, rounds: usize) -> f32 {
+    level.run(vector::FmaChains { rounds })
+}
+
 /// Inner loops of [`Cpu`].
 #[derive(Debug)]
 pub struct Simd {
@@ -170,3 +179,6 @@ impl Kernels for Simd {
         self.level.run(delta_net::Step { step, state, out });
     }
 }
+
+#[cfg(test)]
+mod tests;

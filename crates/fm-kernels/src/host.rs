@@ -224,14 +224,15 @@ impl<K: Kernels> Backend for Host<K> {
     }
 
     fn read(&self, src: View<'_, Vec<f32>>, dst: &mut [f32]) -> DeviceResult {
-        for (i, dst) in dst.chunks_exact_mut(src.cols).enumerate() {
-            dst.copy_from_slice(src.row(i));
+        for i in 0..src.rows {
+            dst[i * src.cols..][..src.cols].copy_from_slice(src.row(i));
         }
         Ok(())
     }
 
     fn write(&self, src: &[f32], mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        for (i, src) in src.chunks_exact(dst.cols).enumerate() {
+        for i in 0..dst.rows {
+            let src = &src[i * dst.cols..][..dst.cols];
             dst.row(i).copy_from_slice(src);
         }
         Ok(())

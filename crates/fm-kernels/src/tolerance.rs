@@ -5,3 +5,10 @@ pub const DOT_F32: f32 = 2e-5;
 
 /// Several dependent f32 operations (an expert, an attention row), relative to the largest value.
 pub const CHAINED_F32: f32 = 1e-4;
+
+/// Nothing was computed, or only what has one right answer: copies and decoded weights.
+pub const EXACT: f32 = 0.0;
+
+/// A few f32 operations per value, an exponential or a fused multiply-add among them, relative to
+/// the largest value: the two sides round some of them differently.
+pub const ELEMENTWISE_F32: f32 = 2e-6;

@@ -1,7 +1,5 @@
 //! From packed weights to floats, sixteen at a time, exactly as `QuantFormat::decode` gives them.
 
-use half::bf16;
-
 use super::lanes::{LANES, Lanes, Sixteen, Work};
 
 /// How the weights of a row lie in its bytes: blocks, each a header and runs of sixteen weights.
@@ -56,40 +54,41 @@ float_decoder!(F32, 64, f32);
 float_decoder!(F16, 32, f16);
 float_decoder!(Bf16, 32, bf16);
 
-/// MLX affine blocks, see `fm_format::quant::affine`.
+/// MLX affine blocks, see `fm_format::quant::affine`. `GROUP` weights share scale and bias, which
+/// take `HEAD` bytes: 4 if they are bf16, 8 if f32.
 #[derive(Clone, Copy)]
-pub(super) struct Affine<const BITS: usize> {
-    /// Weights that share scale and bias.
-    pub(super) group: usize,
-    /// Bytes of scale and bias: 4 for bf16, 8 for f32.
-    pub(super) head_bytes: usize,
-}
+pub(super) struct Affine<const BITS: usize, const GROUP: usize, const HEAD: usize>;
 
-impl<const BITS: usize> Decoder for Affine<BITS> {
+impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
+    for Affine<BITS, GROUP, HEAD>
+{
     type Head<L: Lanes> = L::Palette;
 
     #[inline(always)]
     fn block_bytes(self) -> usize {
-        self.head_bytes + self.group / 8 * BITS
+        HEAD + GROUP / 8 * BITS
     }
     #[inline(always)]
     fn runs(self) -> usize {
-        self.group / LANES
+        GROUP / LANES
     }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::Palette {
-        let (dwords, _) = block.as_chunks::<4>();
-        let (scale, bias) = if self.head_bytes == 4 {
-            let [a, b, c, d] = dwords[0];
-            (bf16::from_le_bytes([a, b]).to_f32(), bf16::from_le_bytes([c, d]).to_f32())
+        let (scale, bias) = if HEAD == 4 {
+            lanes.bf16_pair(block.first_chunk().expect("a block has a header"))
         } else {
-            (f32::from_le_bytes(dwords[0]), f32::from_le_bytes(dwords[1]))
+            let head: &[u8; 8] = block.first_chunk().expect("a block has a header");
+            let (numbers, _) = head.as_chunks();
+            (
+                lanes.splat(f32::from_le_bytes(numbers[0])),
+                lanes.splat(f32::from_le_bytes(numbers[1])),
+            )
         };
         lanes.palette::<BITS>(scale, bias)
     }
     #[inline(always)]
     fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
-        lanes.affine::<BITS>(head, &block[self.head_bytes + run * 2 * BITS..][..2 * BITS])
+        lanes.affine::<BITS>(head, &block[HEAD + run * 2 * BITS..][..2 * BITS])
     }
 }
 

@@ -56,8 +56,10 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn f16(self, bytes: &[u8; 32]) -> Self::F;
     /// Sixteen little-endian bf16.
     fn bf16(self, bytes: &[u8; 32]) -> Self::F;
+    /// Two little-endian bf16, each in every lane.
+    fn bf16_pair(self, bytes: &[u8; 4]) -> (Self::F, Self::F);
     /// Prepares `code · scale + bias` for codes of `BITS` bits.
-    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> Self::Palette;
+    fn palette<const BITS: usize>(self, scale: Self::F, bias: Self::F) -> Self::Palette;
     /// Sixteen codes of `BITS` bits, LSB first at the start of `codes`, as the weights they stand
     /// for. Product and sum are rounded separately, as in `QuantFormat::decode`.
     ///

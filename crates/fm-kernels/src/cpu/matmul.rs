@@ -50,17 +50,24 @@ pub(super) fn rows_dots<L: Lanes>(
         FormatKind::Float(FloatKind::F16) => known(lanes, F16, shape, x, out),
         FormatKind::Float(FloatKind::Bf16) => known(lanes, Bf16, shape, x, out),
         FormatKind::Affine { bits, group, scale } => {
-            let group = usize::from(group);
-            let head_bytes = if scale == ScaleKind::F32 { 8 } else { 4 };
-            match bits {
-                2 => known(lanes, Affine::<2> { group, head_bytes }, shape, x, out),
-                3 => known(lanes, Affine::<3> { group, head_bytes }, shape, x, out),
-                4 => known(lanes, Affine::<4> { group, head_bytes }, shape, x, out),
-                5 => known(lanes, Affine::<5> { group, head_bytes }, shape, x, out),
-                6 => known(lanes, Affine::<6> { group, head_bytes }, shape, x, out),
-                8 => known(lanes, Affine::<8> { group, head_bytes }, shape, x, out),
-                _ => unknown(lanes, format, shape, x, out),
+            macro_rules! affine {
+                ($($bits:literal)*) => {
+                    match (bits, group, scale) {$(
+                        ($bits, 32, ScaleKind::Bf16) => affine!($bits, 32, 4),
+                        ($bits, 64, ScaleKind::Bf16) => affine!($bits, 64, 4),
+                        ($bits, 128, ScaleKind::Bf16) => affine!($bits, 128, 4),
+                        ($bits, 32, ScaleKind::F32) => affine!($bits, 32, 8),
+                        ($bits, 64, ScaleKind::F32) => affine!($bits, 64, 8),
+                        ($bits, 128, ScaleKind::F32) => affine!($bits, 128, 8),
+                    )*
+                        _ => unknown(lanes, format, shape, x, out),
+                    }
+                };
+                ($bits:literal, $group:literal, $head:literal) => {
+                    known(lanes, Affine::<$bits, $group, $head>, shape, x, out)
+                };
             }
+            affine!(2 3 4 5 6 8)
         }
         _ => unknown(lanes, format, shape, x, out),
     }
@@ -165,14 +172,17 @@ fn fused_rows<L: Lanes, D: Decoder, const R: usize>(
     let row_bytes = rows[0].len();
     let mut sums = [lanes.splat(0.0); R];
     let mut ahead = Ahead::new(row_bytes, R);
-    let (blocks, x_short) = x.split_at(row_bytes / block_bytes * runs);
-    for (i, x) in blocks.chunks_exact(runs).enumerate() {
+    let (x, x_short) = x.split_at(row_bytes / block_bytes * runs);
+    let mut streams = rows.map(|row| row.chunks_exact(block_bytes));
+    for x in x.chunks_exact(runs) {
         let mut blocks: [&[u8]; R] = [&[]; R];
-        let mut heads = [decoder.head(lanes, &rows[0][i * block_bytes..][..block_bytes]); R];
         for r in 0..R {
-            blocks[r] = &rows[r][i * block_bytes..][..block_bytes];
+            blocks[r] = streams[r].next().expect("rows are equally long");
+        }
+        let mut heads = [decoder.head(lanes, blocks[0]); R];
+        for r in 0..R {
             heads[r] = decoder.head(lanes, blocks[r]);
-            lanes.prefetch(rows[r], ahead.offset);
+            lanes.prefetch(blocks[r], ahead.offset);
         }
         ahead.advance(block_bytes);
         for (run, x) in x.iter().enumerate() {
@@ -197,30 +207,30 @@ fn fused_rows<L: Lanes, D: Decoder, const R: usize>(
 /// Where to prefetch: the place that is reached [`PREFETCH_BYTES`] later, in this group of rows or
 /// in a following one.
 struct Ahead {
-    /// From the current row's start to the place.
+    /// From the current block to the place.
     offset: usize,
     /// Bytes until the place leaves its row.
     left: usize,
+    /// From the end of a row to where its successor in the next group begins.
+    skip: usize,
     row_bytes: usize,
-    rows: usize,
 }
 
 impl Ahead {
     #[inline(always)]
     fn new(row_bytes: usize, rows: usize) -> Self {
         let per_row = PREFETCH_BYTES / rows;
-        let groups = per_row / row_bytes;
-        let offset = per_row + groups * (rows - 1) * row_bytes;
-        Self { offset, left: row_bytes - per_row % row_bytes, row_bytes, rows }
+        let skip = (rows - 1) * row_bytes;
+        let offset = per_row + per_row / row_bytes * skip;
+        Self { offset, left: row_bytes - per_row % row_bytes, skip, row_bytes }
     }
 
     #[inline(always)]
     fn advance(&mut self, bytes: usize) {
-        self.offset += bytes;
         if self.left > bytes {
             self.left -= bytes;
         } else {
-            self.offset += (self.rows - 1) * self.row_bytes;
+            self.offset += self.skip;
             self.left += self.row_bytes - bytes;
         }
     }

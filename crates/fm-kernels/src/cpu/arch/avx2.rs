@@ -190,8 +190,14 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> (__m256, __m256) {
-        (self.splat(scale).0, self.splat(bias).0)
+    fn bf16_pair(self, bytes: &[u8; 4]) -> (Halves, Halves) {
+        // SAFETY: `self` proves the features of `splat_bf16_pair`.
+        let (first, second) = unsafe { splat_bf16_pair(*bytes) };
+        ((first, first), (second, second))
+    }
+    #[inline(always)]
+    fn palette<const BITS: usize>(self, scale: Halves, bias: Halves) -> (__m256, __m256) {
+        (scale.0, bias.0)
     }
 
     #[inline(always)]
@@ -240,6 +246,15 @@ fn pick<const BITS: usize>(stream: __m256i, half: usize) -> __m256i {
     // SAFETY: 32 readable bytes.
     let shifts = unsafe { _mm256_loadu_si256(Codes::<BITS>::SHIFTS[half].as_ptr().cast()) };
     _mm256_srlv_epi32(_mm256_shuffle_epi8(stream, picks), shifts)
+}
+
+/// A bf16 is the upper half of an f32.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn splat_bf16_pair(bytes: [u8; 4]) -> (__m256, __m256) {
+    let both = _mm256_set1_epi32(i32::from_le_bytes(bytes));
+    let upper = _mm256_and_si256(both, _mm256_set1_epi32(!0xffff));
+    (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(both)), _mm256_castsi256_ps(upper))
 }
 
 #[target_feature(enable = "avx2")]

@@ -182,8 +182,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> Palette {
-        let (scale, bias) = (self.splat(scale), self.splat(bias));
+    fn bf16_pair(self, bytes: &[u8; 4]) -> (__m512, __m512) {
+        // SAFETY: `self` proves the features of `splat_bf16_pair`.
+        unsafe { splat_bf16_pair(*bytes) }
+    }
+    #[inline(always)]
+    fn palette<const BITS: usize>(self, scale: __m512, bias: __m512) -> Palette {
         if BITS > 4 {
             return Palette { table_or_scale: scale, bias };
         }
@@ -258,6 +262,15 @@ fn spread<const BITS: usize>(codes: &[u8]) -> __m512i {
 #[inline]
 fn widen_bf16(upper: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(upper)))
+}
+
+/// A bf16 is the upper half of an f32.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn splat_bf16_pair(bytes: [u8; 4]) -> (__m512, __m512) {
+    let both = _mm512_set1_epi32(i32::from_le_bytes(bytes));
+    let upper = _mm512_and_si512(both, _mm512_set1_epi32(!0xffff));
+    (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(upper))
 }
 
 #[target_feature(enable = "avx512f,avx512dq")]

@@ -103,8 +103,13 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: f32, bias: f32) -> (f32, f32) {
-        (scale, bias)
+    fn bf16_pair(self, [a, b, c, d]: &[u8; 4]) -> (Sixteen, Sixteen) {
+        let number = |bytes| self.splat(bf16::from_le_bytes(bytes).to_f32());
+        (number([*a, *b]), number([*c, *d]))
+    }
+    #[inline(always)]
+    fn palette<const BITS: usize>(self, scale: Sixteen, bias: Sixteen) -> (f32, f32) {
+        (scale[0], bias[0])
     }
     #[inline(always)]
     fn affine<const BITS: usize>(self, (scale, bias): (f32, f32), codes: &[u8]) -> Sixteen {

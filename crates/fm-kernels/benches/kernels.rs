@@ -1,0 +1,290 @@
+//! How fast the CPU backend is, and how fast it could be.
+//!
+//! ```text
+//! cargo bench -p fm-kernels -- [threads] [avx512|avx2|portable] [only names that contain this]
+//! ```
+//!
+//! Decode reads its weights from a set that no cache holds; every round is preceded by a read of
+//! the same set on as many threads, because the memory of a shared machine changes its speed
+//! within seconds. Prefill is compared with multiply-adds from registers. Medians of the rounds.
+
+#![allow(clippy::print_stdout)] // it is what a benchmark is for
+
+use std::{hint::black_box, thread, time::Instant};
+
+use fm_format::{
+    quant::{self, QuantFormat},
+    record::MatrixShape,
+};
+use fm_kernels::{
+    Backend, Cpu,
+    backend::{AttentionShape, DeltaInputs, DeltaShape, KvView, QMatrix, View, ViewMut},
+    cpu::Level,
+};
+
+/// Bytes of weights that decode walks through.
+const SET_BYTES: usize = 1 << 30;
+
+/// Measurements of one case.
+const ROUNDS: usize = 7;
+
+struct Bench {
+    device: Cpu,
+    only: String,
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    let argument = |at: usize| arguments.get(at).map_or("", String::as_str);
+    let threads = argument(0).parse().unwrap_or(2);
+    let wanted = |level: &Level| argument(1).is_empty() || level.name() == argument(1);
+    let level = Level::all().into_iter().find(wanted).expect("this machine has the level");
+    let bench = Bench { device: Cpu::with_level(level, threads), only: argument(2).to_owned() };
+    println!("{level}, {threads} threads");
+    bench.cached();
+    bench.decode();
+    bench.prefill();
+    bench.delta_net();
+    bench.attention();
+}
+
+impl Bench {
+    fn skips(&self, name: &str) -> bool {
+        !name.contains(&self.only)
+    }
+
+    fn decode(&self) {
+        for name in ["affine4_g64", "bf16", "affine8_g64", "affine6_g64", "affine3_g64"] {
+            for (rows, cols) in [(768, 2048), (2048, 768), (4096, 4096)] {
+                let format = quant::by_name(name).expect("it is in the table");
+                self.decode_case(MatrixShape { rows, cols, format });
+            }
+        }
+    }
+
+    fn decode_case(&self, shape: MatrixShape) {
+        let name = format!("decode {} [{}, {}]", shape.format.name, shape.rows, shape.cols);
+        if self.skips(&name) {
+            return;
+        }
+        let count = SET_BYTES / shape.bytes();
+        let set = weights(shape.format, count * shape.bytes());
+        let x = values(shape.cols);
+        let mut acts = self.device.acts(1, shape.cols).expect("memory");
+        self.device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
+        let mut y = vec![0.0; shape.rows];
+        let mut rounds = Vec::new();
+        for _ in 0..ROUNDS {
+            let probe = read_probe(&set, self.device.threads());
+            let start = Instant::now();
+            for bytes in set.chunks_exact(shape.bytes()) {
+                let w = QMatrix { bytes, shape };
+                let y = ViewMut::new(&mut y, 1, shape.rows);
+                self.device.matmul(w, &acts, y).expect("the host");
+            }
+            let rate = set.len() as f64 / start.elapsed().as_secs_f64() / 1e9;
+            rounds.push([rate, probe, rate / probe]);
+        }
+        let [rate, probe, ratio] = medians(&rounds);
+        let each = shape.bytes() as f64 / rate / 1e3;
+        println!("{name}: {each:.1} us, {rate:.1} GB/s, read probe {probe:.1}, ratio {ratio:.2}");
+    }
+
+    /// The same matrix again and again: what the kernel does when memory is no limit.
+    fn cached(&self) {
+        for format in quant::FORMATS.iter().filter(|format| !format.name.ends_with("_f32")) {
+            let shape = MatrixShape { rows: 256, cols: 1536, format };
+            let name = format!("cached {} [{}, {}]", format.name, shape.rows, shape.cols);
+            if self.skips(&name) {
+                continue;
+            }
+            let set = weights(format, shape.bytes());
+            let x = values(shape.cols);
+            let mut acts = self.device.acts(1, shape.cols).expect("memory");
+            self.device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
+            let mut y = vec![0.0; shape.rows];
+            let mut best = f64::INFINITY;
+            for _ in 0..20 * ROUNDS {
+                let start = Instant::now();
+                for _ in 0..20 {
+                    let w = QMatrix { bytes: &set[..], shape };
+                    let y = ViewMut::new(&mut y, 1, shape.rows);
+                    self.device.matmul(w, &acts, y).expect("the host");
+                }
+                best = best.min(start.elapsed().as_secs_f64() / 20.0);
+            }
+            let weights = (shape.rows * shape.cols) as f64 / best / 1e9;
+            let rate = set.len() as f64 / best / 1e9;
+            println!("{name}: best {:.1} us, {rate:.1} GB/s, {weights:.0} G weights/s", best * 1e6);
+        }
+    }
+
+    fn prefill(&self) {
+        for name in ["affine4_g64", "bf16"] {
+            for (rows, cols) in [(768, 2048), (2048, 768), (2048, 2048)] {
+                for tokens in [2, 4, 8, 32, 128, 512] {
+                    let format = quant::by_name(name).expect("it is in the table");
+                    self.prefill_case(MatrixShape { rows, cols, format }, tokens);
+                }
+            }
+        }
+    }
+
+    fn prefill_case(&self, shape: MatrixShape, tokens: usize) {
+        let MatrixShape { rows, cols, format } = shape;
+        let name = format!("prefill {} [{rows}, {cols}] x {tokens}", format.name);
+        if self.skips(&name) {
+            return;
+        }
+        let set = weights(format, shape.bytes());
+        let x = values(tokens * cols);
+        let mut acts = self.device.acts(tokens, cols).expect("memory");
+        self.device.prepare(View::new(&x, tokens, cols), &mut acts).expect("the host");
+        let mut y = vec![0.0; tokens * rows];
+        let operations = 2.0 * (rows * cols * tokens) as f64;
+        let repeats = (2e10 / operations).ceil() as usize;
+        let mut rounds = Vec::new();
+        for _ in 0..ROUNDS {
+            let peak = fma_probe(self.device.threads());
+            let start = Instant::now();
+            for _ in 0..repeats {
+                let w = QMatrix { bytes: &set[..], shape };
+                let y = ViewMut::new(&mut y, tokens, rows);
+                self.device.matmul(w, &acts, y).expect("the host");
+            }
+            let rate = operations * repeats as f64 / start.elapsed().as_secs_f64() / 1e9;
+            rounds.push([rate, peak, rate / peak]);
+        }
+        let [rate, peak, ratio] = medians(&rounds);
+        let each = operations / rate / 1e3;
+        println!("{name}: {each:.0} us, {rate:.0} GFLOP/s, peak {peak:.0}, ratio {ratio:.2}");
+    }
+
+    fn delta_net(&self) {
+        for value_heads in [32, 64] {
+            let name = format!("delta_net {value_heads} heads of 128 x 128");
+            if self.skips(&name) {
+                continue;
+            }
+            let (k_dim, v_dim) = (128, 128);
+            let shape = DeltaShape { key_heads: 16, value_heads, k_dim, v_dim, conv_taps: 4 };
+            let mut qkv = values(shape.channels());
+            let (a, b) = (values(value_heads), values(value_heads));
+            let (neg_a, dt_bias) = (vec![-0.1; value_heads], vec![0.5; value_heads]);
+            let mut out = vec![0.0; value_heads * v_dim];
+            // Thirty layers: the memory of one is not in the cache when its turn comes again.
+            let mut layers: Vec<Vec<f32>> = (0..30).map(|_| values(shape.memory_len())).collect();
+            let mut rounds = Vec::new();
+            for _ in 0..ROUNDS {
+                let start = Instant::now();
+                for memory in &mut layers {
+                    let inputs = DeltaInputs {
+                        qkv: ViewMut::new(&mut qkv, 1, shape.channels()),
+                        a: View::new(&a, 1, value_heads),
+                        b: View::new(&b, 1, value_heads),
+                        neg_a: &neg_a,
+                        dt_bias: &dt_bias,
+                    };
+                    let out = ViewMut::new(&mut out, 1, value_heads * v_dim);
+                    self.device.delta_net(shape, inputs, memory, out).expect("the host");
+                }
+                let seconds = start.elapsed().as_secs_f64() / layers.len() as f64;
+                rounds.push([seconds * 1e6, shape.memory_len() as f64 * 8.0 / seconds / 1e9]);
+            }
+            let [us, rate] = medians(&rounds);
+            println!("{name}: {us:.1} us, {rate:.1} GB/s read and written");
+        }
+    }
+
+    fn attention(&self) {
+        for (rows, position) in [(1_usize, 4095_usize), (128, 1024)] {
+            let name = format!("attention {rows} rows at {position}");
+            if self.skips(&name) {
+                continue;
+            }
+            let (heads, kv_heads, dim) = (32, 4, 128);
+            let blocks = (position + rows).div_ceil(64);
+            let keys = values(blocks * kv_heads * 64 * dim);
+            let table: Vec<u32> = (0..blocks as u32).collect();
+            let kv = KvView { keys: &keys, values: &keys, table: &table };
+            let q = values(rows * heads * dim);
+            let mut out = vec![0.0; rows * heads * dim];
+            let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim, scale: 0.09 };
+            let seen: usize = (0..rows).map(|row| position + row + 1).sum();
+            let operations = (seen * heads * dim * 4) as f64;
+            let mut rounds = Vec::new();
+            for _ in 0..ROUNDS {
+                let start = Instant::now();
+                let q = View::new(&q, rows, heads * dim);
+                let view = ViewMut::new(&mut out, rows, heads * dim);
+                self.device.attention(shape, q, &kv, position as u32, view).expect("the host");
+                let seconds = start.elapsed().as_secs_f64();
+                rounds.push([seconds * 1e6, operations / seconds / 1e9]);
+            }
+            let [us, rate] = medians(&rounds);
+            println!("{name}: {us:.0} us, {rate:.0} GFLOP/s");
+        }
+    }
+}
+
+/// Copies of 64 rows of noise.
+fn weights(format: &'static QuantFormat, bytes: usize) -> Vec<u8> {
+    let cols = 64 * 1024;
+    let mut pattern = vec![0; format.row_bytes(cols).expect("it tiles")];
+    format.encode_row(&values(cols), &mut pattern);
+    let mut set = vec![0; bytes];
+    for chunk in set.chunks_mut(pattern.len()) {
+        chunk.copy_from_slice(&pattern[..chunk.len()]);
+    }
+    set
+}
+
+fn values(len: usize) -> Vec<f32> {
+    (0..len).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.5).collect()
+}
+
+fn medians<const N: usize>(rounds: &[[f64; N]]) -> [f64; N] {
+    std::array::from_fn(|column| {
+        let mut values: Vec<f64> = rounds.iter().map(|round| round[column]).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    })
+}
+
+/// Runs `work(part)` on every thread and gives the seconds they took together.
+fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let work = &work;
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for part in 1..threads {
+            scope.spawn(move || work(part));
+        }
+        work(0);
+    });
+    start.elapsed().as_secs_f64()
+}
+
+/// GB/s at which `threads` threads read `set`, each its own half, third, …
+fn read_probe(set: &[u8], threads: usize) -> f64 {
+    let part_bytes = set.len() / threads / 512 * 512;
+    let seconds = on_threads(threads, |part| {
+        let mut sums = [0_u64; 64];
+        let words = set[part * part_bytes..][..part_bytes].chunks_exact(512);
+        for line in words {
+            for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+                *sum |= u64::from_le_bytes(*word);
+            }
+        }
+        black_box(sums);
+    });
+    (part_bytes * threads) as f64 / seconds / 1e9
+}
+
+/// GFLOP/s of multiply-adds that never leave the registers, as the best instruction set has them.
+fn fma_probe(threads: usize) -> f64 {
+    let repeats = 40_000;
+    let seconds = on_threads(threads, |_| {
+        black_box(fm_kernels::cpu::fma_chains(Level::best(), repeats));
+    });
+    (fm_kernels::cpu::FMA_CHAIN_OPERATIONS * repeats * threads) as f64 / seconds / 1e9
+}

@@ -1,0 +1,82 @@
+//! Invariant 2: what a row gives does not depend on what stands beside it. Bit for bit.
+
+use fm_format::quant::FORMATS;
+
+use crate::backend::{AttentionShape, Backend, DeltaShape, DeviceResult, ExpertRow, View, ViewMut};
+
+use super::{
+    Case, Weights, noise, read_all,
+    sequence::{Attention, Convolution, DeltaNet},
+};
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Products of the chosen rows of one matrix of activations, all in one operation.
+fn products<B: Backend>(
+    device: &B,
+    weights: &Weights<B>,
+    acts: &B::Acts,
+    chosen: &[u32],
+) -> DeviceResult<Vec<f32>> {
+    let rows = weights.shape.rows;
+    let chosen: Vec<ExpertRow> =
+        chosen.iter().map(|row| ExpertRow { row: *row, target: 0, weight: 1.0 }).collect();
+    let mut y = device.alloc(chosen.len() * rows)?;
+    let view = ViewMut::new(&mut y, chosen.len(), rows);
+    device.matmul_rows(weights.matrix(), acts, &chosen, view)?;
+    read_all(device, &y, chosen.len() * rows)
+}
+
+/// Matrix products: every row alone, in batches of 2 to 70, at every position, in every format.
+///
+/// # Panics
+/// If one bit differs.
+pub fn a_row_does_not_see_its_neighbours<B: Backend>(device: &B) {
+    let (tokens, cols) = (70_u32, 1280);
+    for format in &FORMATS {
+        for rows in [9, 67] {
+            let check = || -> DeviceResult {
+                let weights = Weights::noise(device, format, (rows, cols), 1)?;
+                let x = device.upload(&noise(2, tokens as usize * cols))?;
+                let mut acts = device.acts(tokens as usize, cols)?;
+                device.prepare(View::new(&x, tokens as usize, cols), &mut acts)?;
+                let mut alone = Vec::new();
+                for token in 0..tokens {
+                    alone.extend(products(device, &weights, &acts, &[token])?);
+                }
+                for (first, count) in
+                    [(0, 2), (1, 3), (5, 4), (3, 5), (2, 7), (30, 13), (9, 48), (4, 49), (0, 70)]
+                {
+                    let chosen: Vec<u32> = (first..first + count).collect();
+                    let batch = products(device, &weights, &acts, &chosen)?;
+                    let want = &alone[first as usize * rows..][..count as usize * rows];
+                    assert!(bits(&batch) == bits(want), "{format:?}: {count} rows from {first} on");
+                }
+                Ok(())
+            };
+            check().expect("the device runs");
+        }
+    }
+}
+
+/// Attention, convolution and delta net: a prompt in one piece, token by token, and in between.
+///
+/// # Panics
+/// If one bit differs.
+pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
+    fn check<B: Backend, C: Case>(device: &B, case: impl Fn(Vec<usize>) -> C) {
+        let run = |chunks| bits(&case(chunks).run(device).expect("the device runs"));
+        let whole = run(vec![70]);
+        for chunks in [vec![1; 70], vec![3, 64, 3], vec![69, 1], vec![7; 10]] {
+            assert!(run(chunks.clone()) == whole, "{:?}", case(chunks));
+        }
+    }
+    let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim: 40, v_dim: 24, scale: 0.3 };
+    check(device, |chunks| Attention { shape, position: 37, chunks });
+    check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });
+    let (key_heads, value_heads, k_dim, v_dim) = (2, 6, 24, 17);
+    let shape = DeltaShape { key_heads, value_heads, k_dim, v_dim, conv_taps: 4 };
+    check(device, |chunks| DeltaNet { shape, chunks });
+}

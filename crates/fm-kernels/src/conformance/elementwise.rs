@@ -1,0 +1,157 @@
+//! Norms, activations, rotary embedding: what happens value by value or head by head.
+
+use crate::{
+    backend::{Backend, DeviceResult, Rope, View, ViewMut},
+    tolerance,
+};
+
+use super::{Case, columns_mut, noise, read_all};
+
+/// Shapes `(rows, cols)` with columns that do not fill vectors, and many rows.
+const SHAPES: [(usize, usize); 6] = [(1, 1), (1, 16), (3, 40), (2, 77), (5, 1024), (300, 72)];
+
+/// An operation on a matrix that has neighbours left and right, which must survive.
+#[derive(Debug)]
+struct InColumns {
+    operation: Operation,
+    rows: usize,
+    cols: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    RmsNorm,
+    RmsNormHeads,
+    GatedNormHeads,
+    AddBias,
+    Add,
+    SiluMul,
+    SigmoidMul,
+    SigmoidMulByRow,
+}
+
+impl Case for InColumns {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let &Self { operation, rows, cols } = self;
+        let stride = cols + 5;
+        // Activations and gates are a few units large; beyond 20 the sigmoid saturates.
+        let wide = |seed| noise(seed, rows * stride).iter().map(|x| x * 24.0).collect::<Vec<_>>();
+        let (x, z) = (device.upload(&wide(1))?, device.upload(&wide(2))?);
+        let mut out = device.upload(&wide(3))?;
+        let heads = if cols.is_multiple_of(2) { 2 } else { 1 };
+        let whole = device.upload(&noise(4, cols))?;
+        let per_head = device.upload(&noise(5, cols / heads))?;
+        let x = View::new(&x, rows, stride).columns(1, cols);
+        let z = View::new(&z, rows, stride).columns(2, cols);
+        let view = columns_mut(ViewMut::new(&mut out, rows, stride), 3, cols);
+        match operation {
+            Operation::RmsNorm => device.rms_norm(x, &whole, 1e-6, view),
+            Operation::RmsNormHeads => device.rms_norm_heads(view, &per_head, 1e-6),
+            Operation::GatedNormHeads => device.gated_norm_heads(view, z, &per_head, 1e-6),
+            Operation::AddBias => device.add_bias(&whole, view),
+            Operation::Add => device.add(x, view),
+            Operation::SiluMul => device.silu_mul(x, view),
+            Operation::SigmoidMul => device.sigmoid_mul(x, view),
+            Operation::SigmoidMulByRow => device.sigmoid_mul(x.columns(0, 1), view),
+        }?;
+        read_all(device, &out, rows * stride)
+    }
+}
+
+fn in_columns<B: Backend>(device: &B, operation: Operation) {
+    for (rows, cols) in SHAPES {
+        InColumns { operation, rows, cols }.check(device, tolerance::ELEMENTWISE_F32);
+    }
+}
+
+/// [`Backend::rms_norm`].
+pub fn rms_norm<B: Backend>(device: &B) {
+    in_columns(device, Operation::RmsNorm);
+}
+
+/// [`Backend::rms_norm_heads`].
+pub fn rms_norm_heads<B: Backend>(device: &B) {
+    in_columns(device, Operation::RmsNormHeads);
+}
+
+/// [`Backend::gated_norm_heads`].
+pub fn gated_norm_heads<B: Backend>(device: &B) {
+    in_columns(device, Operation::GatedNormHeads);
+}
+
+/// [`Backend::add_bias`].
+pub fn add_bias<B: Backend>(device: &B) {
+    in_columns(device, Operation::AddBias);
+}
+
+/// [`Backend::add`].
+pub fn add<B: Backend>(device: &B) {
+    in_columns(device, Operation::Add);
+}
+
+/// [`Backend::silu_mul`].
+pub fn silu_mul<B: Backend>(device: &B) {
+    in_columns(device, Operation::SiluMul);
+}
+
+/// [`Backend::sigmoid_mul`], element by element and row by row.
+pub fn sigmoid_mul<B: Backend>(device: &B) {
+    in_columns(device, Operation::SigmoidMul);
+    in_columns(device, Operation::SigmoidMulByRow);
+}
+
+/// Rotation of part of every head.
+#[derive(Debug)]
+struct Rotate {
+    head_dim: usize,
+    pairs: usize,
+    rows: usize,
+}
+
+impl Case for Rotate {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let &Self { head_dim, pairs, rows } = self;
+        let inv_freq: Vec<f32> =
+            (0..pairs).map(|i| 1e4_f32.powf(-(i as f32) / pairs as f32)).collect();
+        let inv_freq = device.upload(&inv_freq)?;
+        let positions: Vec<u32> = (0..rows as u32).map(|i| i * i + 3).collect();
+        let spec = Rope { head_dim, pairs, inv_freq: &inv_freq, positions: &positions };
+        let cols = 3 * head_dim;
+        let mut x = device.upload(&noise(1, rows * (cols + 5)))?;
+        device.rope(&spec, columns_mut(ViewMut::new(&mut x, rows, cols + 5), 2, cols))?;
+        read_all(device, &x, rows * (cols + 5))
+    }
+}
+
+/// [`Backend::rope`], whole heads and parts of heads.
+pub fn rope<B: Backend>(device: &B) {
+    for (head_dim, pairs) in [(128, 64), (40, 20), (48, 12), (16, 4), (10, 3)] {
+        for rows in [1, 70] {
+            Rotate { head_dim, pairs, rows }.check(device, tolerance::ELEMENTWISE_F32);
+        }
+    }
+}
+
+/// Buffers hold what was put into them, view by view.
+///
+/// # Panics
+/// If they do not.
+pub fn buffers<B: Backend>(device: &B) {
+    let values = noise(1, 60);
+    let mut buf = device.upload(&values).expect("the device has memory");
+    let block: Vec<f32> = (0..6).map(|i| i as f32).collect();
+    let view = columns_mut(ViewMut::new(&mut buf, 6, 10), 4, 3).rows(1, 2);
+    device.write(&block, view).expect("the device runs");
+    let mut want = values.clone();
+    want[14..17].copy_from_slice(&block[..3]);
+    want[24..27].copy_from_slice(&block[3..]);
+    assert_eq!(read_all(device, &buf, 60).expect("the device runs"), want);
+
+    let mut corner = [0.0; 4];
+    let view = View::new(&buf, 6, 10).rows(1, 2).columns(6, 2);
+    device.read(view, &mut corner).expect("the device runs");
+    assert_eq!(corner, [want[16], want[17], want[26], want[27]]);
+
+    let zeros = device.alloc(9).expect("the device has memory");
+    assert_eq!(read_all(device, &zeros, 9).expect("the device runs"), [0.0; 9]);
+}

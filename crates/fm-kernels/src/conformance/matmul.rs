@@ -1,0 +1,185 @@
+//! Matrix products, in every format.
+
+use fm_format::quant::{FORMATS, QuantFormat};
+
+use crate::{
+    backend::{
+        Backend, Combine, DeviceResult, ExpertRow, ExpertScratch, ExpertWeights, View, ViewMut,
+    },
+    tolerance,
+};
+
+use super::{Case, Weights, noise, read_all};
+
+/// Shapes that a format has to cope with: one row, fewer rows than run side by side, more rows
+/// than a task has; one block, and more columns than a kernel decodes at a time.
+fn shapes(format: &QuantFormat) -> Vec<(usize, usize)> {
+    let block = format.block_len;
+    let mut shapes = vec![(1, 5 * block), (3, block), (301, 2 * block), (5, 1152)];
+    if block == 1 {
+        shapes.extend([(7, 77), (3, 15), (2, 16), (9, 1049)]); // rows that end inside a vector
+    }
+    shapes
+}
+
+/// `y = W x`; the activations are columns of a wider matrix.
+#[derive(Debug)]
+struct Matmul {
+    format: &'static QuantFormat,
+    shape: (usize, usize),
+    tokens: usize,
+}
+
+impl Case for Matmul {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let (rows, cols) = self.shape;
+        let weights = Weights::noise(device, self.format, self.shape, 1)?;
+        let x = device.upload(&noise(2, self.tokens * (cols + 3)))?;
+        let mut acts = device.acts(self.tokens, cols)?;
+        // Larger activations were here before: what they left must not be seen.
+        let mut y = device.upload(&noise(3, self.tokens * rows))?;
+        device.prepare(View::new(&x, self.tokens, cols + 3).columns(2, cols), &mut acts)?;
+        device.matmul(weights.matrix(), &acts, ViewMut::new(&mut y, self.tokens, rows))?;
+        read_all(device, &y, self.tokens * rows)
+    }
+}
+
+/// [`Backend::matmul`] for one, few and many rows of activations.
+pub fn matmul<B: Backend>(device: &B) {
+    for format in &FORMATS {
+        for shape in shapes(format) {
+            for tokens in [1, 2, 5, 17, 64] {
+                Matmul { format, shape, tokens }.check(device, tolerance::DOT_F32);
+            }
+        }
+    }
+}
+
+/// `y[i] = W x[rows[i]]`.
+#[derive(Debug)]
+struct MatmulRows {
+    format: &'static QuantFormat,
+    chosen: Vec<u32>,
+}
+
+impl Case for MatmulRows {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let (rows, cols, tokens) = (13, 256, 70);
+        let weights = Weights::noise(device, self.format, (rows, cols), 1)?;
+        let x = device.upload(&noise(2, tokens * cols))?;
+        let mut acts = device.acts(tokens, cols)?;
+        device.prepare(View::new(&x, tokens, cols), &mut acts)?;
+        let chosen: Vec<ExpertRow> =
+            self.chosen.iter().map(|row| ExpertRow { row: *row, target: 0, weight: 1.0 }).collect();
+        let mut y = device.alloc(chosen.len().max(1) * rows)?;
+        let out = ViewMut::new(&mut y, chosen.len(), rows);
+        device.matmul_rows(weights.matrix(), &acts, &chosen, out)?;
+        read_all(device, &y, chosen.len() * rows)
+    }
+}
+
+/// [`Backend::matmul_rows`] for selections of every size, with gaps, and for none.
+pub fn matmul_rows<B: Backend>(device: &B) {
+    for format in &FORMATS {
+        for chosen in [vec![], vec![69], vec![3, 7], vec![0, 1, 4, 9, 30, 31, 69]] {
+            MatmulRows { format, chosen }.check(device, tolerance::DOT_F32);
+        }
+    }
+    let chosen = (0..70).step_by(1).collect();
+    MatmulRows { format: &FORMATS[0], chosen }.check(device, tolerance::DOT_F32);
+}
+
+/// Rows of a table.
+#[derive(Debug)]
+struct Embed {
+    format: &'static QuantFormat,
+}
+
+impl Case for Embed {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let (rows, cols) = (11, 3 * 128);
+        let table = Weights::noise(device, self.format, (rows, cols), 1)?;
+        let mut out = device.alloc(4 * cols)?;
+        device.embed(table.matrix(), &[10, 0, 3, 3], ViewMut::new(&mut out, 4, cols))?;
+        read_all(device, &out, 4 * cols)
+    }
+}
+
+/// [`Backend::embed`] decodes exactly.
+pub fn embed<B: Backend>(device: &B) {
+    for format in &FORMATS {
+        Embed { format }.check(device, tolerance::EXACT);
+    }
+}
+
+/// The rows that choose an expert in these tests, and where their results go.
+const ROWS: [ExpertRow; 3] = [
+    ExpertRow { row: 1, target: 4, weight: 0.25 },
+    ExpertRow { row: 2, target: 0, weight: 1.5 },
+    ExpertRow { row: 5, target: 2, weight: -0.75 },
+];
+
+/// One expert over the rows that chose it.
+#[derive(Debug)]
+struct Expert {
+    format: &'static QuantFormat,
+    combine: Combine,
+    rows: usize,
+}
+
+impl Case for Expert {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let (hidden, ffn, tokens) = (128, 256, 6);
+        let gate = Weights::noise(device, self.format, (ffn, hidden), 1)?;
+        let up = Weights::noise(device, self.format, (ffn, hidden), 2)?;
+        let down = Weights::noise(device, self.format, (hidden, ffn), 3)?;
+        let expert = ExpertWeights { gate: gate.matrix(), up: up.matrix(), down: down.matrix() };
+        let x = device.upload(&noise(4, tokens * hidden))?;
+        let mut acts = device.acts(tokens, hidden)?;
+        device.prepare(View::new(&x, tokens, hidden), &mut acts)?;
+        let mut scratch = ExpertScratch {
+            gate: device.alloc(tokens * ffn)?,
+            up: device.alloc(tokens * ffn)?,
+            acts: device.acts(tokens, ffn)?,
+            y: device.alloc(tokens * hidden)?,
+        };
+        let mut out = device.upload(&noise(5, tokens * hidden))?;
+        let view = ViewMut::new(&mut out, tokens, hidden);
+        device.expert_rows(&expert, &acts, &ROWS[..self.rows], &mut scratch, self.combine, view)?;
+        read_all(device, &out, tokens * hidden)
+    }
+}
+
+/// [`Backend::expert_rows`], stored and accumulated.
+pub fn expert_rows<B: Backend>(device: &B) {
+    for format in &FORMATS {
+        for combine in [Combine::Store, Combine::Accumulate] {
+            for rows in [1, 3] {
+                Expert { format, combine, rows }.check(device, tolerance::CHAINED_F32);
+            }
+        }
+    }
+}
+
+/// Results on their way to their tokens.
+#[derive(Debug)]
+struct Scatter {
+    combine: Combine,
+}
+
+impl Case for Scatter {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let cols = 37;
+        let y = device.upload(&noise(1, 3 * cols))?;
+        let mut out = device.upload(&noise(2, 6 * cols))?;
+        let view = ViewMut::new(&mut out, 6, cols);
+        device.scatter_rows(View::new(&y, 3, cols), &ROWS, self.combine, view)?;
+        read_all(device, &out, 6 * cols)
+    }
+}
+
+/// [`Backend::scatter_rows`]: storing is exact, accumulating one multiply-add away.
+pub fn scatter_rows<B: Backend>(device: &B) {
+    Scatter { combine: Combine::Store }.check(device, tolerance::EXACT);
+    Scatter { combine: Combine::Accumulate }.check(device, tolerance::ELEMENTWISE_F32);
+}

@@ -1,0 +1,180 @@
+//! Operations along a session: attention over its blocks, convolution and delta net over its past.
+
+use crate::{
+    backend::{
+        AttentionShape, Backend, DeltaInputs, DeltaShape, DeviceResult, KV_BLOCK_TOKENS, KvView,
+        View, ViewMut,
+    },
+    tolerance,
+};
+
+use super::{Case, columns_mut, noise, read_all};
+
+/// Causal attention of the rows of a session whose first `position` tokens came before.
+#[derive(Clone, Debug)]
+pub(super) struct Attention {
+    pub(super) shape: AttentionShape,
+    pub(super) position: usize,
+    /// How many rows each call brings, in order.
+    pub(super) chunks: Vec<usize>,
+}
+
+impl Attention {
+    /// Writes keys or values of `rows` rows and returns the pool.
+    fn write_chunk<B: Backend>(
+        device: &B,
+        pool: &mut B::Buf,
+        (seed, dim, heads): (u64, usize, usize),
+        (position, rows): (usize, usize),
+        table: &[u32],
+    ) -> DeviceResult {
+        let values = noise(seed, (position + rows) * heads * dim);
+        let x = device.upload(&values)?;
+        let x = View::new(&x, position + rows, heads * dim).rows(position, rows);
+        device.kv_write(x, position as u32, table, dim, pool)
+    }
+}
+
+impl Case for Attention {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = self.shape;
+        let total = self.position + self.chunks.iter().sum::<usize>();
+        let blocks = total.div_ceil(KV_BLOCK_TOKENS);
+        // Blocks lie in descending order, so that a block's number is not its position.
+        let table: Vec<u32> = (0..blocks as u32).rev().collect();
+        let pool_len = |dim| blocks * kv_heads * KV_BLOCK_TOKENS * dim;
+        let mut keys = device.upload(&noise(1, pool_len(k_dim)))?;
+        let mut values = device.upload(&noise(2, pool_len(v_dim)))?;
+        let before = (0, self.position);
+        Self::write_chunk(device, &mut keys, (3, k_dim, kv_heads), before, &table)?;
+        Self::write_chunk(device, &mut values, (4, v_dim, kv_heads), before, &table)?;
+        let q = device.upload(&noise(5, (total - self.position) * (heads * k_dim + 7)))?;
+        let mut out = device.alloc((total - self.position) * heads * v_dim)?;
+        let mut done = 0;
+        for rows in &self.chunks {
+            let at = (self.position + done, *rows);
+            Self::write_chunk(device, &mut keys, (3, k_dim, kv_heads), at, &table)?;
+            Self::write_chunk(device, &mut values, (4, v_dim, kv_heads), at, &table)?;
+            let kv = KvView { keys: &keys, values: &values, table: &table };
+            let all = total - self.position;
+            let q = View::new(&q, all, heads * k_dim + 7).columns(3, heads * k_dim);
+            let q = q.rows(done, *rows);
+            let view = ViewMut::new(&mut out, all, heads * v_dim).rows(done, *rows);
+            device.attention(self.shape, q, &kv, at.0 as u32, view)?;
+            done += rows;
+        }
+        read_all(device, &out, done * heads * v_dim)
+    }
+}
+
+/// [`Backend::kv_write`] and [`Backend::attention`], within and across blocks.
+pub fn attention<B: Backend>(device: &B) {
+    for (k_dim, v_dim) in [(40, 40), (48, 48), (16, 16), (128, 64), (7, 130)] {
+        for (position, rows) in [(0, 1), (0, 5), (60, 9), (63, 1), (64, 1), (190, 70)] {
+            let scale = 4.0 / (k_dim as f32).sqrt();
+            let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim, v_dim, scale };
+            let case = Attention { shape, position, chunks: vec![rows] };
+            case.check(device, tolerance::CHAINED_F32);
+        }
+    }
+}
+
+/// [`Backend::kv_copy_block`] copies one block and nothing else.
+///
+/// # Panics
+/// If it does not.
+pub fn kv_copy_block<B: Backend>(device: &B) {
+    let values = noise(1, 5 * 24);
+    let mut pool = device.upload(&values).expect("the device has memory");
+    device.kv_copy_block(3, 1, 24, &mut pool).expect("the device runs");
+    let mut want = values;
+    want.copy_within(72..96, 24);
+    assert_eq!(read_all(device, &pool, 120).expect("the device runs"), want);
+}
+
+/// The causal convolution; its result and the history it leaves.
+#[derive(Clone, Debug)]
+pub(super) struct Convolution {
+    pub(super) taps: usize,
+    pub(super) channels: usize,
+    pub(super) chunks: Vec<usize>,
+}
+
+impl Case for Convolution {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let &Self { taps, channels, .. } = self;
+        let rows: usize = self.chunks.iter().sum();
+        let weight = device.upload(&noise(1, taps * channels))?;
+        let mut history = device.upload(&noise(2, (taps - 1) * channels))?;
+        let mut x = device.upload(&noise(3, rows * (channels + 3)))?;
+        let mut done = 0;
+        for chunk in &self.chunks {
+            let view = columns_mut(ViewMut::new(&mut x, rows, channels + 3), 1, channels);
+            device.causal_conv(&weight, &mut history, view.rows(done, *chunk))?;
+            done += chunk;
+        }
+        let mut all = read_all(device, &x, rows * (channels + 3))?;
+        all.extend(read_all(device, &history, (taps - 1) * channels)?);
+        Ok(all)
+    }
+}
+
+/// [`Backend::causal_conv`] with one to four taps.
+pub fn causal_conv<B: Backend>(device: &B) {
+    for taps in 1..=4 {
+        for (channels, rows) in [(5, 1), (16, 3), (77, 9), (1000, 2)] {
+            let case = Convolution { taps, channels, chunks: vec![rows] };
+            case.check(device, tolerance::ELEMENTWISE_F32);
+        }
+    }
+}
+
+/// The gated delta rule; its result and the memory it leaves.
+#[derive(Clone, Debug)]
+pub(super) struct DeltaNet {
+    pub(super) shape: DeltaShape,
+    pub(super) chunks: Vec<usize>,
+}
+
+impl Case for DeltaNet {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let Self { shape, chunks } = self;
+        let (rows, heads) = (chunks.iter().sum(), shape.value_heads);
+        let (channels, out_cols) = (shape.channels(), heads * shape.v_dim);
+        let mut qkv = device.upload(&noise(1, rows * channels))?;
+        let a = device.upload(&noise(2, rows * heads))?;
+        let b = device.upload(&noise(3, rows * heads))?;
+        let neg_a: Vec<f32> = noise(4, heads).iter().map(|x| -(1.0 + x)).collect();
+        let (neg_a, dt_bias) = (device.upload(&neg_a)?, device.upload(&noise(5, heads))?);
+        let mut memory = device.upload(&noise(6, shape.memory_len()))?;
+        let mut out = device.alloc(rows * out_cols)?;
+        let mut done = 0;
+        for chunk in chunks {
+            let inputs = DeltaInputs {
+                qkv: ViewMut::new(&mut qkv, rows, channels).rows(done, *chunk),
+                a: View::new(&a, rows, heads).rows(done, *chunk),
+                b: View::new(&b, rows, heads).rows(done, *chunk),
+                neg_a: &neg_a,
+                dt_bias: &dt_bias,
+            };
+            let view = ViewMut::new(&mut out, rows, out_cols).rows(done, *chunk);
+            device.delta_net(*shape, inputs, &mut memory, view)?;
+            done += chunk;
+        }
+        let mut all = read_all(device, &out, rows * out_cols)?;
+        all.extend(read_all(device, &memory, shape.memory_len())?);
+        Ok(all)
+    }
+}
+
+/// [`Backend::delta_net`] with `k_dim` unequal `v_dim`, and several value heads to a key head.
+pub fn delta_net<B: Backend>(device: &B) {
+    for (key_heads, value_heads, k_dim, v_dim) in
+        [(2, 6, 16, 24), (1, 3, 40, 7), (2, 2, 5, 3), (1, 2, 128, 128)]
+    {
+        for rows in [1, 2, 9] {
+            let shape = DeltaShape { key_heads, value_heads, k_dim, v_dim, conv_taps: 4 };
+            DeltaNet { shape, chunks: vec![rows] }.check(device, tolerance::CHAINED_F32);
+        }
+    }
+}
