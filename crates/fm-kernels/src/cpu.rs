@@ -35,6 +35,8 @@ mod lanes;
 mod matmul;
 mod pool;
 #[allow(clippy::inline_always)]
+pub mod probe;
+#[allow(clippy::inline_always)]
 mod rope;
 #[allow(clippy::inline_always)]
 mod vector;
@@ -66,15 +68,6 @@ impl Cpu {
     pub fn level(&self) -> Level {
         self.kernels().level
     }
-}
-
-/// Additions and multiplications of one round of [`fma_chains`].
-pub const FMA_CHAIN_OPERATIONS: usize = vector::FmaChains::CHAINS * lanes::LANES * 2;
-
-/// `rounds` rounds of independent multiply-adds in registers: what the arithmetic of this machine
-/// can do at most. Gives a number that depends on all of them.
-pub fn fma_chains(level: Level, rounds: usize) -> f32 {
-    level.run(vector::FmaChains { rounds })
 }
 
 /// Inner loops of [`Cpu`].

@@ -13,6 +13,20 @@ pub(super) trait Decoder: Copy + Sync {
     fn runs(self) -> usize;
     /// Reads the header of `block`.
     fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> Self::Head<L>;
+    /// Whether a row may end inside a run.
+    fn may_end_short(self) -> bool {
+        false
+    }
+    /// Brings activations into the order in which `decode` gives weights.
+    #[inline(always)]
+    fn to_code_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
+        x
+    }
+    /// The inverse of `to_code_order`.
+    #[inline(always)]
+    fn from_code_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
+        x
+    }
     /// Weights `16 · run ..` of `block`.
     fn decode<L: Lanes>(self, lanes: L, head: Self::Head<L>, block: &[u8], run: usize) -> L::F;
 }
@@ -39,6 +53,10 @@ macro_rules! float_decoder {
             #[inline(always)]
             fn runs(self) -> usize {
                 1
+            }
+            #[inline(always)]
+            fn may_end_short(self) -> bool {
+                true
             }
             #[inline(always)]
             fn head<L: Lanes>(self, _: L, _: &[u8]) {}
@@ -88,7 +106,15 @@ impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
     }
     #[inline(always)]
     fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
-        lanes.affine::<BITS>(head, &block[HEAD + run * 2 * BITS..][..2 * BITS])
+        lanes.affine::<BITS>(head, block, HEAD + run * 2 * BITS)
+    }
+    #[inline(always)]
+    fn to_code_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
+        lanes.to_code_order::<BITS>(x)
+    }
+    #[inline(always)]
+    fn from_code_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
+        lanes.from_code_order::<BITS>(x)
     }
 }
 
@@ -111,8 +137,12 @@ impl<D: Decoder> Work for DecodeRow<'_, D> {
         for (block, out) in blocks.zip(&mut runs) {
             let head = decoder.head(lanes, block);
             for (run, out) in out.iter_mut().enumerate() {
-                lanes.store(decoder.decode(lanes, head, block, run), out);
+                let weights = decoder.decode(lanes, head, block, run);
+                lanes.store(decoder.from_code_order(lanes, weights), out);
             }
+        }
+        if !decoder.may_end_short() {
+            return;
         }
         if let (false, Some(out)) = (short.is_empty(), runs.next()) {
             let block = padded_block(short);

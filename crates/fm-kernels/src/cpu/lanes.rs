@@ -60,12 +60,23 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn bf16_pair(self, bytes: &[u8; 4]) -> (Self::F, Self::F);
     /// Prepares `code · scale + bias` for codes of `BITS` bits.
     fn palette<const BITS: usize>(self, scale: Self::F, bias: Self::F) -> Self::Palette;
-    /// Sixteen codes of `BITS` bits, LSB first at the start of `codes`, as the weights they stand
-    /// for. Product and sum are rounded separately, as in `QuantFormat::decode`.
+    /// Sixteen codes of `BITS` bits, LSB first from byte `at` of `block` on, as the weights they
+    /// stand for, in the order of [`Lanes::to_code_order`]. Product and sum are rounded separately,
+    /// as in `QuantFormat::decode`.
     ///
     /// # Panics
-    /// If `codes` has less than `2 · BITS` bytes.
-    fn affine<const BITS: usize>(self, palette: Self::Palette, codes: &[u8]) -> Self::F;
+    /// If `block` ends before the codes do, or is shorter than 16 bytes and `BITS` not 2 or 4.
+    fn affine<const BITS: usize>(self, palette: Self::Palette, block: &[u8], at: usize) -> Self::F;
+    /// Brings lanes into the order in which [`Lanes::affine`] finds it easiest to give weights.
+    #[inline(always)]
+    fn to_code_order<const BITS: usize>(self, x: Self::F) -> Self::F {
+        x
+    }
+    /// The inverse of [`Lanes::to_code_order`].
+    #[inline(always)]
+    fn from_code_order<const BITS: usize>(self, x: Self::F) -> Self::F {
+        x
+    }
 
     /// Asks for the cache line `ahead` bytes behind the start of `bytes`, which may lie anywhere:
     /// it is a hint.
@@ -106,24 +117,16 @@ pub(super) fn store_some<L: Lanes>(lanes: L, x: L::F, out: &mut [f32]) {
     }
 }
 
-/// The first `2 · BITS` bytes, which hold sixteen codes, as the lower and upper half of a
-/// little-endian 128-bit number. In registers: stored piecewise and loaded whole they would stall.
+/// Sixteen bytes of a block in which sixteen codes lie that begin at byte `at`, and at which of the
+/// sixteen they begin. Near its end a block has no sixteen bytes left, so the window moves back.
 ///
 /// # Panics
-/// If `codes` is shorter than that.
+/// If `block` is shorter than 16 bytes or ends before `at`.
 #[inline(always)]
-pub(super) fn code_stream<const BITS: usize>(codes: &[u8]) -> (u64, u64) {
-    let codes = &codes[..2 * BITS];
-    let u16_at = |at| u64::from(u16::from_le_bytes([codes[at], codes[at + 1]]));
-    let u32_at = |at| u16_at(at) | u16_at(at + 2) << 16;
-    let u64_at = |at| u32_at(at) | u32_at(at + 4) << 32;
-    match BITS {
-        2 => (u32_at(0), 0),
-        3 => (u32_at(0) | u16_at(4) << 32, 0),
-        4 => (u64_at(0), 0),
-        5 => (u64_at(0), u16_at(8)),
-        6 => (u64_at(0), u32_at(8)),
-        8 => (u64_at(0), u64_at(8)),
-        _ => unreachable!("no format has codes of {BITS} bits"),
-    }
+pub(super) fn code_window(block: &[u8], at: usize) -> (&[u8; 16], usize) {
+    let start = at.min(block.len() - 16);
+    (block[start..].first_chunk().expect("a window of sixteen bytes"), at - start)
 }
+
+/// `window` positions before which the codes of a window can begin, at most.
+pub(super) const WINDOW_STARTS: usize = 17;

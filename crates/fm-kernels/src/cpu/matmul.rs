@@ -186,14 +186,14 @@ fn fused_rows<L: Lanes, D: Decoder, const R: usize>(
         }
         ahead.advance(block_bytes);
         for (run, x) in x.iter().enumerate() {
-            let x = lanes.load(x);
+            let x = decoder.to_code_order(lanes, lanes.load(x));
             for r in 0..R {
                 let weights = decoder.decode(lanes, heads[r], blocks[r], run);
                 sums[r] = lanes.fma(weights, x, sums[r]);
             }
         }
     }
-    if let [x] = x_short {
+    if let ([x], true) = (x_short, decoder.may_end_short()) {
         let x = lanes.load(x);
         for r in 0..R {
             let block = padded_block(&rows[r][row_bytes / block_bytes * block_bytes..]);
@@ -201,7 +201,7 @@ fn fused_rows<L: Lanes, D: Decoder, const R: usize>(
             sums[r] = lanes.fma(weights, x, sums[r]);
         }
     }
-    sums.map(|sum| lanes.sum(sum))
+    sums.map(|sum| lanes.sum(decoder.from_code_order(lanes, sum)))
 }
 
 /// Where to prefetch: the place that is reached [`PREFETCH_BYTES`] later, in this group of rows or

@@ -1,7 +1,5 @@
 //! The CPU against the suite, on every instruction set, and against itself.
 
-use super::*;
-
 mod on_two_threads {
     crate::conformance!(crate::Cpu::open(2));
 }

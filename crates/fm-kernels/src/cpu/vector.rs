@@ -81,33 +81,3 @@ pub(super) fn zip_map<L: Lanes>(
         store_some(lanes, x, a);
     }
 }
-
-/// The ceiling that a benchmark compares with, see [`super::fma_chains`].
-pub(super) struct FmaChains {
-    pub(super) rounds: usize,
-}
-
-impl FmaChains {
-    /// More than two units of four cycles latency can have in flight.
-    pub(super) const CHAINS: usize = 12;
-}
-
-impl Work for FmaChains {
-    type Out = f32;
-
-    #[inline(always)]
-    fn on<L: Lanes>(self, lanes: L) -> f32 {
-        let factor = lanes.splat(std::hint::black_box(0.5));
-        let mut sums = [factor; Self::CHAINS];
-        for _ in 0..self.rounds {
-            for sum in &mut sums {
-                *sum = lanes.fma(*sum, factor, factor);
-            }
-        }
-        let mut all = sums[0];
-        for sum in &sums[1..] {
-            all = lanes.add(all, *sum);
-        }
-        lanes.sum(all)
-    }
-}

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::lanes::{Lanes, Sixteen, Work, code_stream};
+use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
 /// Proof that this CPU has AVX2, FMA and F16C. The only way to obtain one is [`Avx2::detect`].
 #[derive(Clone, Copy, Debug)]
@@ -23,12 +23,14 @@ impl Avx2 {
 type Halves = (__m256, __m256);
 
 /// As in `avx512.rs`, for half of the lanes: the two bytes in which a lane's code lies, and zeros.
-const fn byte_picks(bits: usize, first_lane: usize) -> [u8; 32] {
+const fn byte_picks(bits: usize, first_lane: usize, start: usize) -> [u8; 32] {
     let mut picks = [0x80; 32];
     let mut lane = 0;
     while lane < 8 {
-        let byte = (first_lane + lane) * bits / 8;
-        picks[lane * 4] = byte as u8;
+        let byte = start + (first_lane + lane) * bits / 8;
+        if byte < 16 {
+            picks[lane * 4] = byte as u8;
+        }
         if byte < 15 {
             picks[lane * 4 + 1] = byte as u8 + 1;
         }
@@ -52,12 +54,23 @@ const fn bit_shifts(bits: usize, first_lane: usize) -> [u32; 8] {
 struct Codes<const BITS: usize>;
 
 impl<const BITS: usize> Codes<BITS> {
-    const PICKS: [[u8; 32]; 2] = [byte_picks(BITS, 0), byte_picks(BITS, 8)];
+    /// By the byte of the window at which the codes begin, and by half.
+    const PICKS: [[[u8; 32]; 2]; WINDOW_STARTS] = {
+        let mut picks = [[[0; 32]; 2]; WINDOW_STARTS];
+        let mut start = 0;
+        while start < WINDOW_STARTS {
+            picks[start] = [byte_picks(BITS, 0, start), byte_picks(BITS, 8, start)];
+            start += 1;
+        }
+        picks
+    };
     const SHIFTS: [[u32; 8]; 2] = [bit_shifts(BITS, 0), bit_shifts(BITS, 8)];
 }
 
 /// Where the nibbles of a dword lie.
 const NIBBLE_SHIFTS: [u32; 8] = [0, 4, 8, 12, 16, 20, 24, 28];
+/// Where the two-bit codes of a dword lie.
+const PAIR_SHIFTS: [[u32; 8]; 2] = [[0, 2, 4, 6, 8, 10, 12, 14], [16, 18, 20, 22, 24, 26, 28, 30]];
 
 impl Avx2 {
     /// `op` on both halves.
@@ -201,10 +214,14 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn affine<const BITS: usize>(self, palette: (__m256, __m256), codes: &[u8]) -> Halves {
-        let (scale, bias) = palette;
+    fn affine<const BITS: usize>(
+        self,
+        (scale, bias): (__m256, __m256),
+        block: &[u8],
+        at: usize,
+    ) -> Halves {
         // SAFETY: `self` proves the features of `spread`.
-        let (low, high) = unsafe { spread::<BITS>(codes) };
+        let (low, high) = unsafe { spread::<BITS>(block, at) };
         // SAFETY: `self` proves avx2.
         let codes = (unsafe { _mm256_cvtepi32_ps(low) }, unsafe { _mm256_cvtepi32_ps(high) });
         self.add(self.mul(codes, (scale, scale)), (bias, bias))
@@ -221,31 +238,43 @@ impl Lanes for Avx2 {
 /// Lane `i` gets code `i`.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn spread<const BITS: usize>(codes: &[u8]) -> (__m256i, __m256i) {
-    let (low, high) = if BITS == 4 {
-        let (dwords, _) = codes.as_chunks::<4>();
-        // SAFETY: 32 readable bytes.
-        let shifts = unsafe { _mm256_loadu_si256(NIBBLE_SHIFTS.as_ptr().cast()) };
-        let nibbles = |dword| _mm256_srlv_epi32(_mm256_set1_epi32(dword), shifts);
-        (nibbles(i32::from_le_bytes(dwords[0])), nibbles(i32::from_le_bytes(dwords[1])))
-    } else {
-        let (low, high) = code_stream::<BITS>(codes);
-        let stream = _mm256_broadcastsi128_si256(_mm_set_epi64x(high as i64, low as i64));
-        (pick::<BITS>(stream, 0), pick::<BITS>(stream, 1))
+fn spread<const BITS: usize>(block: &[u8], at: usize) -> (__m256i, __m256i) {
+    let dword = |at: usize| {
+        let bytes = block[at..].first_chunk().expect("a dword of codes");
+        _mm256_set1_epi32(i32::from_le_bytes(*bytes))
+    };
+    let (low, high) = match BITS {
+        2 => {
+            let both = dword(at);
+            (shifted(both, &PAIR_SHIFTS[0]), shifted(both, &PAIR_SHIFTS[1]))
+        }
+        4 => (shifted(dword(at), &NIBBLE_SHIFTS), shifted(dword(at + 4), &NIBBLE_SHIFTS)),
+        _ => {
+            let (window, start) = code_window(block, at);
+            // SAFETY: sixteen readable bytes.
+            let window = unsafe { _mm_loadu_si128(window.as_ptr().cast()) };
+            let window = _mm256_broadcastsi128_si256(window);
+            (pick::<BITS>(window, start, 0), pick::<BITS>(window, start, 1))
+        }
     };
     let mask = _mm256_set1_epi32((1 << BITS) - 1);
     (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask))
 }
 
-/// Half of the codes of a stream, with neighbours above them.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn pick<const BITS: usize>(stream: __m256i, half: usize) -> __m256i {
+fn shifted(x: __m256i, shifts: &[u32; 8]) -> __m256i {
     // SAFETY: 32 readable bytes.
-    let picks = unsafe { _mm256_loadu_si256(Codes::<BITS>::PICKS[half].as_ptr().cast()) };
+    _mm256_srlv_epi32(x, unsafe { _mm256_loadu_si256(shifts.as_ptr().cast()) })
+}
+
+/// Half of the codes of a window, with neighbours above them.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn pick<const BITS: usize>(window: __m256i, start: usize, half: usize) -> __m256i {
     // SAFETY: 32 readable bytes.
-    let shifts = unsafe { _mm256_loadu_si256(Codes::<BITS>::SHIFTS[half].as_ptr().cast()) };
-    _mm256_srlv_epi32(_mm256_shuffle_epi8(stream, picks), shifts)
+    let picks = unsafe { _mm256_loadu_si256(Codes::<BITS>::PICKS[start][half].as_ptr().cast()) };
+    shifted(_mm256_shuffle_epi8(window, picks), &Codes::<BITS>::SHIFTS[half])
 }
 
 /// A bf16 is the upper half of an f32.

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::lanes::{Lanes, Sixteen, Work, code_stream};
+use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
 /// Proof that this CPU has AVX-512 F, BW, DQ and VL, and AVX2, FMA and F16C as all of those have.
 /// The only way to obtain one is [`Avx512::detect`].
@@ -24,15 +24,17 @@ impl Avx512 {
     }
 }
 
-/// For every lane the byte of a 16-byte code stream in which its code begins, spread to a dword:
-/// the two bytes from there on, and zeros. `vpshufb` reads within each quarter, so every quarter
-/// holds the whole stream.
-const fn byte_picks(bits: usize) -> [u8; 64] {
+/// For every lane the byte of a 16-byte window in which its code begins, if the codes begin at
+/// byte `start`, spread to a dword: the two bytes from there on, and zeros. `vpshufb` reads within
+/// each quarter of a register, so every quarter holds the whole window.
+const fn byte_picks(bits: usize, start: usize) -> [u8; 64] {
     let mut picks = [0x80; 64];
     let mut lane = 0;
     while lane < 16 {
-        let byte = lane * bits / 8;
-        picks[lane * 4] = byte as u8;
+        let byte = start + lane * bits / 8;
+        if byte < 16 {
+            picks[lane * 4] = byte as u8;
+        }
         if byte < 15 {
             picks[lane * 4 + 1] = byte as u8 + 1;
         }
@@ -56,21 +58,42 @@ const fn bit_shifts(bits: usize) -> [u32; 16] {
 struct Codes<const BITS: usize>;
 
 impl<const BITS: usize> Codes<BITS> {
-    const PICKS: [u8; 64] = byte_picks(BITS);
+    /// By the byte of the window at which the codes begin.
+    const PICKS: [[u8; 64]; WINDOW_STARTS] = {
+        let mut picks = [[0; 64]; WINDOW_STARTS];
+        let mut start = 0;
+        while start < WINDOW_STARTS {
+            picks[start] = byte_picks(BITS, start);
+            start += 1;
+        }
+        picks
+    };
     const SHIFTS: [u32; 16] = bit_shifts(BITS);
 }
 
-/// Where the nibbles of two dwords lie.
-const NIBBLE_SHIFTS: [u32; 16] = [0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28];
-const ZERO_TO_FIFTEEN: Sixteen =
-    [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+/// Where the two-bit codes of a dword lie.
+const PAIR_SHIFTS: [u32; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30];
+/// Where nibbles `0, 8, 1, 9, …` of a qword lie, within the lower and the upper dword in turn.
+const NIBBLE_SHIFTS: [u32; 16] = [0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28];
+/// The order of the nibbles above, and its inverse.
+const NIBBLE_ORDER: [u32; 16] = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15];
+const NIBBLE_PLACES: [u32; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// Either a table of the weights that codes up to 15 stand for, or scale and bias.
-#[derive(Clone, Copy)]
-pub(in crate::cpu) struct Palette {
-    table_or_scale: __m512,
-    bias: __m512,
+/// Codes `first ..` in order, repeated so that bits above a code do not matter.
+const fn codes_from<const BITS: usize>(first: usize) -> Sixteen {
+    let mut codes = [0.0; 16];
+    let mut lane = 0;
+    while lane < 16 {
+        codes[lane] = ((first + lane) % (1 << BITS)) as f32;
+        lane += 1;
+    }
+    codes
 }
+
+/// What the codes of a block stand for: up to 5 bits the weights of codes 0 to 15 and 16 to 31,
+/// which a permutation looks up; above, scale and bias.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Palette(__m512, __m512);
 
 impl Lanes for Avx512 {
     type F = __m512;
@@ -188,34 +211,47 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn palette<const BITS: usize>(self, scale: __m512, bias: __m512) -> Palette {
-        if BITS > 4 {
-            return Palette { table_or_scale: scale, bias };
+        let weights = |codes: &Sixteen| self.add(self.mul(self.load(codes), scale), bias);
+        match BITS {
+            ..5 => Palette(weights(const { &codes_from::<BITS>(0) }), bias),
+            5 => Palette(
+                weights(const { &codes_from::<BITS>(0) }),
+                weights(const { &codes_from::<BITS>(16) }),
+            ),
+            _ => Palette(scale, bias),
         }
-        let products = self.mul(self.load(&ZERO_TO_FIFTEEN), scale);
-        Palette { table_or_scale: self.add(products, bias), bias }
     }
-
     #[inline(always)]
-    fn affine<const BITS: usize>(self, palette: Palette, codes: &[u8]) -> __m512 {
-        // SAFETY: `self` proves the features of `spread` and `spread_nibbles`.
-        let lanes =
-            unsafe { if BITS == 4 { spread_nibbles(codes) } else { spread::<BITS>(codes) } };
-        if BITS == 4 {
-            // The permutation looks at the lower four bits only: no mask is needed.
+    fn affine<const BITS: usize>(
+        self,
+        Palette(first, second): Palette,
+        block: &[u8],
+        at: usize,
+    ) -> __m512 {
+        // SAFETY: `self` proves the features of `spread`.
+        let lanes = unsafe { spread::<BITS>(block, at) };
+        // The permutations look at the lower four or five bits only.
+        match BITS {
             // SAFETY: `self` proves avx512f.
-            return unsafe { _mm512_permutexvar_ps(lanes, palette.table_or_scale) };
-        }
-        // SAFETY: `self` proves avx512f.
-        let mask = unsafe { _mm512_set1_epi32((1 << BITS) - 1) };
-        // SAFETY: `self` proves avx512f.
-        let codes = unsafe { _mm512_and_si512(lanes, mask) };
-        if BITS < 4 {
+            ..5 => unsafe { _mm512_permutexvar_ps(lanes, first) },
             // SAFETY: `self` proves avx512f.
-            return unsafe { _mm512_permutexvar_ps(codes, palette.table_or_scale) };
+            5 => unsafe { _mm512_permutex2var_ps(first, lanes, second) },
+            _ => {
+                // SAFETY: `self` proves the features of `numbers`.
+                let codes = unsafe { numbers::<BITS>(lanes) };
+                self.add(self.mul(codes, first), second)
+            }
         }
-        // SAFETY: `self` proves avx512f.
-        let codes = unsafe { _mm512_cvtepi32_ps(codes) };
-        self.add(self.mul(codes, palette.table_or_scale), palette.bias)
+    }
+    #[inline(always)]
+    fn to_code_order<const BITS: usize>(self, x: __m512) -> __m512 {
+        // SAFETY: `self` proves the features of `permuted`.
+        if BITS == 4 { unsafe { permuted(x, &NIBBLE_ORDER) } } else { x }
+    }
+    #[inline(always)]
+    fn from_code_order<const BITS: usize>(self, x: __m512) -> __m512 {
+        // SAFETY: `self` proves the features of `permuted`.
+        if BITS == 4 { unsafe { permuted(x, &NIBBLE_PLACES) } } else { x }
     }
 
     #[inline(always)]
@@ -226,36 +262,58 @@ impl Lanes for Avx512 {
     }
 }
 
-/// Lane `i` gets nibble `i`, with the higher nibbles of its dword above it.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn spread_nibbles(codes: &[u8]) -> __m512i {
-    let (dwords, _) = codes.as_chunks::<4>();
-    let low = _mm512_set1_epi32(i32::from_le_bytes(dwords[0]));
-    let both = _mm512_mask_set1_epi32(low, 0xff00, i32::from_le_bytes(dwords[1]));
-    // SAFETY: `NIBBLE_SHIFTS` is 64 readable bytes.
-    let shifts = unsafe { _mm512_loadu_si512(NIBBLE_SHIFTS.as_ptr().cast()) };
-    _mm512_srlv_epi32(both, shifts)
-}
-
-/// Lane `i` gets code `i` in its lower bits, with neighbours above it.
+/// Every lane gets its code in its lower bits, with neighbours above it: lane `i` code `i`, except
+/// that nibbles come in [`NIBBLE_ORDER`], because a broadcast gives it for nothing.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn spread<const BITS: usize>(codes: &[u8]) -> __m512i {
-    if BITS == 8 {
-        let (sixteen, _) = codes.as_chunks::<16>();
-        // SAFETY: sixteen readable bytes.
-        let bytes = unsafe { _mm_loadu_si128(sixteen[0].as_ptr().cast()) };
-        return _mm512_cvtepu8_epi32(bytes);
+fn spread<const BITS: usize>(block: &[u8], at: usize) -> __m512i {
+    match BITS {
+        2 => {
+            let dword = block[at..].first_chunk().expect("a dword of codes");
+            shifted(_mm512_set1_epi32(i32::from_le_bytes(*dword)), &PAIR_SHIFTS)
+        }
+        4 => {
+            let qword = block[at..].first_chunk().expect("a qword of codes");
+            shifted(_mm512_set1_epi64(i64::from_le_bytes(*qword)), &NIBBLE_SHIFTS)
+        }
+        8 => {
+            let bytes: &[u8; 16] = block[at..].first_chunk().expect("sixteen codes");
+            // SAFETY: sixteen readable bytes.
+            _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+        }
+        _ => {
+            let (window, start) = code_window(block, at);
+            // SAFETY: sixteen readable bytes.
+            let window = unsafe { _mm_loadu_si128(window.as_ptr().cast()) };
+            let picks = Codes::<BITS>::PICKS[start].as_ptr();
+            // SAFETY: 64 readable bytes.
+            let picks = unsafe { _mm512_loadu_si512(picks.cast()) };
+            let pairs = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(window), picks);
+            shifted(pairs, &Codes::<BITS>::SHIFTS)
+        }
     }
-    let (low, high) = code_stream::<BITS>(codes);
-    let stream = _mm_set_epi64x(high as i64, low as i64);
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn shifted(x: __m512i, shifts: &[u32; 16]) -> __m512i {
     // SAFETY: 64 readable bytes.
-    let picks = unsafe { _mm512_loadu_si512(Codes::<BITS>::PICKS.as_ptr().cast()) };
-    let pairs = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(stream), picks);
+    _mm512_srlv_epi32(x, unsafe { _mm512_loadu_si512(shifts.as_ptr().cast()) })
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn permuted(x: __m512, order: &[u32; 16]) -> __m512 {
     // SAFETY: 64 readable bytes.
-    let shifts = unsafe { _mm512_loadu_si512(Codes::<BITS>::SHIFTS.as_ptr().cast()) };
-    _mm512_srlv_epi32(pairs, shifts)
+    _mm512_permutexvar_ps(unsafe { _mm512_loadu_si512(order.as_ptr().cast()) }, x)
+}
+
+/// The lower `BITS` bits of every lane as a float.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn numbers<const BITS: usize>(lanes: __m512i) -> __m512 {
+    let mask = _mm512_set1_epi32((1 << BITS) - 1);
+    _mm512_cvtepi32_ps(if BITS == 8 { lanes } else { _mm512_and_si512(lanes, mask) })
 }
 
 #[target_feature(enable = "avx512f")]

@@ -4,7 +4,7 @@ use std::array;
 
 use half::{bf16, f16};
 
-use crate::cpu::lanes::{LANES, Lanes, Sixteen, Work, code_stream};
+use crate::cpu::lanes::{LANES, Lanes, Sixteen, Work};
 
 /// Needs nothing.
 #[derive(Clone, Copy, Debug)]
@@ -112,9 +112,15 @@ impl Lanes for Portable {
         (scale[0], bias[0])
     }
     #[inline(always)]
-    fn affine<const BITS: usize>(self, (scale, bias): (f32, f32), codes: &[u8]) -> Sixteen {
-        let (low, high) = code_stream::<BITS>(codes);
-        let stream = u128::from(high) << 64 | u128::from(low);
+    fn affine<const BITS: usize>(
+        self,
+        (scale, bias): (f32, f32),
+        block: &[u8],
+        at: usize,
+    ) -> Sixteen {
+        let mut bytes = [0; 16];
+        bytes[..2 * BITS].copy_from_slice(&block[at..][..2 * BITS]);
+        let stream = u128::from_le_bytes(bytes);
         array::from_fn(|i| {
             let code = (stream >> (i * BITS)) as u32 & ((1 << BITS) - 1);
             code as f32 * scale + bias
