@@ -133,6 +133,9 @@ const ACTS_ALIGN: usize = 16;
 #[derive(Debug)]
 pub struct HostActs {
     values: Vec<f32>,
+    /// Where the first row begins: at a cache line, because a vector that lies across two costs two
+    /// loads.
+    start: usize,
     rows: usize,
     cols: usize,
 }
@@ -142,6 +145,18 @@ impl HostActs {
     /// bytes fall into the same few sets of the L1 cache.
     fn stride(cols: usize) -> usize {
         cols.next_multiple_of(ACTS_ALIGN) + ACTS_ALIGN
+    }
+
+    fn new(rows: usize, cols: usize) -> Self {
+        let values = vec![0.0; rows * Self::stride(cols) + ACTS_ALIGN];
+        // A Vec that is never resized stays where it is.
+        let start = values.as_ptr().align_offset(ACTS_ALIGN * size_of::<f32>()).min(ACTS_ALIGN);
+        Self { values, start, rows: 0, cols: 0 }
+    }
+
+    /// Row `i` and what follows it.
+    fn from_row(&self, i: usize) -> &[f32] {
+        &self.values[self.start + i * Self::stride(self.cols)..]
     }
 }
 
@@ -165,15 +180,17 @@ impl<'a> RowSelection<'a> {
 
     /// The `i`-th selected row.
     pub fn row(&self, i: usize) -> &'a [f32] {
-        let row = self.chosen.map_or(i, |chosen| chosen[i].row as usize);
-        &self.acts.values[row * HostActs::stride(self.acts.cols)..][..self.acts.cols]
+        &self.acts.from_row(self.acts_row(i))[..self.acts.cols]
     }
 
     /// The `i`-th selected row, filled up with zeros to a multiple of sixteen.
     pub(crate) fn padded_row(&self, i: usize) -> &'a [[f32; ACTS_ALIGN]] {
-        let row = self.chosen.map_or(i, |chosen| chosen[i].row as usize);
-        let values = &self.acts.values[row * HostActs::stride(self.acts.cols)..];
+        let values = self.acts.from_row(self.acts_row(i));
         values[..self.acts.cols.next_multiple_of(ACTS_ALIGN)].as_chunks().0
+    }
+
+    fn acts_row(&self, i: usize) -> usize {
+        self.chosen.map_or(i, |chosen| chosen[i].row as usize)
     }
 }
 
@@ -257,12 +274,12 @@ impl<K: Kernels> Backend for Host<K> {
     }
 
     fn acts(&self, rows: usize, cols: usize) -> DeviceResult<HostActs> {
-        Ok(HostActs { values: vec![0.0; rows * HostActs::stride(cols)], rows: 0, cols: 0 })
+        Ok(HostActs::new(rows, cols))
     }
 
     fn prepare(&self, x: View<'_, Vec<f32>>, acts: &mut HostActs) -> DeviceResult {
         (acts.rows, acts.cols) = (x.rows, x.cols);
-        let rows = acts.values.chunks_exact_mut(HostActs::stride(x.cols));
+        let rows = acts.values[acts.start..].chunks_exact_mut(HostActs::stride(x.cols));
         for (i, row) in rows.take(x.rows).enumerate() {
             row[..x.cols].copy_from_slice(x.row(i));
             row[x.cols..].fill(0.0);

@@ -10,14 +10,26 @@ pub(super) const LANES: usize = 16;
 /// Sixteen floats in memory.
 pub(super) type Sixteen = [f32; LANES];
 
+/// Begins at a cache line: a vector that lies across two costs two loads.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(super) struct OnLines<T>(pub(super) T);
+
 /// The operations of one instruction set. A value is the proof that the machine has it.
 ///
 /// Everything is `inline(always)`: the instructions become available only inside [`Lanes::run`].
 pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// Sixteen floats in registers.
     type F: Copy;
+    /// What one register holds of them.
+    type Part: Copy;
     /// What the codes of one block stand for, see [`Lanes::palette`].
     type Palette: Copy;
+
+    /// Registers that hold sixteen floats.
+    const PARTS: usize;
+    /// Chains of single registers that stay in registers, with room for operands.
+    const CHAINS: usize;
 
     /// Runs `work` compiled for these instructions.
     fn run<W: Work>(self, work: W) -> W::Out;
@@ -49,6 +61,19 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn power_of_two(self, n: Self::F) -> Self::F;
     /// Sum of the lanes: `i` with `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
     fn sum(self, x: Self::F) -> f32;
+
+    /// Four sums at once, each in the order of [`Lanes::sum`].
+    #[inline(always)]
+    fn sums(self, x: [Self::F; 4]) -> [f32; 4] {
+        x.map(|x| self.sum(x))
+    }
+
+    /// Register `part` of sixteen floats in memory.
+    fn load_part(self, x: &Sixteen, part: usize) -> Self::Part;
+    /// The counterpart of [`Lanes::load_part`].
+    fn store_part(self, x: Self::Part, out: &mut Sixteen, part: usize);
+    /// As [`Lanes::fma`].
+    fn fma_part(self, a: Self::Part, b: Self::Part, c: Self::Part) -> Self::Part;
 
     /// Sixteen little-endian f32.
     fn f32(self, bytes: &[u8; 64]) -> Self::F;

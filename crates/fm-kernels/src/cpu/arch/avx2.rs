@@ -82,7 +82,11 @@ impl Avx2 {
 
 impl Lanes for Avx2 {
     type F = Halves;
+    type Part = __m256;
     type Palette = (__m256, __m256);
+
+    const PARTS: usize = 2;
+    const CHAINS: usize = 12;
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
@@ -175,6 +179,24 @@ impl Lanes for Avx2 {
         let eight = unsafe { _mm256_add_ps(x.0, x.1) };
         // SAFETY: `self` proves the features of `halving_sum`.
         unsafe { halving_sum(eight) }
+    }
+
+    #[inline(always)]
+    fn load_part(self, x: &Sixteen, part: usize) -> __m256 {
+        let half = &x.as_chunks::<8>().0[part];
+        // SAFETY: `self` proves avx; eight readable floats, loadu needs no alignment.
+        unsafe { _mm256_loadu_ps(half.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store_part(self, x: __m256, out: &mut Sixteen, part: usize) {
+        let half = &mut out.as_chunks_mut::<8>().0[part];
+        // SAFETY: `self` proves avx; eight writable floats, storeu needs no alignment.
+        unsafe { _mm256_storeu_ps(half.as_mut_ptr(), x) }
+    }
+    #[inline(always)]
+    fn fma_part(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: `self` proves fma.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]

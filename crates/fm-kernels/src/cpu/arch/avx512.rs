@@ -97,7 +97,11 @@ pub(in crate::cpu) struct Palette(__m512, __m512);
 
 impl Lanes for Avx512 {
     type F = __m512;
+    type Part = __m512;
     type Palette = Palette;
+
+    const PARTS: usize = 1;
+    const CHAINS: usize = 24;
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
@@ -182,6 +186,25 @@ impl Lanes for Avx512 {
     fn sum(self, x: __m512) -> f32 {
         // SAFETY: `self` proves the features of `halving_sum`.
         unsafe { halving_sum(x) }
+    }
+
+    #[inline(always)]
+    fn sums(self, x: [__m512; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves the features of `halving_sums`.
+        unsafe { halving_sums(x) }
+    }
+
+    #[inline(always)]
+    fn load_part(self, x: &Sixteen, _: usize) -> __m512 {
+        self.load(x)
+    }
+    #[inline(always)]
+    fn store_part(self, x: __m512, out: &mut Sixteen, _: usize) {
+        self.store(x, out);
+    }
+    #[inline(always)]
+    fn fma_part(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        self.fma(a, b, c)
     }
 
     #[inline(always)]
@@ -338,4 +361,28 @@ fn halving_sum(x: __m512) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
+/// Four times [`halving_sum`], side by side in the quarters of a register.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn halving_sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+    const LOW: i32 = 0b01_00_01_00;
+    const HIGH: i32 = 0b11_10_11_10;
+    const EVEN: i32 = 0b10_00_10_00;
+    const ODD: i32 = 0b11_01_11_01;
+    let eights_ab =
+        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(a, b), _mm512_shuffle_f32x4::<HIGH>(a, b));
+    let eights_cd =
+        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(c, d), _mm512_shuffle_f32x4::<HIGH>(c, d));
+    let fours = _mm512_add_ps(
+        _mm512_shuffle_f32x4::<EVEN>(eights_ab, eights_cd),
+        _mm512_shuffle_f32x4::<ODD>(eights_ab, eights_cd),
+    );
+    let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b01_00_11_10>(fours));
+    let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
+    let mut all = [0.0; 16];
+    // SAFETY: sixteen writable floats.
+    unsafe { _mm512_storeu_ps(all.as_mut_ptr(), ones) };
+    [all[0], all[4], all[8], all[12]]
 }

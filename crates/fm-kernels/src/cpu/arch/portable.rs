@@ -15,13 +15,22 @@ pub(in crate::cpu) struct Portable;
 const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 #[inline(always)]
+fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[inline(always)]
 fn pairs(a: Sixteen, b: Sixteen, op: impl Fn(f32, f32) -> f32) -> Sixteen {
     array::from_fn(|i| op(a[i], b[i]))
 }
 
 impl Lanes for Portable {
     type F = Sixteen;
+    type Part = [f32; 4];
     type Palette = (f32, f32);
+
+    const PARTS: usize = 4;
+    const CHAINS: usize = 12;
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
@@ -59,7 +68,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn fma(self, a: Sixteen, b: Sixteen, c: Sixteen) -> Sixteen {
-        array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+        array::from_fn(|i| multiply_add(a[i], b[i], c[i]))
     }
     #[inline(always)]
     fn min(self, a: Sixteen, b: Sixteen) -> Sixteen {
@@ -84,6 +93,19 @@ impl Lanes for Portable {
         let eight: [f32; 8] = array::from_fn(|i| x[i] + x[i + 8]);
         let four: [f32; 4] = array::from_fn(|i| eight[i] + eight[i + 4]);
         (four[0] + four[2]) + (four[1] + four[3])
+    }
+
+    #[inline(always)]
+    fn load_part(self, x: &Sixteen, part: usize) -> [f32; 4] {
+        x.as_chunks().0[part]
+    }
+    #[inline(always)]
+    fn store_part(self, x: [f32; 4], out: &mut Sixteen, part: usize) {
+        out.as_chunks_mut().0[part] = x;
+    }
+    #[inline(always)]
+    fn fma_part(self, a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
+        array::from_fn(|i| multiply_add(a[i], b[i], c[i]))
     }
 
     #[inline(always)]
