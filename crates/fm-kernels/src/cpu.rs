@@ -169,7 +169,7 @@ impl Kernels for Simd {
     }
 
     fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
-        self.level.run(delta_net::Step { step, state, out });
+        self.level.run(delta_net::Step { inputs: step, state, out });
     }
 }
 

@@ -155,7 +155,7 @@ impl HostActs {
     }
 
     /// Row `i` and what follows it.
-    fn from_row(&self, i: usize) -> &[f32] {
+    fn tail_from(&self, i: usize) -> &[f32] {
         &self.values[self.start + i * Self::stride(self.cols)..]
     }
 }
@@ -180,12 +180,12 @@ impl<'a> RowSelection<'a> {
 
     /// The `i`-th selected row.
     pub fn row(&self, i: usize) -> &'a [f32] {
-        &self.acts.from_row(self.acts_row(i))[..self.acts.cols]
+        &self.acts.tail_from(self.acts_row(i))[..self.acts.cols]
     }
 
     /// The `i`-th selected row, filled up with zeros to a multiple of sixteen.
     pub(crate) fn padded_row(&self, i: usize) -> &'a [[f32; ACTS_ALIGN]] {
-        let values = self.acts.from_row(self.acts_row(i));
+        let values = self.acts.tail_from(self.acts_row(i));
         values[..self.acts.cols.next_multiple_of(ACTS_ALIGN)].as_chunks().0
     }
 

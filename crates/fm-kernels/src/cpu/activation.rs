@@ -12,7 +12,7 @@ use super::{
 #[inline(always)]
 pub(super) fn exp<L: Lanes>(lanes: L, x: L::F) -> L::F {
     /// ln 2 in two parts; the first has so few bits that its product with `n` is exact.
-    const LN_2_HIGH: f32 = 0.693_359_375;
+    const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     /// Minimax coefficients of `(e^r - 1 - r) / r²`, highest power first. Source: Cephes `expf`.
     const COEFFICIENTS: [f32; 6] =

@@ -1,5 +1,7 @@
 //! From packed weights to floats, sixteen at a time, exactly as `QuantFormat::decode` gives them.
 
+use std::ops::Range;
+
 use super::lanes::{LANES, Lanes, Sixteen, Work};
 
 /// How the weights of a row lie in its bytes: blocks, each a header and runs of sixteen weights.
@@ -19,12 +21,12 @@ pub(super) trait Decoder: Copy + Sync {
     }
     /// Brings activations into the order in which `decode` gives weights.
     #[inline(always)]
-    fn to_code_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
+    fn in_code_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
         x
     }
-    /// The inverse of `to_code_order`.
+    /// The inverse of `in_code_order`.
     #[inline(always)]
-    fn from_code_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
+    fn in_lane_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
         x
     }
     /// Weights `16 · run ..` of `block`.
@@ -93,7 +95,7 @@ impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::Palette {
         let (scale, bias) = if HEAD == 4 {
-            lanes.bf16_pair(block.first_chunk().expect("a block has a header"))
+            lanes.bf16_pair(*block.first_chunk().expect("a block has a header"))
         } else {
             let head: &[u8; 8] = block.first_chunk().expect("a block has a header");
             let (numbers, _) = head.as_chunks();
@@ -109,45 +111,52 @@ impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
         lanes.affine::<BITS>(head, block, HEAD + run * 2 * BITS)
     }
     #[inline(always)]
-    fn to_code_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
-        lanes.to_code_order::<BITS>(x)
+    fn in_code_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
+        lanes.in_code_order::<BITS>(x)
     }
     #[inline(always)]
-    fn from_code_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
-        lanes.from_code_order::<BITS>(x)
+    fn in_lane_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
+        lanes.in_lane_order::<BITS>(x)
     }
 }
 
-/// Decodes consecutive blocks into consecutive runs; a short last run is filled up with zeros.
-pub(super) struct DecodeRow<'a, D> {
+/// Decodes `runs` of some rows; they begin and end with a block. A short last run is filled up with
+/// zeros.
+pub(super) struct DecodeRows<'a, D, const N: usize> {
     pub(super) decoder: D,
-    pub(super) bytes: &'a [u8],
-    pub(super) out: &'a mut [Sixteen],
+    pub(super) rows: &'a [&'a [u8]],
+    pub(super) runs: Range<usize>,
+    pub(super) out: &'a mut [[Sixteen; N]],
 }
 
-impl<D: Decoder> Work for DecodeRow<'_, D> {
+impl<D: Decoder, const N: usize> Work for DecodeRows<'_, D, N> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        let Self { decoder, bytes, out } = self;
-        let blocks = bytes.chunks_exact(decoder.block_bytes());
-        let short = blocks.remainder();
-        let mut runs = out.chunks_exact_mut(decoder.runs());
-        for (block, out) in blocks.zip(&mut runs) {
-            let head = decoder.head(lanes, block);
-            for (run, out) in out.iter_mut().enumerate() {
-                let weights = decoder.decode(lanes, head, block, run);
-                lanes.store(decoder.from_code_order(lanes, weights), out);
-            }
+        let Self { decoder, rows, runs, out } = self;
+        let first = runs.start / decoder.runs() * decoder.block_bytes();
+        for (row, out) in rows.iter().zip(out) {
+            decode_row(lanes, decoder, &row[first..], &mut out[..runs.len()]);
         }
-        if !decoder.may_end_short() {
-            return;
-        }
-        if let (false, Some(out)) = (short.is_empty(), runs.next()) {
-            let block = padded_block(short);
-            let head = decoder.head(lanes, &block);
-            lanes.store(decoder.decode(lanes, head, &block, 0), &mut out[0]);
+    }
+}
+
+/// Decodes consecutive blocks until `out` is full.
+#[inline(always)]
+fn decode_row<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8], out: &mut [Sixteen]) {
+    let mut blocks = bytes.chunks_exact(decoder.block_bytes());
+    for out in out.chunks_exact_mut(decoder.runs()) {
+        let Some(block) = blocks.next() else {
+            assert!(decoder.may_end_short(), "the row has as many blocks as runs ask for");
+            let block = padded_block(bytes.chunks_exact(decoder.block_bytes()).remainder());
+            let weights = decoder.decode(lanes, decoder.head(lanes, &block), &block, 0);
+            return lanes.store(weights, &mut out[0]);
+        };
+        let head = decoder.head(lanes, block);
+        for (run, out) in out.iter_mut().enumerate() {
+            let weights = decoder.decode(lanes, head, block, run);
+            lanes.store(decoder.in_lane_order(lanes, weights), out);
         }
     }
 }

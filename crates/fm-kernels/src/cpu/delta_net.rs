@@ -19,7 +19,7 @@ const ROWS: usize = 4;
 ///
 /// Two passes over a row instead of four; the second finds it in the L1 cache.
 pub(super) struct Step<'a> {
-    pub(super) step: DeltaStep<'a>,
+    pub(super) inputs: DeltaStep<'a>,
     pub(super) state: &'a mut [f32],
     pub(super) out: &'a mut [f32],
 }
@@ -29,7 +29,7 @@ impl Work for Step<'_> {
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        let Self { step, state, out } = self;
+        let Self { inputs: step, state, out } = self;
         let k_dim = step.key.len();
         assert_eq!(step.query.len(), k_dim, "query and key share k_dim");
         assert_eq!(step.value.len(), out.len(), "value and out share v_dim");

@@ -82,11 +82,11 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// Sixteen little-endian bf16.
     fn bf16(self, bytes: &[u8; 32]) -> Self::F;
     /// Two little-endian bf16, each in every lane.
-    fn bf16_pair(self, bytes: &[u8; 4]) -> (Self::F, Self::F);
+    fn bf16_pair(self, bytes: [u8; 4]) -> (Self::F, Self::F);
     /// Prepares `code · scale + bias` for codes of `BITS` bits.
     fn palette<const BITS: usize>(self, scale: Self::F, bias: Self::F) -> Self::Palette;
     /// Sixteen codes of `BITS` bits, LSB first from byte `at` of `block` on, as the weights they
-    /// stand for, in the order of [`Lanes::to_code_order`]. Product and sum are rounded separately,
+    /// stand for, in the order of [`Lanes::in_code_order`]. Product and sum are rounded separately,
     /// as in `QuantFormat::decode`.
     ///
     /// # Panics
@@ -94,12 +94,12 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn affine<const BITS: usize>(self, palette: Self::Palette, block: &[u8], at: usize) -> Self::F;
     /// Brings lanes into the order in which [`Lanes::affine`] finds it easiest to give weights.
     #[inline(always)]
-    fn to_code_order<const BITS: usize>(self, x: Self::F) -> Self::F {
+    fn in_code_order<const BITS: usize>(self, x: Self::F) -> Self::F {
         x
     }
-    /// The inverse of [`Lanes::to_code_order`].
+    /// The inverse of [`Lanes::in_code_order`].
     #[inline(always)]
-    fn from_code_order<const BITS: usize>(self, x: Self::F) -> Self::F {
+    fn in_lane_order<const BITS: usize>(self, x: Self::F) -> Self::F {
         x
     }
 

@@ -6,12 +6,14 @@
 //! activation row is multiplied with [`ROWS`] weight rows while they are decoded; several share
 //! weights that were decoded into a buffer once.
 
+use std::ops::Range;
+
 use fm_format::quant::{FloatKind, FormatKind, QuantFormat, ScaleKind};
 
 use crate::host::RowSelection;
 
 use super::{
-    decode::{Affine, Bf16, DecodeRow, Decoder, F16, F32, padded_block},
+    decode::{Affine, Bf16, DecodeRows, Decoder, F16, F32, padded_block},
     lanes::{LANES, Lanes, OnLines, Sixteen, Work},
 };
 
@@ -69,7 +71,7 @@ pub(super) fn rows_dots<L: Lanes>(
                     known(lanes, Affine::<$bits, $group, $head>, shape, x, out)
                 };
             }
-            affine!(2 3 4 5 6 8)
+            affine!(2 3 4 5 6 8);
         }
         _ => unknown(lanes, format, shape, x, out),
     }
@@ -110,11 +112,8 @@ fn known<L: Lanes, D: Decoder>(
     if x.rows() == 1 {
         return lanes.run(Fused { decoder, rows, x: x.padded_row(0), out });
     }
-    let segment_bytes = SEGMENT / decoder.runs() * decoder.block_bytes();
-    blocked(lanes, rows, x, out, |row, segment, out| {
-        let start = segment * segment_bytes;
-        let bytes = &row[start..row.len().min(start + segment_bytes)];
-        lanes.run(DecodeRow { decoder, bytes, out });
+    blocked(lanes, rows, x, out, |rows, runs, out| {
+        lanes.run(DecodeRows { decoder, rows, runs, out });
     });
 }
 
@@ -128,12 +127,15 @@ fn unknown<L: Lanes>(
 ) {
     let segment_blocks = SEGMENT * LANES / format.block_len;
     assert_eq!(segment_blocks * format.block_len, SEGMENT * LANES, "blocks tile a segment");
-    blocked(lanes, rows, x, out, |row, segment, out| {
-        let blocks = row.chunks_exact(format.block_bytes).skip(segment * segment_blocks);
-        let out = out.as_flattened_mut();
-        out.fill(0.0);
-        for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_len)) {
-            (format.decode)(block, out);
+    blocked(lanes, rows, x, out, |rows, runs, out| {
+        let first = runs.start * LANES / format.block_len;
+        for (row, out) in rows.iter().zip(out) {
+            let blocks = row.chunks_exact(format.block_bytes).skip(first);
+            let out = out[..runs.len()].as_flattened_mut();
+            out.fill(0.0);
+            for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_len)) {
+                (format.decode)(block, out);
+            }
         }
     });
 }
@@ -188,7 +190,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
         }
         ahead.advance(block_bytes);
         for (run, x) in x.iter().enumerate() {
-            let x = decoder.to_code_order(lanes, lanes.load(x));
+            let x = decoder.in_code_order(lanes, lanes.load(x));
             for r in 0..ROWS {
                 let weights = decoder.decode(lanes, heads[r], blocks[r], run);
                 sums[r] = lanes.fma(weights, x, sums[r]);
@@ -203,7 +205,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
             sums[r] = lanes.fma(weights, x, sums[r]);
         }
     }
-    lanes.sums(sums.map(|sum| decoder.from_code_order(lanes, sum)))
+    lanes.sums(sums.map(|sum| decoder.in_lane_order(lanes, sum)))
 }
 
 /// Where to prefetch: the place that is reached [`PREFETCH_BYTES`] later, in this group of rows or
@@ -238,13 +240,14 @@ impl Ahead {
     }
 }
 
-/// Several activation rows. `decode(row, segment, out)` gives segment `segment` of a weight row.
+/// Several activation rows. `decode(rows, runs, out)` decodes these runs of some weight rows.
+#[expect(clippy::large_stack_arrays, reason = "64 KB of the 2 MB that a thread has")]
 fn blocked<L: Lanes>(
     lanes: L,
     rows: Rows<'_>,
     x: &RowSelection<'_>,
     out: &mut [f32],
-    decode: impl Fn(&[u8], usize, &mut [Sixteen]),
+    decode: impl Fn(&[&[u8]], Range<usize>, &mut [[Sixteen; SEGMENT]]),
 ) {
     let (tokens, runs) = (x.rows(), x.cols().div_ceil(LANES));
     let mut weights = OnLines([[[0.0; LANES]; SEGMENT]; ROWS_PER_PASS]);
@@ -259,9 +262,7 @@ fn blocked<L: Lanes>(
                 let from = segment * SEGMENT;
                 let len = SEGMENT.min(runs - from);
                 let packed = rows.several::<ROWS_PER_PASS>(pass * ROWS_PER_PASS);
-                for (row, weights) in packed.into_iter().zip(&mut *weights).take(groups * ROWS) {
-                    decode(row, segment, &mut weights[..len]);
-                }
+                decode(&packed[..groups * ROWS], from..from + len, &mut weights[..]);
                 let x = |token: usize| &x.padded_row(first + token)[from..][..len];
                 tiles(lanes, &weights[..groups * ROWS], count, x, sums);
             }

@@ -164,9 +164,9 @@ impl Pool {
         while seen & JOINED != 0 {
             spins += 1;
             if spins > SPINS_BEFORE_YIELD {
-                thread::yield_now()
+                thread::yield_now();
             } else {
-                std::hint::spin_loop()
+                std::hint::spin_loop();
             }
             seen = state.load(Acquire);
         }

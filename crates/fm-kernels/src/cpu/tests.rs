@@ -20,3 +20,171 @@ mod avx512 {
     use crate::cpu::{Cpu, Level};
     crate::conformance!(maybe Level::avx512().map(|level| Cpu::with_level(level, 1)));
 }
+
+use fm_format::quant::{self, FORMATS, FormatKind, QuantFormat, ScaleKind};
+use proptest::prelude::*;
+
+use crate::{
+    backend::{Backend, QMatrix, View, ViewMut},
+    cpu::{Cpu, Level},
+    reference::Reference,
+    tolerance,
+};
+use fm_format::record::MatrixShape;
+
+/// `W x` for noise of this shape, as bits.
+fn product<B: Backend<Buf = Vec<f32>, Bytes = [u8]>>(
+    device: &B,
+    shape: MatrixShape,
+    tokens: usize,
+) -> Vec<f32> {
+    let noise = |len: usize, seed: f32| -> Vec<f32> {
+        (0..len).map(|i| ((i + 1) as f32 * (seed + 0.37)).sin()).collect()
+    };
+    let mut bytes = vec![0; shape.bytes()];
+    let values = noise(shape.rows * shape.cols, 1.0);
+    for (row, values) in bytes.chunks_mut(shape.row_bytes()).zip(values.chunks(shape.cols)) {
+        shape.format.encode_row(values, row);
+    }
+    let x = noise(tokens * shape.cols, 2.0);
+    let mut acts = device.acts(tokens, shape.cols).unwrap();
+    device.prepare(View::new(&x, tokens, shape.cols), &mut acts).unwrap();
+    let mut y = vec![0.0; tokens * shape.rows];
+    let out = ViewMut::new(&mut y, tokens, shape.rows);
+    device.matmul(QMatrix { bytes: &bytes, shape }, &acts, out).unwrap();
+    y
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let one = Cpu::open(1);
+    for threads in [2, 4] {
+        let several = Cpu::open(threads);
+        for format in &FORMATS {
+            for (rows, tokens) in [(301, 1), (301, 7), (40, 70)] {
+                let shape = MatrixShape { rows, cols: 640, format };
+                let (a, b) = (product(&one, shape, tokens), product(&several, shape, tokens));
+                assert!(bits(&a) == bits(&b), "{format:?}, {tokens} rows, {threads} threads");
+            }
+        }
+    }
+}
+
+/// Both multiply and add with one rounding and add their lanes in the same order.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn avx2_and_avx512_give_the_same_bits() {
+    let (Some(avx2), Some(avx512)) = (Level::avx2(), Level::avx512()) else {
+        return crate::conformance::skipped("avx2_and_avx512_give_the_same_bits");
+    };
+    let (avx2, avx512) = (Cpu::with_level(avx2, 1), Cpu::with_level(avx512, 1));
+    for format in &FORMATS {
+        for tokens in [1, 7] {
+            let shape = MatrixShape { rows: 13, cols: 640, format };
+            let (a, b) = (product(&avx2, shape, tokens), product(&avx512, shape, tokens));
+            assert!(bits(&a) == bits(&b), "{format:?}, {tokens} rows");
+        }
+    }
+}
+
+/// Multiplying with rows of the identity gives the weights back: decoding is exact.
+#[test]
+fn every_level_decodes_exactly() {
+    let cols = 128;
+    let mut identity = vec![0.0; cols * cols];
+    identity.iter_mut().step_by(cols + 1).for_each(|x| *x = 1.0);
+    for level in Level::all() {
+        let device = Cpu::with_level(level, 1);
+        for format in &FORMATS {
+            let values: Vec<f32> = (0..cols).map(|i| (i as f32 * 1.7).sin() - 0.3).collect();
+            let mut row = vec![0; format.row_bytes(cols).unwrap()];
+            format.encode_row(&values, &mut row);
+            let mut want = vec![0.0; cols];
+            format.decode_row(&row, &mut want);
+
+            let mut acts = device.acts(cols, cols).unwrap();
+            device.prepare(View::new(&identity, cols, cols), &mut acts).unwrap();
+            let w = QMatrix { bytes: &row[..], shape: MatrixShape { rows: 1, cols, format } };
+            let mut together = vec![0.0; cols];
+            device.matmul(w, &acts, ViewMut::new(&mut together, cols, 1)).unwrap();
+            assert_eq!(together, want, "{level}, {format:?}");
+            for (i, want) in want.iter().enumerate() {
+                let one = View::new(&identity, cols, cols).rows(i, 1);
+                device.prepare(one, &mut acts).unwrap();
+                let mut alone = vec![0.0];
+                device.matmul(w, &acts, ViewMut::new(&mut alone, 1, 1)).unwrap();
+                assert_eq!(alone[0], *want, "{level}, {format:?}, weight {i}");
+            }
+        }
+    }
+}
+
+/// A format that no kernel knows: seven bits do not exist in the table.
+static UNKNOWN: QuantFormat = QuantFormat {
+    name: "affine7_g64",
+    block_len: 64,
+    block_bytes: 4 + 56,
+    kind: FormatKind::Affine { bits: 7, group: 64, scale: ScaleKind::Bf16 },
+    decode: quant::affine::decode::<7, false>,
+    encode: quant::affine::encode::<7, false>,
+};
+
+#[test]
+fn a_format_without_a_kernel_runs_through_its_decode() {
+    let reference = Reference::open();
+    for level in Level::all() {
+        let device = Cpu::with_level(level, 2);
+        for tokens in [1, 9] {
+            let shape = MatrixShape { rows: 21, cols: 1152, format: &UNKNOWN };
+            let (got, want) = (product(&device, shape, tokens), product(&reference, shape, tokens));
+            for (got, want) in got.iter().zip(&want) {
+                let off = (got - want).abs() / want.abs().max(1.0);
+                assert!(off < tolerance::DOT_F32 * 4.0, "{level}: {got} {want}");
+            }
+        }
+    }
+}
+
+proptest! {
+    /// `silu` and `sigmoid` are the only users of the exponential with a wide range.
+    #[test]
+    fn sigmoid_is_close_over_the_whole_range(x in prop::collection::vec(-120.0_f32..120.0, 1..70)) {
+        for level in Level::all() {
+            let device = Cpu::with_level(level, 1);
+            let mut ones = vec![1.0; x.len()];
+            let out = ViewMut::new(&mut ones, 1, x.len());
+            device.sigmoid_mul(View::new(&x, 1, x.len()), out).unwrap();
+            for (got, x) in ones.iter().zip(&x) {
+                let want = 1.0 / (1.0 + (-f64::from(*x)).exp());
+                let off = (f64::from(*got) - want).abs();
+                // Relative to the value down to where f32 has no normal numbers left.
+                prop_assert!(off <= 4.0 * f64::from(f32::EPSILON) * want + 1e-37, "{level} {x} {got}");
+            }
+        }
+    }
+
+    /// Where a value stands in a row, and how long the row is, changes no bit.
+    #[test]
+    fn the_place_in_a_row_does_not_matter(
+        x in prop::collection::vec(-20.0_f32..20.0, 1..70),
+        shift in 0_usize..16,
+    ) {
+        for level in Level::all() {
+            let device = Cpu::with_level(level, 1);
+            let run = |x: &[f32]| {
+                let mut gate = x.to_vec();
+                let up = vec![0.7; x.len()];
+                let out = ViewMut::new(&mut gate, 1, x.len());
+                device.silu_mul(View::new(&up, 1, x.len()), out).unwrap();
+                gate
+            };
+            let mut moved = vec![1.5; shift];
+            moved.extend(&x);
+            prop_assert_eq!(bits(&run(&x)), bits(&run(&moved)[shift..]));
+        }
+    }
+}

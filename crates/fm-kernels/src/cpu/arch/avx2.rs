@@ -72,12 +72,10 @@ const NIBBLE_SHIFTS: [u32; 8] = [0, 4, 8, 12, 16, 20, 24, 28];
 /// Where the two-bit codes of a dword lie.
 const PAIR_SHIFTS: [[u32; 8]; 2] = [[0, 2, 4, 6, 8, 10, 12, 14], [16, 18, 20, 22, 24, 26, 28, 30]];
 
-impl Avx2 {
-    /// `op` on both halves.
-    #[inline(always)]
-    fn pairs(self, a: Halves, b: Halves, op: impl Fn(__m256, __m256) -> __m256) -> Halves {
-        (op(a.0, b.0), op(a.1, b.1))
-    }
+/// `op` on both halves.
+#[inline(always)]
+fn pairs(a: Halves, b: Halves, op: impl Fn(__m256, __m256) -> __m256) -> Halves {
+    (op(a.0, b.0), op(a.1, b.1))
 }
 
 impl Lanes for Avx2 {
@@ -124,22 +122,22 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn add(self, a: Halves, b: Halves) -> Halves {
         // SAFETY: `self` proves avx.
-        self.pairs(a, b, |a, b| unsafe { _mm256_add_ps(a, b) })
+        pairs(a, b, |a, b| unsafe { _mm256_add_ps(a, b) })
     }
     #[inline(always)]
     fn sub(self, a: Halves, b: Halves) -> Halves {
         // SAFETY: `self` proves avx.
-        self.pairs(a, b, |a, b| unsafe { _mm256_sub_ps(a, b) })
+        pairs(a, b, |a, b| unsafe { _mm256_sub_ps(a, b) })
     }
     #[inline(always)]
     fn mul(self, a: Halves, b: Halves) -> Halves {
         // SAFETY: `self` proves avx.
-        self.pairs(a, b, |a, b| unsafe { _mm256_mul_ps(a, b) })
+        pairs(a, b, |a, b| unsafe { _mm256_mul_ps(a, b) })
     }
     #[inline(always)]
     fn div(self, a: Halves, b: Halves) -> Halves {
         // SAFETY: `self` proves avx.
-        self.pairs(a, b, |a, b| unsafe { _mm256_div_ps(a, b) })
+        pairs(a, b, |a, b| unsafe { _mm256_div_ps(a, b) })
     }
     #[inline(always)]
     fn fma(self, a: Halves, b: Halves, c: Halves) -> Halves {
@@ -151,12 +149,12 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn min(self, a: Halves, b: Halves) -> Halves {
         // SAFETY: `self` proves avx.
-        self.pairs(a, b, |a, b| unsafe { _mm256_min_ps(a, b) })
+        pairs(a, b, |a, b| unsafe { _mm256_min_ps(a, b) })
     }
     #[inline(always)]
     fn max(self, a: Halves, b: Halves) -> Halves {
         // SAFETY: `self` proves avx.
-        self.pairs(a, b, |a, b| unsafe { _mm256_max_ps(a, b) })
+        pairs(a, b, |a, b| unsafe { _mm256_max_ps(a, b) })
     }
     #[inline(always)]
     fn round(self, x: Halves) -> Halves {
@@ -225,9 +223,9 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn bf16_pair(self, bytes: &[u8; 4]) -> (Halves, Halves) {
+    fn bf16_pair(self, bytes: [u8; 4]) -> (Halves, Halves) {
         // SAFETY: `self` proves the features of `splat_bf16_pair`.
-        let (first, second) = unsafe { splat_bf16_pair(*bytes) };
+        let (first, second) = unsafe { splat_bf16_pair(bytes) };
         ((first, first), (second, second))
     }
     #[inline(always)]

@@ -228,9 +228,9 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn bf16_pair(self, bytes: &[u8; 4]) -> (__m512, __m512) {
+    fn bf16_pair(self, bytes: [u8; 4]) -> (__m512, __m512) {
         // SAFETY: `self` proves the features of `splat_bf16_pair`.
-        unsafe { splat_bf16_pair(*bytes) }
+        unsafe { splat_bf16_pair(bytes) }
     }
     #[inline(always)]
     fn palette<const BITS: usize>(self, scale: __m512, bias: __m512) -> Palette {
@@ -267,12 +267,12 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    fn to_code_order<const BITS: usize>(self, x: __m512) -> __m512 {
+    fn in_code_order<const BITS: usize>(self, x: __m512) -> __m512 {
         // SAFETY: `self` proves the features of `permuted`.
         if BITS == 4 { unsafe { permuted(x, &NIBBLE_ORDER) } } else { x }
     }
     #[inline(always)]
-    fn from_code_order<const BITS: usize>(self, x: __m512) -> __m512 {
+    fn in_lane_order<const BITS: usize>(self, x: __m512) -> __m512 {
         // SAFETY: `self` proves the features of `permuted`.
         if BITS == 4 { unsafe { permuted(x, &NIBBLE_PLACES) } } else { x }
     }

@@ -125,9 +125,9 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn bf16_pair(self, [a, b, c, d]: &[u8; 4]) -> (Sixteen, Sixteen) {
+    fn bf16_pair(self, [a, b, c, d]: [u8; 4]) -> (Sixteen, Sixteen) {
         let number = |bytes| self.splat(bf16::from_le_bytes(bytes).to_f32());
-        (number([*a, *b]), number([*c, *d]))
+        (number([a, b]), number([c, d]))
     }
     #[inline(always)]
     fn palette<const BITS: usize>(self, scale: Sixteen, bias: Sixteen) -> (f32, f32) {
