@@ -19,16 +19,6 @@ pub(super) trait Decoder: Copy + Sync {
     fn may_end_short(self) -> bool {
         false
     }
-    /// Brings activations into the order in which `decode` gives weights.
-    #[inline(always)]
-    fn in_code_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
-        x
-    }
-    /// The inverse of `in_code_order`.
-    #[inline(always)]
-    fn in_lane_order<L: Lanes>(self, _: L, x: L::F) -> L::F {
-        x
-    }
     /// Weights `16 · run ..` of `block`.
     fn decode<L: Lanes>(self, lanes: L, head: Self::Head<L>, block: &[u8], run: usize) -> L::F;
 }
@@ -110,14 +100,6 @@ impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
     fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
         lanes.affine::<BITS>(head, block, HEAD + run * 2 * BITS)
     }
-    #[inline(always)]
-    fn in_code_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
-        lanes.in_code_order::<BITS>(x)
-    }
-    #[inline(always)]
-    fn in_lane_order<L: Lanes>(self, lanes: L, x: L::F) -> L::F {
-        lanes.in_lane_order::<BITS>(x)
-    }
 }
 
 /// Decodes `runs` of some rows; they begin and end with a block. A short last run is filled up with
@@ -155,8 +137,7 @@ fn decode_row<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8], out: &mu
         };
         let head = decoder.head(lanes, block);
         for (run, out) in out.iter_mut().enumerate() {
-            let weights = decoder.decode(lanes, head, block, run);
-            lanes.store(decoder.in_lane_order(lanes, weights), out);
+            lanes.store(decoder.decode(lanes, head, block, run), out);
         }
     }
 }

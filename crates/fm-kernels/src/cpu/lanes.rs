@@ -86,23 +86,12 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// Prepares `code · scale + bias` for codes of `BITS` bits.
     fn palette<const BITS: usize>(self, scale: Self::F, bias: Self::F) -> Self::Palette;
     /// Sixteen codes of `BITS` bits, LSB first from byte `at` of `block` on, as the weights they
-    /// stand for, in the order of [`Lanes::in_code_order`]. Product and sum are rounded separately,
+    /// stand for. Product and sum are rounded separately,
     /// as in `QuantFormat::decode`.
     ///
     /// # Panics
-    /// If `block` ends before the codes do, or is shorter than 16 bytes and `BITS` not 2 or 4.
+    /// If `block` ends before the codes do, or is shorter than 16 bytes and `BITS` above 4.
     fn affine<const BITS: usize>(self, palette: Self::Palette, block: &[u8], at: usize) -> Self::F;
-    /// Brings lanes into the order in which [`Lanes::affine`] finds it easiest to give weights.
-    #[inline(always)]
-    fn in_code_order<const BITS: usize>(self, x: Self::F) -> Self::F {
-        x
-    }
-    /// The inverse of [`Lanes::in_code_order`].
-    #[inline(always)]
-    fn in_lane_order<const BITS: usize>(self, x: Self::F) -> Self::F {
-        x
-    }
-
     /// Asks for the cache line `ahead` bytes behind the start of `bytes`, which may lie anywhere:
     /// it is a hint.
     fn prefetch(self, bytes: &[u8], ahead: usize);

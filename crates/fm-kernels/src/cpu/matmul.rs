@@ -190,7 +190,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
         }
         ahead.advance(block_bytes);
         for (run, x) in x.iter().enumerate() {
-            let x = decoder.in_code_order(lanes, lanes.load(x));
+            let x = lanes.load(x);
             for r in 0..ROWS {
                 let weights = decoder.decode(lanes, heads[r], blocks[r], run);
                 sums[r] = lanes.fma(weights, x, sums[r]);
@@ -205,7 +205,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
             sums[r] = lanes.fma(weights, x, sums[r]);
         }
     }
-    lanes.sums(sums.map(|sum| decoder.in_lane_order(lanes, sum)))
+    lanes.sums(sums)
 }
 
 /// Where to prefetch: the place that is reached [`PREFETCH_BYTES`] later, in this group of rows or

@@ -1,11 +1,11 @@
-//! AVX-512 F, BW, DQ and VL: one register holds the sixteen lanes.
+//! AVX-512 F, BW, DQ, VL and VBMI (Ice Lake, Zen 4 and later): one register holds the sixteen lanes.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
 use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
-/// Proof that this CPU has AVX-512 F, BW, DQ and VL, and AVX2, FMA and F16C as all of those have.
+/// Proof that this CPU has AVX-512 F, BW, DQ, VL and VBMI, and AVX2, FMA and F16C as all of those have.
 /// The only way to obtain one is [`Avx512::detect`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Avx512(());
@@ -17,6 +17,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -69,15 +70,20 @@ impl<const BITS: usize> Codes<BITS> {
         picks
     };
     const SHIFTS: [u32; 16] = bit_shifts(BITS);
+    const BIT_PICKS: [u8; 64] = bit_picks(BITS);
 }
 
-/// Where the two-bit codes of a dword lie.
-const PAIR_SHIFTS: [u32; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30];
-/// Where nibbles `0, 8, 1, 9, …` of a qword lie, within the lower and the upper dword in turn.
-const NIBBLE_SHIFTS: [u32; 16] = [0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28];
-/// The order of the nibbles above, and its inverse.
-const NIBBLE_ORDER: [u32; 16] = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15];
-const NIBBLE_PLACES: [u32; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
+/// For every byte of a register the bit of its qword's 64-bit window from which it is taken, for
+/// codes that fit one window: what a dword has above its code does not matter.
+const fn bit_picks(bits: usize) -> [u8; 64] {
+    let mut picks = [0; 64];
+    let mut lane = 0;
+    while lane < 16 {
+        picks[lane * 4] = (lane * bits) as u8;
+        lane += 1;
+    }
+    picks
+}
 
 /// Codes `first ..` in order, repeated so that bits above a code do not matter.
 const fn codes_from<const BITS: usize>(first: usize) -> Sixteen {
@@ -105,7 +111,7 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")]
         fn compiled<W: Work>(lanes: Avx512, work: W) -> W::Out {
             work.on(lanes)
         }
@@ -266,16 +272,6 @@ impl Lanes for Avx512 {
             }
         }
     }
-    #[inline(always)]
-    fn in_code_order<const BITS: usize>(self, x: __m512) -> __m512 {
-        // SAFETY: `self` proves the features of `permuted`.
-        if BITS == 4 { unsafe { permuted(x, &NIBBLE_ORDER) } } else { x }
-    }
-    #[inline(always)]
-    fn in_lane_order<const BITS: usize>(self, x: __m512) -> __m512 {
-        // SAFETY: `self` proves the features of `permuted`.
-        if BITS == 4 { unsafe { permuted(x, &NIBBLE_PLACES) } } else { x }
-    }
 
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], ahead: usize) {
@@ -285,22 +281,27 @@ impl Lanes for Avx512 {
     }
 }
 
-/// Every lane gets its code in its lower bits, with neighbours above it: lane `i` code `i`, except
-/// that nibbles come in [`NIBBLE_ORDER`], because a broadcast gives it for nothing.
-#[target_feature(enable = "avx512f,avx512bw")]
+/// Lane `i` gets code `i` in its lower bits, with whatever above it.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 fn spread<const BITS: usize>(block: &[u8], at: usize) -> __m512i {
     match BITS {
-        2 => {
-            let dword = block[at..].first_chunk().expect("a dword of codes");
-            shifted(_mm512_set1_epi32(i32::from_le_bytes(*dword)), &PAIR_SHIFTS)
-        }
-        4 => {
-            let qword = block[at..].first_chunk().expect("a qword of codes");
-            shifted(_mm512_set1_epi64(i64::from_le_bytes(*qword)), &NIBBLE_SHIFTS)
+        2..=4 => {
+            let windows = match BITS {
+                2 => _mm512_set1_epi32(i32::from_le_bytes(first(block, at))),
+                3 => {
+                    let [a, b, c, d, e, f] = first(block, at);
+                    _mm512_set1_epi64(i64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
+                }
+                _ => _mm512_set1_epi64(i64::from_le_bytes(first(block, at))),
+            };
+            let picks = Codes::<BITS>::BIT_PICKS.as_ptr();
+            // SAFETY: 64 readable bytes.
+            let picks = unsafe { _mm512_loadu_si512(picks.cast()) };
+            _mm512_multishift_epi64_epi8(picks, windows)
         }
         8 => {
-            let bytes: &[u8; 16] = block[at..].first_chunk().expect("sixteen codes");
+            let bytes: [u8; 16] = first(block, at);
             // SAFETY: sixteen readable bytes.
             _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
         }
@@ -312,23 +313,17 @@ fn spread<const BITS: usize>(block: &[u8], at: usize) -> __m512i {
             // SAFETY: 64 readable bytes.
             let picks = unsafe { _mm512_loadu_si512(picks.cast()) };
             let pairs = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(window), picks);
-            shifted(pairs, &Codes::<BITS>::SHIFTS)
+            // SAFETY: 64 readable bytes.
+            let shifts = unsafe { _mm512_loadu_si512(Codes::<BITS>::SHIFTS.as_ptr().cast()) };
+            _mm512_srlv_epi32(pairs, shifts)
         }
     }
 }
 
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn shifted(x: __m512i, shifts: &[u32; 16]) -> __m512i {
-    // SAFETY: 64 readable bytes.
-    _mm512_srlv_epi32(x, unsafe { _mm512_loadu_si512(shifts.as_ptr().cast()) })
-}
-
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn permuted(x: __m512, order: &[u32; 16]) -> __m512 {
-    // SAFETY: 64 readable bytes.
-    _mm512_permutexvar_ps(unsafe { _mm512_loadu_si512(order.as_ptr().cast()) }, x)
+/// `N` bytes of codes.
+#[inline(always)]
+fn first<const N: usize>(block: &[u8], at: usize) -> [u8; N] {
+    *block[at..].first_chunk().expect("the block holds its codes")
 }
 
 /// The lower `BITS` bits of every lane as a float.
