@@ -5,194 +5,22 @@
 
 use std::cell::RefCell;
 
-use fm_format::quant::QuantFormat;
-
 use crate::{
     backend::{
         AttentionShape, Backend, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertRow, KvView,
         Numerics, QMatrix, Rope, RouterSpec, Routes, View, ViewMut,
     },
-    reference::{activation, attention, delta_net::DeltaStep, norm, rope, router},
+    reference::{activation, norm, router},
 };
 
+mod acts;
 mod delta_net;
+mod kernels;
 mod matmul;
 mod view;
 
-/// How the tasks of one operation are shared out. Which thread runs a task never changes a bit.
-pub trait Parallel: Send + 'static {
-    /// Threads that work on one operation.
-    fn threads(&self) -> usize;
-
-    /// Runs `task(i, chunk)` for every chunk of `data`; the last may be shorter.
-    fn for_each_chunk<T: Send>(
-        &self,
-        data: &mut [T],
-        chunk: usize,
-        task: impl Fn(usize, &mut [T]) + Sync,
-    );
-
-    /// Runs `task(i, a_chunk, b_chunk)` for the chunks of two slices side by side.
-    fn for_each_pair<A: Send, B: Send>(
-        &self,
-        a: (&mut [A], usize),
-        b: (&mut [B], usize),
-        task: impl Fn(usize, &mut [A], &mut [B]) + Sync,
-    );
-}
-
-/// The inner loops of a host backend.
-pub trait Kernels: Parallel + Sync {
-    /// Numerics that these loops give.
-    const NUMERICS: Numerics;
-
-    /// `Σ a[i] · b[i]`, in an order that depends on the length only.
-    fn dot(&self, a: &[f32], b: &[f32]) -> f32;
-
-    /// `acc += scale · x`.
-    fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]);
-
-    /// `out[i] = row · x[i]`; each result in an order that depends on the row's length only.
-    fn row_dots(
-        &self,
-        format: &'static QuantFormat,
-        row: &[u8],
-        x: &RowSelection<'_>,
-        out: &mut [f32],
-    );
-
-    /// [`Kernels::row_dots`] for a run of weight rows: `out` is `[rows, x.rows()]`.
-    fn rows_dots(
-        &self,
-        format: &'static QuantFormat,
-        rows: &[u8],
-        x: &RowSelection<'_>,
-        out: &mut [f32],
-    ) {
-        let row_bytes = format.row_bytes(x.cols()).expect("the row tiles into blocks");
-        for (row, out) in rows.chunks_exact(row_bytes).zip(out.chunks_exact_mut(x.rows())) {
-            self.row_dots(format, row, x, out);
-        }
-    }
-
-    /// `gate = silu(gate) · up`.
-    fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
-        gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = activation::silu(*gate) * up);
-    }
-
-    /// `x = x · silu(z)`.
-    fn mul_silu(&self, z: &[f32], x: &mut [f32]) {
-        x.iter_mut().zip(z).for_each(|(x, z)| *x *= activation::silu(*z));
-    }
-
-    /// `x = sigmoid(gate) · x`, element by element.
-    fn sigmoid_mul(&self, gate: &[f32], x: &mut [f32]) {
-        x.iter_mut().zip(gate).for_each(|(x, gate)| *x *= activation::sigmoid(*gate));
-    }
-
-    /// `scores = softmax(logits)`.
-    fn softmax(&self, logits: &[f32], scores: &mut [f32]) {
-        router::softmax(logits, scores);
-    }
-
-    /// One row of [`Backend::rope`].
-    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
-        for head in x.chunks_exact_mut(spec.head_dim) {
-            rope::rotate_half_split(&mut head[..2 * spec.pairs], position, spec.inv_freq);
-        }
-    }
-
-    /// One query head of one row of [`Backend::attention`], see [`attention::attend`].
-    fn attend(
-        &self,
-        shape: AttentionShape,
-        q: &[f32],
-        (kv, head): (&KvView<'_, Vec<f32>>, usize),
-        position: usize,
-        out: &mut [f32],
-    ) where
-        Self: Sized,
-    {
-        attention::attend(self, shape, q, (kv, head), position, out);
-    }
-
-    /// One row of [`Backend::causal_conv`]: `x` is `[channels]`.
-    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
-        delta_net::conv_row(weight, history, x);
-    }
-
-    /// One token of one delta-net head, see [`crate::reference::delta_net::delta_step`].
-    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]);
-}
-
-/// Rows of activations are filled up with zeros to a multiple of this many values: one cache line,
-/// and the widest vector of any machine.
-const ACTS_ALIGN: usize = 16;
-
-/// Activations of a host backend, row by row.
-#[derive(Debug)]
-pub struct HostActs {
-    values: Vec<f32>,
-    /// Where the first row begins: at a cache line, because a vector that lies across two costs two
-    /// loads.
-    start: usize,
-    rows: usize,
-    cols: usize,
-}
-
-impl HostActs {
-    /// Row stride: one cache line more than the row, because rows at a stride of 2048 or 4096
-    /// bytes fall into the same few sets of the L1 cache.
-    fn stride(cols: usize) -> usize {
-        cols.next_multiple_of(ACTS_ALIGN) + ACTS_ALIGN
-    }
-
-    fn new(rows: usize, cols: usize) -> Self {
-        let values = vec![0.0; rows * Self::stride(cols) + ACTS_ALIGN];
-        // A Vec that is never resized stays where it is.
-        let start = values.as_ptr().align_offset(ACTS_ALIGN * size_of::<f32>()).min(ACTS_ALIGN);
-        Self { values, start, rows: 0, cols: 0 }
-    }
-
-    /// Row `i` and what follows it.
-    fn tail_from(&self, i: usize) -> &[f32] {
-        &self.values[self.start + i * Self::stride(self.cols)..]
-    }
-}
-
-/// The activations that one matrix product reads: all prepared rows, or those that chose an expert.
-#[derive(Clone, Copy, Debug)]
-pub struct RowSelection<'a> {
-    acts: &'a HostActs,
-    chosen: Option<&'a [ExpertRow]>,
-}
-
-impl<'a> RowSelection<'a> {
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.chosen.map_or(self.acts.rows, <[_]>::len)
-    }
-
-    /// Values in a row.
-    pub fn cols(&self) -> usize {
-        self.acts.cols
-    }
-
-    /// The `i`-th selected row.
-    pub fn row(&self, i: usize) -> &'a [f32] {
-        &self.acts.tail_from(self.acts_row(i))[..self.acts.cols]
-    }
-
-    /// The `i`-th selected row, filled up with zeros to a multiple of sixteen.
-    pub(crate) fn padded_row(&self, i: usize) -> &'a [[f32; ACTS_ALIGN]] {
-        let values = self.acts.tail_from(self.acts_row(i));
-        values[..self.acts.cols.next_multiple_of(ACTS_ALIGN)].as_chunks().0
-    }
-
-    fn acts_row(&self, i: usize) -> usize {
-        self.chosen.map_or(i, |chosen| chosen[i].row as usize)
-    }
-}
+pub use acts::{HostActs, RowSelection};
+pub use kernels::{Kernels, Parallel};
 
 /// A backend in host memory.
 #[derive(Debug)]
@@ -278,17 +106,12 @@ impl<K: Kernels> Backend for Host<K> {
     }
 
     fn prepare(&self, x: View<'_, Vec<f32>>, acts: &mut HostActs) -> DeviceResult {
-        (acts.rows, acts.cols) = (x.rows, x.cols);
-        let rows = acts.values[acts.start..].chunks_exact_mut(HostActs::stride(x.cols));
-        for (i, row) in rows.take(x.rows).enumerate() {
-            row[..x.cols].copy_from_slice(x.row(i));
-            row[x.cols..].fill(0.0);
-        }
+        acts.fill(&x, &self.kernels);
         Ok(())
     }
 
     fn matmul(&self, w: QMatrix<'_, [u8]>, x: &HostActs, y: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        self.matmul_selected(w, &RowSelection { acts: x, chosen: None }, y);
+        self.matmul_selected(w, &RowSelection::all(x), y);
         Ok(())
     }
 
@@ -299,7 +122,7 @@ impl<K: Kernels> Backend for Host<K> {
         rows: &[ExpertRow],
         y: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
-        self.matmul_selected(w, &RowSelection { acts: x, chosen: Some(rows) }, y);
+        self.matmul_selected(w, &RowSelection::chosen(x, rows), y);
         Ok(())
     }
 
@@ -322,86 +145,92 @@ impl<K: Kernels> Backend for Host<K> {
         x: View<'_, Vec<f32>>,
         weight: &Vec<f32>,
         eps: f32,
-        mut out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
-        for i in 0..x.rows {
+        let kernels = &self.kernels;
+        out.for_each_row(kernels, |i, out| {
             let row = x.row(i);
-            let scale = norm::rms_scale(self.kernels.dot(row, row), row.len(), eps);
-            norm::scale_row(row, scale, weight, out.row(i));
-        }
+            let scale = norm::rms_scale(kernels.dot(row, row), row.len(), eps);
+            norm::scale_row(row, scale, weight, out);
+        });
         Ok(())
     }
 
     fn rms_norm_heads(
         &self,
-        mut x: ViewMut<'_, Vec<f32>>,
+        x: ViewMut<'_, Vec<f32>>,
         weight: &Vec<f32>,
         eps: f32,
     ) -> DeviceResult {
-        for i in 0..x.rows {
-            for head in x.row(i).chunks_exact_mut(weight.len()) {
-                let scale = norm::rms_scale(self.kernels.dot(head, head), head.len(), eps);
+        let kernels = &self.kernels;
+        x.for_each_row(kernels, |_, row| {
+            for head in row.chunks_exact_mut(weight.len()) {
+                let scale = norm::rms_scale(kernels.dot(head, head), head.len(), eps);
                 norm::scale_row_in_place(head, scale, weight);
             }
-        }
+        });
         Ok(())
     }
 
     fn gated_norm_heads(
         &self,
-        mut x: ViewMut<'_, Vec<f32>>,
+        x: ViewMut<'_, Vec<f32>>,
         z: View<'_, Vec<f32>>,
         weight: &Vec<f32>,
         eps: f32,
     ) -> DeviceResult {
-        for i in 0..x.rows {
-            let heads = x.row(i).chunks_exact_mut(weight.len());
+        let kernels = &self.kernels;
+        x.for_each_row(kernels, |i, row| {
+            let heads = row.chunks_exact_mut(weight.len());
             for (head, z) in heads.zip(z.row(i).chunks_exact(weight.len())) {
-                let scale = norm::rms_scale(self.kernels.dot(head, head), head.len(), eps);
+                let scale = norm::rms_scale(kernels.dot(head, head), head.len(), eps);
                 norm::scale_row_in_place(head, scale, weight);
-                self.kernels.mul_silu(z, head);
+                kernels.mul_silu(z, head);
             }
-        }
+        });
         Ok(())
     }
 
-    fn add_bias(&self, bias: &Vec<f32>, mut x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        for i in 0..x.rows {
-            x.row(i).iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
-        }
+    fn add_bias(&self, bias: &Vec<f32>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        let kernels = &self.kernels;
+        x.for_each_row(kernels, |_, row| {
+            row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+        });
         Ok(())
     }
 
-    fn add(&self, x: View<'_, Vec<f32>>, mut acc: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        for i in 0..x.rows {
-            acc.row(i).iter_mut().zip(x.row(i)).for_each(|(acc, x)| *acc += x);
-        }
+    fn add(&self, x: View<'_, Vec<f32>>, acc: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        let kernels = &self.kernels;
+        acc.for_each_row(kernels, |i, row| {
+            row.iter_mut().zip(x.row(i)).for_each(|(acc, x)| *acc += x);
+        });
         Ok(())
     }
 
-    fn silu_mul(&self, up: View<'_, Vec<f32>>, mut gate: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        for i in 0..up.rows {
-            self.kernels.silu_mul(up.row(i), gate.row(i));
-        }
+    fn silu_mul(&self, up: View<'_, Vec<f32>>, gate: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        let kernels = &self.kernels;
+        gate.for_each_row(kernels, |i, gate| kernels.silu_mul(up.row(i), gate));
         Ok(())
     }
 
-    fn sigmoid_mul(&self, gate: View<'_, Vec<f32>>, mut x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        for i in 0..x.rows {
-            if let [gate] = gate.row(i) {
+    fn sigmoid_mul(&self, gate: View<'_, Vec<f32>>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        let kernels = &self.kernels;
+        x.for_each_row(kernels, |i, x| {
+            if let ([gate], true) = (gate.row(i), x.len() > 1) {
                 let gate = activation::sigmoid(*gate);
-                x.row(i).iter_mut().for_each(|x| *x *= gate);
+                x.iter_mut().for_each(|x| *x *= gate);
             } else {
-                self.kernels.sigmoid_mul(gate.row(i), x.row(i));
+                kernels.sigmoid_mul(gate.row(i), x);
             }
-        }
+        });
         Ok(())
     }
 
-    fn rope(&self, spec: &Rope<'_, Vec<f32>>, mut x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        for (i, position) in spec.positions.iter().enumerate() {
-            self.kernels.rope_row(spec, *position, x.row(i));
-        }
+    fn rope(&self, spec: &Rope<'_, Vec<f32>>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        let kernels = &self.kernels;
+        x.for_each_row(kernels, |i, row| {
+            kernels.rope_row(spec, spec.positions[i], row);
+        });
         Ok(())
     }
 

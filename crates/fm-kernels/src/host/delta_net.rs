@@ -22,11 +22,10 @@ impl<K: Kernels> Host<K> {
         memory: &mut [f32],
         mut out: ViewMut<'_, Vec<f32>>,
     ) {
-        let DeltaInputs { mut qkv, a, b, neg_a, dt_bias } = inputs;
-        let rows = qkv.rows;
-        self.normalise(shape, &mut qkv);
-        let qkv =
-            View { buf: &*qkv.buf, offset: qkv.offset, rows, cols: qkv.cols, stride: qkv.stride };
+        let DeltaInputs { qkv, a, b, neg_a, dt_bias } = inputs;
+        let ViewMut { buf, offset, rows, cols, stride } = qkv;
+        self.normalise(shape, ViewMut { buf: &mut *buf, offset, rows, cols, stride });
+        let qkv = View { buf: &*buf, offset, rows, cols, stride };
         let keys_at = shape.key_heads * shape.k_dim;
         let values_at = 2 * keys_at;
         let kernels = &self.kernels;
@@ -57,24 +56,27 @@ impl<K: Kernels> Host<K> {
         }
         let by_head = (&mut scratch[..needed], rows * shape.v_dim);
         self.kernels.for_each_pair(head_memory, by_head, head_rows);
-        for i in 0..rows {
-            for (head, out) in out.row(i).chunks_exact_mut(shape.v_dim).enumerate() {
-                out.copy_from_slice(&scratch[(head * rows + i) * shape.v_dim..][..shape.v_dim]);
+        let by_head = &scratch[..needed];
+        let kernels = &self.kernels;
+        out.for_each_row(kernels, |i, row| {
+            for (head, out) in row.chunks_exact_mut(shape.v_dim).enumerate() {
+                out.copy_from_slice(&by_head[(head * rows + i) * shape.v_dim..][..shape.v_dim]);
             }
-        }
+        });
     }
 
     /// Brings queries and keys to unit length, and queries to `k_dim^-0.5` on top.
-    fn normalise(&self, shape: DeltaShape, qkv: &mut ViewMut<'_, Vec<f32>>) {
+    fn normalise(&self, shape: DeltaShape, qkv: ViewMut<'_, Vec<f32>>) {
         let query_scale = (shape.k_dim as f32).sqrt().recip();
-        for i in 0..qkv.rows {
-            let queries_keys = &mut qkv.row(i)[..2 * shape.key_heads * shape.k_dim];
+        let kernels = &self.kernels;
+        qkv.for_each_row(kernels, |_, row| {
+            let queries_keys = &mut row[..2 * shape.key_heads * shape.k_dim];
             for (head, x) in queries_keys.chunks_exact_mut(shape.k_dim).enumerate() {
-                let unit = (self.kernels.dot(x, x) + L2_EPS).sqrt().recip();
+                let unit = (kernels.dot(x, x) + L2_EPS).sqrt().recip();
                 let scale = if head < shape.key_heads { unit * query_scale } else { unit };
                 x.iter_mut().for_each(|x| *x *= scale);
             }
-        }
+        });
     }
 }
 

@@ -11,6 +11,12 @@ const TASKS_PER_THREAD: usize = 4;
 /// Kernels multiply several weight rows side by side; a task of whole groups wastes none.
 const ROWS_PER_TASK_ALIGN: usize = 8;
 
+/// Rows of the result that are filled side by side: what one cache line of products goes to.
+const TURN_TOKENS: usize = 16;
+
+/// Fewer multiplications than this are not worth a second thread.
+const PRODUCTS_PER_FORK: usize = 1 << 15;
+
 impl<K: Kernels> Host<K> {
     /// `y[i] = W x[i]` for the selected rows.
     pub(super) fn matmul_selected(
@@ -25,7 +31,8 @@ impl<K: Kernels> Host<K> {
         if tokens == 0 {
             return;
         }
-        let tasks = self.kernels.threads() * TASKS_PER_THREAD;
+        let small = w.shape.rows * w.shape.cols * tokens < PRODUCTS_PER_FORK;
+        let tasks = if small { 1 } else { self.kernels.threads() * TASKS_PER_THREAD };
         let rows_per_task = w.shape.rows.div_ceil(tasks).next_multiple_of(ROWS_PER_TASK_ALIGN);
         let row_bytes = w.shape.row_bytes();
         // One weight row gives one value per token: `out` is [w.rows, tokens].
@@ -45,9 +52,12 @@ impl<K: Kernels> Host<K> {
         }
         self.kernels.for_each_chunk(&mut scratch[..needed], rows_per_task * tokens, products);
         let by_weight = &scratch[..needed];
-        self.kernels.for_each_chunk(y.contiguous(), w.shape.rows, |token, y| {
-            for (y, column) in y.iter_mut().zip(by_weight.chunks_exact(tokens)) {
-                *y = column[token];
+        self.kernels.for_each_chunk(y.contiguous(), w.shape.rows * TURN_TOKENS, |part, y| {
+            for (row, products) in by_weight.chunks_exact(tokens).enumerate() {
+                let places = y[row..].iter_mut().step_by(w.shape.rows);
+                for (y, product) in places.zip(&products[part * TURN_TOKENS..]) {
+                    *y = *product;
+                }
             }
         });
     }

@@ -1,0 +1,99 @@
+//! Activations of the host, and those of them that one matrix product reads.
+
+use crate::backend::{ExpertRow, View};
+
+use super::{Parallel, view::for_each_row};
+
+/// Rows of activations are filled up with zeros to a multiple of this many values: one cache line,
+/// and the widest vector of any machine.
+const ACTS_ALIGN: usize = 16;
+
+/// Activations of a host backend, row by row.
+#[derive(Debug)]
+pub struct HostActs {
+    values: Vec<f32>,
+    /// Where the first row begins: at a cache line, because a vector that lies across two costs two
+    /// loads.
+    start: usize,
+    rows: usize,
+    cols: usize,
+}
+
+impl HostActs {
+    /// Row stride: one cache line more than the row, because rows at a stride of 2048 or 4096
+    /// bytes fall into the same few sets of the L1 cache.
+    fn stride(cols: usize) -> usize {
+        cols.next_multiple_of(ACTS_ALIGN) + ACTS_ALIGN
+    }
+
+    /// Room for `rows` rows of `cols` values.
+    pub(super) fn new(rows: usize, cols: usize) -> Self {
+        let values = vec![0.0; rows * Self::stride(cols) + ACTS_ALIGN];
+        // A Vec that is never resized stays where it is.
+        let start = values.as_ptr().align_offset(ACTS_ALIGN * size_of::<f32>()).min(ACTS_ALIGN);
+        Self { values, start, rows: 0, cols: 0 }
+    }
+
+    /// Takes the rows of `x` over.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    pub(super) fn fill(&mut self, x: &View<'_, Vec<f32>>, parallel: &impl Parallel) {
+        (self.rows, self.cols) = (x.rows, x.cols);
+        let stride = Self::stride(x.cols);
+        let values = &mut self.values[self.start..][..x.rows * stride];
+        for_each_row(parallel, values, (stride, stride), |i, row| {
+            row[..x.cols].copy_from_slice(x.row(i));
+            row[x.cols..].fill(0.0);
+        });
+    }
+
+    /// Row `i` and what follows it.
+    fn tail_from(&self, i: usize) -> &[f32] {
+        &self.values[self.start + i * Self::stride(self.cols)..]
+    }
+}
+
+/// The activations that one matrix product reads: all prepared rows, or those that chose an expert.
+#[derive(Clone, Copy, Debug)]
+pub struct RowSelection<'a> {
+    acts: &'a HostActs,
+    chosen: Option<&'a [ExpertRow]>,
+}
+
+impl<'a> RowSelection<'a> {
+    /// All prepared rows.
+    pub(super) fn all(acts: &'a HostActs) -> Self {
+        Self { acts, chosen: None }
+    }
+
+    /// The rows that chose an expert.
+    pub(super) fn chosen(acts: &'a HostActs, rows: &'a [ExpertRow]) -> Self {
+        Self { acts, chosen: Some(rows) }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.chosen.map_or(self.acts.rows, <[_]>::len)
+    }
+
+    /// Values in a row.
+    pub fn cols(&self) -> usize {
+        self.acts.cols
+    }
+
+    /// The `i`-th selected row.
+    pub fn row(&self, i: usize) -> &'a [f32] {
+        &self.acts.tail_from(self.acts_row(i))[..self.acts.cols]
+    }
+
+    /// The `i`-th selected row, filled up with zeros to a multiple of sixteen.
+    pub(crate) fn padded_row(&self, i: usize) -> &'a [[f32; ACTS_ALIGN]] {
+        let values = self.acts.tail_from(self.acts_row(i));
+        values[..self.acts.cols.next_multiple_of(ACTS_ALIGN)].as_chunks().0
+    }
+
+    fn acts_row(&self, i: usize) -> usize {
+        self.chosen.map_or(i, |chosen| chosen[i].row as usize)
+    }
+}

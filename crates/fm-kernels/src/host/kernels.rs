@@ -1,0 +1,116 @@
+//! What differs between the backends in host memory: who works, and the inner loops.
+
+use fm_format::quant::QuantFormat;
+
+use crate::{
+    backend::{AttentionShape, KvView, Numerics, Rope},
+    reference::{activation, attention, delta_net::DeltaStep, rope, router},
+};
+
+use super::{RowSelection, delta_net};
+
+/// How the tasks of one operation are shared out. Which thread runs a task never changes a bit.
+pub trait Parallel: Send + 'static {
+    /// Threads that work on one operation.
+    fn threads(&self) -> usize;
+
+    /// Runs `task(i, chunk)` for every chunk of `data`; the last may be shorter.
+    fn for_each_chunk<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    );
+
+    /// Runs `task(i, a_chunk, b_chunk)` for the chunks of two slices side by side.
+    fn for_each_pair<A: Send, B: Send>(
+        &self,
+        a: (&mut [A], usize),
+        b: (&mut [B], usize),
+        task: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+    );
+}
+
+/// The inner loops of a host backend.
+pub trait Kernels: Parallel + Sync {
+    /// Numerics that these loops give.
+    const NUMERICS: Numerics;
+
+    /// `Σ a[i] · b[i]`, in an order that depends on the length only.
+    fn dot(&self, a: &[f32], b: &[f32]) -> f32;
+
+    /// `acc += scale · x`.
+    fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]);
+
+    /// `out[i] = row · x[i]`; each result in an order that depends on the row's length only.
+    fn row_dots(
+        &self,
+        format: &'static QuantFormat,
+        row: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    );
+
+    /// [`Kernels::row_dots`] for a run of weight rows: `out` is `[rows, x.rows()]`.
+    fn rows_dots(
+        &self,
+        format: &'static QuantFormat,
+        rows: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    ) {
+        let row_bytes = format.row_bytes(x.cols()).expect("the row tiles into blocks");
+        for (row, out) in rows.chunks_exact(row_bytes).zip(out.chunks_exact_mut(x.rows())) {
+            self.row_dots(format, row, x, out);
+        }
+    }
+
+    /// `gate = silu(gate) · up`.
+    fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
+        gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = activation::silu(*gate) * up);
+    }
+
+    /// `x = x · silu(z)`.
+    fn mul_silu(&self, z: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(z).for_each(|(x, z)| *x *= activation::silu(*z));
+    }
+
+    /// `x = sigmoid(gate) · x`, element by element.
+    fn sigmoid_mul(&self, gate: &[f32], x: &mut [f32]) {
+        x.iter_mut().zip(gate).for_each(|(x, gate)| *x *= activation::sigmoid(*gate));
+    }
+
+    /// `scores = softmax(logits)`.
+    fn softmax(&self, logits: &[f32], scores: &mut [f32]) {
+        router::softmax(logits, scores);
+    }
+
+    /// One row of [`Backend::rope`].
+    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
+        for head in x.chunks_exact_mut(spec.head_dim) {
+            rope::rotate_half_split(&mut head[..2 * spec.pairs], position, spec.inv_freq);
+        }
+    }
+
+    /// One query head of one row of [`Backend::attention`], see [`attention::attend`].
+    fn attend(
+        &self,
+        shape: AttentionShape,
+        q: &[f32],
+        (kv, head): (&KvView<'_, Vec<f32>>, usize),
+        position: usize,
+        out: &mut [f32],
+    ) where
+        Self: Sized,
+    {
+        attention::attend(self, shape, q, (kv, head), position, out);
+    }
+
+    /// One row of [`Backend::causal_conv`]: `x` is `[channels]`.
+    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
+        delta_net::conv_row(weight, history, x);
+    }
+
+    /// One token of one delta-net head, see [`crate::reference::delta_net::delta_step`].
+    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]);
+}
