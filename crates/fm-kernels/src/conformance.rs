@@ -146,8 +146,4 @@ fn columns_mut<Buf>(view: ViewMut<'_, Buf>, first: usize, cols: usize) -> ViewMu
 }
 
 #[cfg(test)]
-mod tests {
-    mod reference {
-        crate::conformance!(crate::reference::Reference::open());
-    }
-}
+mod tests;

@@ -1,0 +1,176 @@
+//! The suite passes what is right and notices what is wrong.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use fm_format::quant::QuantFormat;
+
+use crate::{
+    backend::{AttentionShape, KvView, Numerics, Rope},
+    host::{Host, Kernels, Parallel, RowSelection},
+    reference::{Scalar, delta_net::DeltaStep},
+};
+
+mod reference {
+    crate::conformance!(crate::reference::Reference::open());
+}
+
+/// What [`Wrong`] gets wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    ShortDot,
+    UnweightedAxpy,
+    LastColumn,
+    SeesNeighbours,
+    NoDecay,
+    NoUp,
+    NoGate,
+    NoSilu,
+    NoSum,
+    NextPosition,
+    SeesTheFuture,
+    StaleHistory,
+}
+
+/// The reference with one mistake.
+struct Wrong(Mistake);
+
+impl Parallel for Wrong {
+    fn threads(&self) -> usize {
+        1
+    }
+    fn for_each_chunk<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        Scalar.for_each_chunk(data, chunk, task);
+    }
+    fn for_each_pair<A: Send, B: Send>(
+        &self,
+        a: (&mut [A], usize),
+        b: (&mut [B], usize),
+        task: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+    ) {
+        Scalar.for_each_pair(a, b, task);
+    }
+}
+
+impl Kernels for Wrong {
+    const NUMERICS: Numerics = Numerics::F32;
+
+    fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
+        let len = if self.0 == Mistake::ShortDot { a.len() - 1 } else { a.len() };
+        Scalar.dot(&a[..len], &b[..len])
+    }
+    fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]) {
+        Scalar.axpy(if self.0 == Mistake::UnweightedAxpy { 1.0 } else { scale }, x, acc);
+    }
+    fn row_dots(
+        &self,
+        format: &'static QuantFormat,
+        row: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    ) {
+        Scalar.row_dots(format, row, x, out);
+        if self.0 == Mistake::LastColumn {
+            let mut weights = vec![0.0; x.cols()];
+            format.decode_row(row, &mut weights);
+            let last = x.cols() - 1;
+            out.iter_mut().enumerate().for_each(|(i, out)| *out -= weights[last] * x.row(i)[last]);
+        }
+        if self.0 == Mistake::SeesNeighbours && x.rows() > 1 {
+            out.iter_mut().for_each(|out| *out = f32::from_bits(out.to_bits() ^ 1));
+        }
+    }
+    fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
+        let ones = vec![1.0; up.len()];
+        Scalar.silu_mul(if self.0 == Mistake::NoUp { &ones } else { up }, gate);
+    }
+    fn mul_silu(&self, z: &[f32], x: &mut [f32]) {
+        if self.0 != Mistake::NoSilu {
+            Scalar.mul_silu(z, x);
+        }
+    }
+    fn sigmoid_mul(&self, gate: &[f32], x: &mut [f32]) {
+        if self.0 != Mistake::NoGate {
+            Scalar.sigmoid_mul(gate, x);
+        }
+    }
+    fn softmax(&self, logits: &[f32], scores: &mut [f32]) {
+        Scalar.softmax(logits, scores);
+        if self.0 == Mistake::NoSum {
+            scores.iter_mut().for_each(|score| *score *= 1.001);
+        }
+    }
+    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
+        Scalar.rope_row(spec, position + u32::from(self.0 == Mistake::NextPosition), x);
+    }
+    fn attend(
+        &self,
+        shape: AttentionShape,
+        q: &[f32],
+        kv: (&KvView<'_, Vec<f32>>, usize),
+        position: usize,
+        out: &mut [f32],
+    ) {
+        // Within a block only: the next one may not exist.
+        let future = self.0 == Mistake::SeesTheFuture && position % 64 != 63;
+        Scalar.attend(shape, q, kv, position + usize::from(future), out);
+    }
+    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
+        let before = history.to_vec();
+        Scalar.conv_row(weight, history, x);
+        if self.0 == Mistake::StaleHistory {
+            history.copy_from_slice(&before);
+        }
+    }
+    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
+        let decay = if self.0 == Mistake::NoDecay { 1.0 } else { step.decay };
+        Scalar.delta_step(DeltaStep { decay, ..step }, state, out);
+    }
+}
+
+#[test]
+fn every_mistake_is_noticed() {
+    type Check = fn(&Host<Wrong>);
+    let checks: [(Mistake, Check); 14] = [
+        (Mistake::ShortDot, super::rms_norm),
+        (Mistake::ShortDot, super::rms_norm_heads),
+        (Mistake::UnweightedAxpy, super::scatter_rows),
+        (Mistake::UnweightedAxpy, super::expert_rows),
+        (Mistake::LastColumn, super::matmul),
+        (Mistake::SeesNeighbours, super::a_row_does_not_see_its_neighbours),
+        (Mistake::NoDecay, super::delta_net),
+        (Mistake::NoUp, super::silu_mul),
+        (Mistake::NoGate, super::sigmoid_mul),
+        (Mistake::NoSilu, super::gated_norm_heads),
+        (Mistake::NoSum, super::route),
+        (Mistake::NextPosition, super::rope),
+        (Mistake::SeesTheFuture, super::attention),
+        (Mistake::StaleHistory, super::causal_conv),
+    ];
+    for (mistake, check) in checks {
+        let device = Host::new(Wrong(mistake));
+        let outcome = catch_unwind(AssertUnwindSafe(|| check(&device)));
+        assert!(outcome.is_err(), "{mistake:?} went unnoticed");
+    }
+}
+
+#[test]
+#[should_panic(expected = "value 1")]
+fn not_a_number_is_not_close() {
+    super::assert_close(&"", &[1.0, f32::NAN], &[1.0, 1.0], 1.0);
+}
+
+#[test]
+fn noise_fills_its_range_and_depends_on_the_seed() {
+    let values = super::noise(1, 10_000);
+    let mean = values.iter().sum::<f32>() / 10_000.0;
+    assert!(mean.abs() < 0.02, "{mean}");
+    assert!(values.iter().all(|x| x.abs() < 1.0));
+    assert!(values.iter().any(|x| *x > 0.99) && values.iter().any(|x| *x < -0.99));
+    assert_ne!(values[..10], super::noise(2, 10));
+    assert_eq!(values[..10], super::noise(1, 10));
+}
