@@ -36,8 +36,10 @@ impl Case for Matmul {
         let weights = Weights::noise(device, self.format, self.shape, 1)?;
         let x = device.upload(&noise(2, self.tokens * (cols + 3)))?;
         let mut acts = device.acts(self.tokens, cols + 3)?;
-        // Larger activations were here before: what they left must not be seen.
-        device.prepare(View::new(&x, self.tokens, cols + 3), &mut acts)?;
+        // Larger activations were here before. What they left must not be seen, not even as
+        // infinity times the zero that a row is filled up with.
+        let before = device.upload(&vec![f32::INFINITY; self.tokens * (cols + 3)])?;
+        device.prepare(View::new(&before, self.tokens, cols + 3), &mut acts)?;
         let mut y = device.upload(&noise(3, self.tokens * rows))?;
         device.prepare(View::new(&x, self.tokens, cols + 3).columns(2, cols), &mut acts)?;
         device.matmul(weights.matrix(), &acts, ViewMut::new(&mut y, self.tokens, rows))?;
