@@ -332,14 +332,15 @@ impl<const T: usize> Work for Tile<'_, T> {
                 }
             }
             for run in 0..runs {
-                let mut w = [lanes.load_part(&weights[0][run], part); ROWS];
-                for r in 1..ROWS {
-                    w[r] = lanes.load_part(&weights[r][run], part);
+                // The fewer of the two stay in registers: with 12 chains there are four left.
+                let mut xs = [lanes.load_part(&x[0][run], part); T];
+                for t in 1..T {
+                    xs[t] = lanes.load_part(&x[t][run], part);
                 }
-                for t in 0..T {
-                    let x = lanes.load_part(&x[t][run], part);
-                    for r in 0..ROWS {
-                        chains[t][r] = lanes.fma_part(w[r], x, chains[t][r]);
+                for r in 0..ROWS {
+                    let w = lanes.load_part(&weights[r][run], part);
+                    for t in 0..T {
+                        chains[t][r] = lanes.fma_part(w, xs[t], chains[t][r]);
                     }
                 }
             }

@@ -85,14 +85,14 @@ pub trait Kernels: Parallel + Sync {
         router::softmax(logits, scores);
     }
 
-    /// One row of [`Backend::rope`].
+    /// One row of [`crate::Backend::rope`].
     fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
         for head in x.chunks_exact_mut(spec.head_dim) {
             rope::rotate_half_split(&mut head[..2 * spec.pairs], position, spec.inv_freq);
         }
     }
 
-    /// One query head of one row of [`Backend::attention`], see [`attention::attend`].
+    /// One query head of one row of [`crate::Backend::attention`], see [`attention::attend`].
     fn attend(
         &self,
         shape: AttentionShape,
@@ -106,7 +106,7 @@ pub trait Kernels: Parallel + Sync {
         attention::attend(self, shape, q, (kv, head), position, out);
     }
 
-    /// One row of [`Backend::causal_conv`]: `x` is `[channels]`.
+    /// One row of [`crate::Backend::causal_conv`]: `x` is `[channels]`.
     fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
         delta_net::conv_row(weight, history, x);
     }
