@@ -334,14 +334,15 @@ impl<K: Kernels> Backend for Host<K> {
         &self,
         y: View<'_, Vec<f32>>,
         weights: &[f32],
-        mut out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
         let top_k = weights.len() / out.rows.max(1);
-        for (i, weights) in weights.chunks_exact(top_k.max(1)).enumerate() {
-            for (j, weight) in weights.iter().enumerate() {
-                self.kernels.axpy(*weight, y.row(i * top_k + j), out.row(i));
+        let kernels = &self.kernels;
+        out.for_each_row(kernels, |i, out| {
+            for (j, weight) in weights[i * top_k..][..top_k].iter().enumerate() {
+                kernels.axpy(*weight, y.row(i * top_k + j), out);
             }
-        }
+        });
         Ok(())
     }
 }

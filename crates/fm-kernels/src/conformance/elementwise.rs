@@ -132,7 +132,7 @@ pub fn rope<B: Backend>(device: &B) {
     }
 }
 
-/// Buffers hold what was put into them, view by view.
+/// Buffers hold what was put into them, view by view, and what was copied between them.
 ///
 /// # Panics
 /// If they do not.
@@ -151,6 +151,20 @@ pub fn buffers<B: Backend>(device: &B) {
     let view = View::new(&buf, 6, 10).rows(1, 2).columns(6, 2);
     device.read(view, &mut corner).expect("the device runs");
     assert_eq!(corner, [want[16], want[17], want[26], want[27]]);
+
+    let mut wide = device.upload(&noise(2, 24)).expect("the device has memory");
+    let view = columns_mut(ViewMut::new(&mut wide, 3, 8), 2, 3);
+    device.copy(View::new(&buf, 6, 10).rows(2, 3).columns(1, 3), view).expect("the device runs");
+    let last = columns_mut(ViewMut::new(&mut wide, 3, 8), 6, 2).rows(1, 2);
+    device.zero(last).expect("the device runs");
+    let mut copied = noise(2, 24);
+    for i in 0..3 {
+        copied[i * 8 + 2..][..3].copy_from_slice(&want[(i + 2) * 10 + 1..][..3]);
+        if i > 0 {
+            copied[i * 8 + 6..][..2].fill(0.0);
+        }
+    }
+    assert_eq!(read_all(device, &wide, 24).expect("the device runs"), copied);
 
     let zeros = device.alloc(9).expect("the device has memory");
     assert_eq!(read_all(device, &zeros, 9).expect("the device runs"), [0.0; 9]);

@@ -36,8 +36,10 @@ impl Case for Matmul {
         let weights = Weights::noise(device, self.format, self.shape, 1)?;
         let x = device.upload(&noise(2, self.tokens * (cols + 3)))?;
         let mut acts = device.acts(self.tokens, cols + 3)?;
-        // Larger activations were here before: what they left must not be seen.
-        device.prepare(View::new(&x, self.tokens, cols + 3), &mut acts)?;
+        // Larger activations were here before. What they left must not be seen, not even as
+        // infinity times the zero that a row is filled up with.
+        let before = device.upload(&vec![f32::INFINITY; self.tokens * (cols + 3)])?;
+        device.prepare(View::new(&before, self.tokens, cols + 3), &mut acts)?;
         let mut y = device.upload(&noise(3, self.tokens * rows))?;
         device.prepare(View::new(&x, self.tokens, cols + 3).columns(2, cols), &mut acts)?;
         device.matmul(weights.matrix(), &acts, ViewMut::new(&mut y, self.tokens, rows))?;
@@ -176,6 +178,52 @@ impl Case for Scatter {
         let view = ViewMut::new(&mut out, 6, cols);
         device.scatter_rows(View::new(&y, 3, cols), &ROWS, self.combine, view)?;
         read_all(device, &out, 6 * cols)
+    }
+}
+
+/// Results that were stored, and are combined afterwards.
+#[derive(Debug)]
+struct Combined {
+    rows: usize,
+    top_k: usize,
+    /// By one [`Backend::scatter_rows`] per expert instead.
+    one_by_one: bool,
+}
+
+impl Case for Combined {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let &Self { rows, top_k, one_by_one } = self;
+        let cols = 77;
+        let y = device.upload(&noise(1, rows * top_k * cols))?;
+        let weights = noise(2, rows * top_k);
+        let mut out = device.upload(&noise(3, rows * cols))?;
+        if !one_by_one {
+            let y = View::new(&y, rows * top_k, cols);
+            device.combine_rows(y, &weights, ViewMut::new(&mut out, rows, cols))?;
+            return read_all(device, &out, rows * cols);
+        }
+        for (i, weight) in weights.iter().enumerate() {
+            let row = ExpertRow { row: 0, target: (i / top_k) as u32, weight: *weight };
+            let y = View::new(&y, rows * top_k, cols).rows(i, 1);
+            let view = ViewMut::new(&mut out, rows, cols);
+            device.scatter_rows(y, &[row], Combine::Accumulate, view)?;
+        }
+        read_all(device, &out, rows * cols)
+    }
+}
+
+/// [`Backend::combine_rows`], and that it gives the bits of [`Combine::Accumulate`].
+///
+/// # Panics
+/// If one bit differs.
+pub fn combine_rows<B: Backend>(device: &B) {
+    for (rows, top_k) in [(1, 1), (1, 8), (5, 3), (300, 2)] {
+        let together = Combined { rows, top_k, one_by_one: false };
+        together.check(device, tolerance::ELEMENTWISE_F32);
+        let one_by_one = Combined { rows, top_k, one_by_one: true };
+        let (a, b) = (together.run(device), one_by_one.run(device));
+        let (a, b) = (a.expect("the device runs"), b.expect("the device runs"));
+        assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()), "{together:?}");
     }
 }
 
