@@ -172,7 +172,7 @@ fn recorded_checksums_are_those_of_the_container() {
         let Found::Current(recorded) = published.find() else { panic!("just recorded") };
         let mut catalog =
             describe(&Checkpoint::open(&published.case.source()).unwrap()).unwrap().catalog;
-        assert!(recorded.fill(&mut catalog));
+        assert!(recorded.fill(std::sync::Arc::make_mut(&mut catalog)));
         published.case.convert().unwrap();
         let container = Checkpoint::open(&published.case.out()).unwrap();
         let expected = describe(&container).unwrap().catalog;
@@ -212,7 +212,7 @@ fn replaced_files_and_other_catalogs_make_checksums_stale() {
     published.record();
     let Found::Current(recorded) = published.find() else { panic!("just recorded") };
     let mut other = describe(&Checkpoint::open(&Case::small().source()).unwrap()).unwrap().catalog;
-    assert!(!recorded.fill(&mut other), "three layers are not two");
+    assert!(!recorded.fill(std::sync::Arc::make_mut(&mut other)), "three layers are not two");
     assert!(other.layers.iter().flatten().all(|l| l.records.iter().all(|r| r.checksums.is_none())));
 
     let file = fs::File::options().write(true).open(published.shard()).unwrap();
