@@ -129,4 +129,89 @@ pub enum FormatError {
         /// What it says.
         shard: String,
     },
+
+    /// A conversion was interrupted.
+    #[error(
+        "{}: the conversion was not finished; run convert again to resume it", path.display()
+    )]
+    Unfinished {
+        /// The directory.
+        path: PathBuf,
+    },
+
+    /// A container of another time.
+    #[error(
+        "{}: the container has format version {found}, this build reads version {known}; \
+         convert the checkpoint again", path.display()
+    )]
+    ContainerVersion {
+        /// The manifest.
+        path: PathBuf,
+        /// What it says.
+        found: u64,
+        /// What this build reads.
+        known: u32,
+    },
+
+    /// A manifest of absurd length.
+    #[error("{}: longer than {most} bytes, which no manifest is", path.display())]
+    ManifestLength {
+        /// The manifest.
+        path: PathBuf,
+        /// What we accept.
+        most: u64,
+    },
+
+    /// A file that no container has under this name.
+    #[error("{}: names the file `{file}`, which belongs elsewhere", path.display())]
+    ManifestFile {
+        /// The manifest.
+        path: PathBuf,
+        /// What it says.
+        file: String,
+    },
+
+    /// A quant format this build does not know.
+    #[error("{}: layer {layer} has the unknown format `{format}`", path.display())]
+    UnknownFormat {
+        /// The manifest.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// What it says.
+        format: String,
+    },
+
+    /// A number of a layer that does not fit the others.
+    #[error("{}: layer {layer}: `{field}` is {found}, which contradicts the rest", path.display())]
+    ManifestNumber {
+        /// The manifest.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+    },
+
+    /// Manifest and trunk disagree on which tensors there are.
+    #[error("{}: tensor `{tensor}` is in the manifest or in the trunk, not in both", path.display())]
+    ManifestTensor {
+        /// The manifest.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+
+    /// A file of a container is not as long as its manifest says.
+    #[error("{}: has {found} bytes, the manifest says {expected}", path.display())]
+    FileLength {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        found: u64,
+        /// What the manifest says.
+        expected: u64,
+    },
 }

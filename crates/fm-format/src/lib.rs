@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod container;
 pub mod error;
 pub mod key;
 pub mod quant;

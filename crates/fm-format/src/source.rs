@@ -1,4 +1,5 @@
-//! Checkpoints as they are published: a directory with `config.json` and safetensors files.
+//! Checkpoints as they are published: a directory with `config.json` and safetensors files. A
+//! container is opened as one, too.
 
 use std::{
     collections::BTreeMap,
@@ -9,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    container::{self, Container},
     error::FormatError,
     record::{Extent, FileIndex},
 };
@@ -28,15 +30,20 @@ pub struct Checkpoint {
     pub files: Vec<PathBuf>,
     /// Every tensor of every file, by name.
     pub tensors: BTreeMap<String, Tensor>,
+    /// Where the routed experts are, if this is a container: `tensors` are then its trunk's.
+    pub container: Option<Container>,
 }
 
 impl Checkpoint {
-    /// Reads configuration and headers of the checkpoint in `dir`.
+    /// Reads configuration and headers of the checkpoint or container in `dir`.
     ///
     /// # Errors
     /// If a file is missing, unreadable, truncated or contradicts itself. Every count and offset
     /// is checked against the file before anything is allocated for it.
     pub fn open(dir: &Path) -> Result<Self, FormatError> {
+        if let Some(container) = container::open(dir)? {
+            return Ok(container);
+        }
         let config_path = dir.join("config.json");
         if !config_path.is_file() {
             return Err(FormatError::NoModel { path: dir.to_path_buf() });
@@ -66,10 +73,10 @@ impl Checkpoint {
                 return Err(FormatError::MissingFromShard { tensor, shard });
             }
         }
-        Ok(Self { dir: dir.to_path_buf(), config, files, tensors })
+        Ok(Self { dir: dir.to_path_buf(), config, files, tensors, container: None })
     }
 
-    /// Bytes of all tensors together.
+    /// Bytes of all tensors together; of a container, those of its trunk.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.extent.bytes).sum()
     }

@@ -136,6 +136,13 @@ pub enum LoadError {
         /// The container.
         dir: PathBuf,
     },
+
+    /// A container whose tensors follow conventions that this build does not know.
+    #[error("the container's manifest names the unknown publisher `{publisher}`")]
+    Publisher {
+        /// What it says.
+        publisher: String,
+    },
 }
 
 /// A value of `config.json` as an error shows it.

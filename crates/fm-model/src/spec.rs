@@ -115,6 +115,36 @@ pub struct ModelSpec {
     pub layers: Vec<LayerSpec>,
     /// The routed experts' bytes.
     pub catalog: Catalog,
+    /// Whose conventions the tensors follow.
+    pub publisher: Publisher,
+    /// Names of all tensors that are used and are no routed expert's, ascending.
+    pub trunk_tensors: Vec<String>,
+}
+
+/// Who wrote the checkpoint; the same network is stored differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Publisher {
+    /// transformers.
+    HuggingFace,
+    /// mlx-lm: norms already `1 + w`, experts stacked, convolutions `[C, K, 1]`.
+    Mlx,
+}
+
+impl Publisher {
+    const ALL: [Self; 2] = [Self::HuggingFace, Self::Mlx];
+
+    /// What a container's manifest calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "hugging_face",
+            Self::Mlx => "mlx",
+        }
+    }
+
+    /// The publisher a manifest names.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|publisher| publisher.name() == name)
+    }
 }
 
 impl ModelSpec {

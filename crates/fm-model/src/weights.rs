@@ -7,7 +7,7 @@ use std::{cell::RefCell, collections::BTreeSet};
 
 use fm_format::{
     quant::{FloatKind, FormatKind, QuantFormat, ScaleKind, by_kind, float_format},
-    record::{MatrixShape, ScaleSource},
+    record::{Catalog, Extent, MatrixShape, ScaleSource},
     source::{Checkpoint, Dtype, Tensor},
 };
 use serde_json::Value;
@@ -24,6 +24,7 @@ pub(crate) struct Weights<'a> {
     /// `quantization` of `config.json`, if there is one.
     quantization: Option<&'a Value>,
     used: RefCell<BTreeSet<&'a str>>,
+    skipped: RefCell<BTreeSet<&'a str>>,
 }
 
 /// How a module of this many columns is packed.
@@ -36,7 +37,8 @@ impl<'a> Weights<'a> {
     pub(crate) fn new(checkpoint: &'a Checkpoint) -> Self {
         let quantization = checkpoint.config.get("quantization");
         let quantization = quantization.or_else(|| checkpoint.config.get("quantization_config"));
-        Self { checkpoint, quantization, used: RefCell::default() }
+        let (used, skipped) = Default::default();
+        Self { checkpoint, quantization, used, skipped }
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -199,19 +201,43 @@ impl<'a> Weights<'a> {
         Ok(())
     }
 
-    /// Counts every tensor whose name begins like this as used.
+    /// Every tensor whose name begins like this is none of ours.
     pub(crate) fn skip(&self, prefix: &str) {
         let names = self.checkpoint.tensors.keys().filter(|name| name.starts_with(prefix));
-        self.used.borrow_mut().extend(names.map(String::as_str));
+        self.skipped.borrow_mut().extend(names.map(String::as_str));
     }
 
-    /// The check at the end: every tensor was asked for or skipped.
-    pub(crate) fn finish(self, model_type: &'static str) -> Result<(), LoadError> {
-        let used = self.used.borrow();
-        match self.checkpoint.tensors.keys().find(|name| !used.contains(name.as_str())) {
-            None => Ok(()),
-            Some(name) => Err(LoadError::UnknownTensor { tensor: name.clone(), model_type }),
+    /// The check at the end: every tensor was asked for or skipped, and every record of a
+    /// container has a layer. Returns the used tensors that no record of `catalog` lies in.
+    pub(crate) fn finish(
+        self,
+        model_type: &'static str,
+        catalog: &Catalog,
+    ) -> Result<Vec<String>, LoadError> {
+        let (used, skipped) = (self.used.borrow(), self.skipped.borrow());
+        let known = |name: &str| used.contains(name) || skipped.contains(name);
+        if let Some(name) = self.checkpoint.tensors.keys().find(|name| !known(name)) {
+            return Err(LoadError::UnknownTensor { tensor: name.clone(), model_type });
         }
+        if let Some(container) = &self.checkpoint.container {
+            let layers = container.layers.len().max(catalog.layers.len());
+            let differs =
+                |layer: &usize| container.layers.get(*layer) != catalog.layers.get(*layer);
+            if let Some(layer) = (0..layers).find(differs) {
+                return Err(LoadError::Container { layer, dir: self.checkpoint.dir.clone() });
+            }
+        }
+        let records = catalog.layers.iter().flatten().flat_map(|layer| &layer.records);
+        let pieces = records.flat_map(|record| &record.pieces);
+        let mut starts: Vec<_> =
+            pieces.map(|piece| (piece.extent.file, piece.extent.offset)).collect();
+        starts.sort_unstable();
+        let in_trunk = |name: &&&str| {
+            let Extent { file, offset, bytes } = self.checkpoint.tensors[**name].extent;
+            let next = starts.partition_point(|start| *start < (file, offset));
+            starts.get(next).is_none_or(|start| *start >= (file, offset + bytes))
+        };
+        Ok(used.iter().filter(in_trunk).map(|name| (*name).to_owned()).collect())
     }
 }
 

@@ -34,7 +34,9 @@ pub enum Dtype {
     F8E4m3,
     /// FP8 with five exponent bits.
     F8E5m2,
-    /// Signed integers and booleans; width in bytes.
+    /// One byte, zero or one.
+    Bool,
+    /// Signed integers; width in bytes.
     Signed(u8),
     /// Unsigned integers; width in bytes.
     Unsigned(u8),
@@ -52,7 +54,8 @@ impl Dtype {
             "I64" => Self::Signed(8),
             "I32" => Self::Signed(4),
             "I16" => Self::Signed(2),
-            "I8" | "BOOL" => Self::Signed(1),
+            "I8" => Self::Signed(1),
+            "BOOL" => Self::Bool,
             "U64" => Self::Unsigned(8),
             "U32" => Self::Unsigned(4),
             "U16" => Self::Unsigned(2),
@@ -61,13 +64,34 @@ impl Dtype {
         })
     }
 
+    /// What a header calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "F64",
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::F8E4m3 => "F8_E4M3",
+            Self::F8E5m2 => "F8_E5M2",
+            Self::Bool => "BOOL",
+            Self::Signed(1) => "I8",
+            Self::Signed(2) => "I16",
+            Self::Signed(4) => "I32",
+            Self::Signed(_) => "I64",
+            Self::Unsigned(1) => "U8",
+            Self::Unsigned(2) => "U16",
+            Self::Unsigned(4) => "U32",
+            Self::Unsigned(_) => "U64",
+        }
+    }
+
     /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F64 => 8,
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::F8E4m3 | Self::F8E5m2 => 1,
+            Self::F8E4m3 | Self::F8E5m2 | Self::Bool => 1,
             Self::Signed(bytes) | Self::Unsigned(bytes) => usize::from(bytes),
         }
     }
@@ -95,6 +119,26 @@ pub fn read_header(path: &Path, file: FileIndex) -> Result<Vec<Tensor>, FormatEr
     let io_error = |source| FormatError::Io { path: path.into(), source };
     let mut opened = File::open(path).map_err(io_error)?;
     let file_bytes = opened.metadata().map_err(io_error)?.len();
+    let header = text_of(path, &mut opened, file_bytes)?;
+    let data = Data { path, file, start: 8 + header.len() as u64, file_bytes };
+    let tensors = parse_header(&header, &data)?;
+    refuse_overlaps(path, &tensors)?;
+    Ok(tensors)
+}
+
+/// The header's JSON with its padding, unparsed.
+///
+/// # Errors
+/// If the header is longer than the file, or cannot be read.
+pub fn header_text(path: &Path) -> Result<Vec<u8>, FormatError> {
+    let io_error = |source| FormatError::Io { path: path.into(), source };
+    let mut opened = File::open(path).map_err(io_error)?;
+    let file_bytes = opened.metadata().map_err(io_error)?.len();
+    text_of(path, &mut opened, file_bytes)
+}
+
+fn text_of(path: &Path, opened: &mut File, file_bytes: u64) -> Result<Vec<u8>, FormatError> {
+    let io_error = |source| FormatError::Io { path: path.into(), source };
     let mut prefix = [0; 8];
     if file_bytes < 8 {
         return Err(FormatError::HeaderLength { path: path.into(), header: 8, file: file_bytes });
@@ -110,10 +154,7 @@ pub fn read_header(path: &Path, file: FileIndex) -> Result<Vec<Tensor>, FormatEr
     }
     let mut header = vec![0; header_bytes as usize];
     opened.read_exact(&mut header).map_err(io_error)?;
-    let data = Data { path, file, start: 8 + header_bytes, file_bytes };
-    let tensors = parse_header(&header, &data)?;
-    refuse_overlaps(path, &tensors)?;
-    Ok(tensors)
+    Ok(header)
 }
 
 /// Where the data of a file begins and ends.
@@ -244,6 +285,14 @@ mod tests {
     fn tensors_that_share_bytes_are_refused() {
         let header = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#;
         assert!(matches!(header_of(&with_header(header, 8)), Err(FormatError::Overlap { .. })));
+    }
+
+    #[test]
+    fn every_dtype_is_written_as_it_is_read() {
+        let names = "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 BOOL I64 I32 I16 I8 U64 U32 U16 U8";
+        for name in names.split(' ') {
+            assert_eq!(Dtype::parse(name).unwrap().name(), name);
+        }
     }
 
     #[test]

@@ -30,17 +30,34 @@ impl ExpertDims {
         };
         MatrixShape { rows, cols, format }
     }
+
+    /// Whether records from a container are experts of these dimensions, in whatever formats.
+    fn fit(&self, found: &LayerRecords) -> bool {
+        let fits = |(role, _): (MatrixRole, _)| {
+            let shape = found.layout.shape(role);
+            shape == self.shape(role, shape.format)
+        };
+        found.records.len() == self.experts && ROLES.into_iter().all(fits)
+    }
 }
 
 const ROLES: [(MatrixRole, &str); 3] =
     [(MatrixRole::Gate, "gate_proj"), (MatrixRole::Up, "up_proj"), (MatrixRole::Down, "down_proj")];
 
-/// Finds the experts of the layer whose feed-forward network is called `mlp`.
+/// Finds the experts of a layer, whose feed-forward network is called `mlp`.
 pub(super) fn layer_records(
     weights: &Weights<'_>,
     mlp: &str,
+    layer: usize,
     dims: ExpertDims,
 ) -> Result<LayerRecords, LoadError> {
+    if let Some(container) = &weights.checkpoint.container {
+        let records = container.layers.get(layer).and_then(Option::as_ref);
+        return records
+            .filter(|records| dims.fit(records))
+            .cloned()
+            .ok_or_else(|| LoadError::Container { layer, dir: weights.checkpoint.dir.clone() });
+    }
     if weights.has(&format!("{mlp}.experts.gate_up_proj")) {
         fused(weights, mlp, dims)
     } else if weights.has(&format!("{mlp}.switch_mlp.gate_proj.weight")) {

@@ -13,7 +13,7 @@ use crate::{
     error::LoadError,
     spec::{
         AttentionSpec, DeltaNetSpec, FfnSpec, LayerSpec, MatrixRef, MixerSpec, MlpSpec, ModelSpec,
-        MoeSpec, Rotary, SharedSpec, VectorTransform,
+        MoeSpec, Publisher, Rotary, SharedSpec, VectorTransform,
     },
     weights::Weights,
 };
@@ -74,7 +74,8 @@ pub(super) fn describe(weights: Weights<'_>, family: &Family<'_>) -> Result<Mode
     }
     family.skipped.iter().for_each(|prefix| weights.skip(prefix));
     catalog.files.clone_from(&weights.checkpoint.files);
-    weights.finish(family.model_type)?;
+    let publisher = publisher(weights.checkpoint)?;
+    let trunk_tensors = weights.finish(family.model_type, &catalog)?;
     Ok(ModelSpec {
         model_type: family.model_type,
         hidden,
@@ -86,6 +87,8 @@ pub(super) fn describe(weights: Weights<'_>, family: &Family<'_>) -> Result<Mode
         final_norm,
         layers,
         catalog,
+        publisher,
+        trunk_tensors,
     })
 }
 
@@ -112,15 +115,6 @@ fn describe_layer(
     Ok((LayerSpec { mixer_norm, mixer, ffn_norm, ffn }, records))
 }
 
-/// Who wrote the checkpoint; the same network is stored differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Publisher {
-    /// transformers.
-    HuggingFace,
-    /// mlx-lm: norms already `1 + w`, experts stacked, convolutions `[C, K, 1]`.
-    Mlx,
-}
-
 /// The first of the candidates, prefix and head, whose embedding is there.
 pub(super) fn names<'a>(
     weights: &Weights<'_>,
@@ -131,15 +125,21 @@ pub(super) fn names<'a>(
     *found.unwrap_or(&candidates[0])
 }
 
-/// Tells the publisher by the shape of a convolution, or by stacked experts where that is silent.
-pub(super) fn publisher(checkpoint: &Checkpoint) -> Publisher {
+/// What a container's manifest says; otherwise tells the publisher by the shape of a convolution,
+/// or by stacked experts where that is silent.
+pub(super) fn publisher(checkpoint: &Checkpoint) -> Result<Publisher, LoadError> {
+    if let Some(container) = &checkpoint.container {
+        let name = &container.manifest.publisher;
+        return Publisher::by_name(name)
+            .ok_or_else(|| LoadError::Publisher { publisher: name.clone() });
+    }
     let convolution = checkpoint.tensors.values().find(|t| t.name.ends_with("conv1d.weight"));
     let mlx = match convolution.map(|tensor| tensor.shape.as_slice()) {
         Some([_, taps, 1]) if *taps > 1 => true,
         Some([_, 1, taps]) if *taps > 1 => false,
         _ => checkpoint.tensors.keys().any(|n| n.contains("switch_mlp") || n.ends_with(".scales")),
     };
-    if mlx { Publisher::Mlx } else { Publisher::HuggingFace }
+    Ok(if mlx { Publisher::Mlx } else { Publisher::HuggingFace })
 }
 
 /// Whether queries carry an output gate: rows are then `[q, gate]` per head.
@@ -309,7 +309,7 @@ fn ffn(
         routing: RouterSpec { top_k: moe.num_experts_per_tok, scale },
         shared,
     };
-    let records = layer_records(weights, &mlp, dims)?;
+    let records = layer_records(weights, &mlp, index, dims)?;
     Ok((FfnSpec::Moe(Box::new(spec)), Some(records)))
 }
 

@@ -50,7 +50,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
     let Config { trunk, moe, rope, linear, attn_output_gate } = parse(MODEL_TYPE, text)?;
     trunk.check()?;
     moe.check()?;
-    let publisher = qwen::publisher(checkpoint);
+    let publisher = qwen::publisher(checkpoint)?;
     let weights = Weights::new(checkpoint);
     // The outer configuration decides where both say something.
     let outer = config.get("tie_word_embeddings").and_then(serde_json::Value::as_bool);

@@ -12,13 +12,13 @@ use serde::Deserialize;
 
 use crate::{
     error::LoadError,
-    spec::{ModelSpec, VectorTransform},
+    spec::{ModelSpec, Publisher, VectorTransform},
     weights::Weights,
 };
 
 use super::{
     config::{MoeConfig, RopeConfig, TrunkConfig, parse},
-    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig, OutputGate, Publisher},
+    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig, OutputGate},
 };
 
 const MODEL_TYPE: &str = "qwen3_next";
@@ -40,7 +40,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
     let Config { trunk, moe, rope, linear } = parse(MODEL_TYPE, &checkpoint.config)?;
     trunk.check()?;
     moe.check()?;
-    let publisher = qwen::publisher(checkpoint);
+    let publisher = qwen::publisher(checkpoint)?;
     let router_scale = match moe.norm_topk_prob {
         Some(false) => RouterScale::Plain,
         Some(true) | None => RouterScale::Renormalised,

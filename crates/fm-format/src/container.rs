@@ -1,0 +1,194 @@
+//! flash-moe's own files: a directory in which every record can be read straight into a slot.
+//!
+//! ```text
+//! manifest.json            what everything is, and its checksums; written last
+//! config.json, …           copies of the small files, so that a container runs by itself
+//! trunk.safetensors        every tensor that is no routed expert
+//! experts/layer-000.bin    the records of a layer, back to back, each a multiple of 4096 bytes
+//! ```
+//!
+//! Byte by byte in `docs/container.md`. A manifest is read as hostile input: every count, size and
+//! offset is checked against the files before anything is allocated for it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::FormatError,
+    quant,
+    record::{
+        Extent, FileIndex, LayerRecords, MatrixShape, PART_ALIGN, Piece, Place, Record,
+        RecordLayout,
+    },
+    source::{Checkpoint, read_json, safetensors},
+};
+
+pub mod manifest;
+pub mod recorded;
+
+use manifest::{LayerEntry, Manifest, MatrixEntry};
+
+/// The file that makes a directory a container; written last.
+pub const MANIFEST: &str = "manifest.json";
+/// Present while a conversion is under way: what is finished.
+pub const JOURNAL: &str = "convert.journal";
+/// Every tensor that is no routed expert.
+pub const TRUNK: &str = "trunk.safetensors";
+/// The directory of the layer files.
+pub const EXPERTS: &str = "experts";
+/// Small files of a checkpoint that a container carries along, where they exist.
+pub const COPIED: [&str; 5] = [
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+/// Longest manifest we accept: forty times that of the largest published model.
+const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+/// Largest number of rows or columns we accept; keeps all arithmetic on sizes within 64 bits.
+const DIM_MAX: u64 = 1 << 24;
+
+/// An opened container: its manifest, and its records as a catalog has them.
+#[derive(Debug)]
+pub struct Container {
+    /// What the manifest says; checked against the files.
+    pub manifest: Manifest,
+    /// One entry per decoder layer; `None` for layers without routed experts. Files are those of
+    /// [`Checkpoint::files`].
+    pub layers: Vec<Option<LayerRecords>>,
+}
+
+/// Name of a layer's file inside [`EXPERTS`].
+pub fn layer_file(layer: usize) -> String {
+    format!("layer-{layer:03}.bin")
+}
+
+/// Opens `dir` if it is a container; `None` if it has nothing of one.
+///
+/// # Errors
+/// If a conversion into `dir` was not finished, if the manifest is of another version, or if it
+/// contradicts itself or the files.
+pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
+    let path = dir.join(MANIFEST);
+    let text = match read_manifest(&path) {
+        Err(FormatError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        text => Some(text?),
+    };
+    let manifest = match text {
+        Some(text) => Manifest::parse(&path, &text)?,
+        None => None,
+    };
+    let Some(manifest) = manifest else {
+        let begun = [JOURNAL, TRUNK].iter().any(|name| dir.join(name).exists());
+        return if begun { Err(FormatError::Unfinished { path: dir.into() }) } else { Ok(None) };
+    };
+    for (name, entry) in &manifest.files {
+        if !COPIED.contains(&name.as_str()) {
+            return Err(FormatError::ManifestFile { path, file: name.clone() });
+        }
+        check_file(&dir.join(name), entry.bytes)?;
+    }
+    let config = read_json(&dir.join("config.json"))?;
+    let mut files = vec![dir.join(TRUNK)];
+    let trunk = safetensors::read_header(&files[0], FileIndex(0))?;
+    check_file(&files[0], manifest.trunk.bytes)?;
+    let named: BTreeSet<&str> = trunk.iter().map(|tensor| tensor.name.as_str()).collect();
+    let listed = manifest.trunk.tensors.keys().map(String::as_str).collect();
+    if let Some(tensor) = named.symmetric_difference(&listed).next() {
+        return Err(FormatError::ManifestTensor { path, tensor: (*tensor).to_owned() });
+    }
+    let mut layers = Vec::new();
+    for (index, entry) in manifest.layers.iter().enumerate() {
+        let records = entry.as_ref().map(|entry| {
+            files.push(dir.join(EXPERTS).join(layer_file(index)));
+            ListedLayer { path: &path, index, entry }.records(&files)
+        });
+        layers.push(records.transpose()?);
+    }
+    let tensors = trunk.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    let container = Some(Container { manifest, layers });
+    Ok(Some(Checkpoint { dir: dir.to_path_buf(), config, files, tensors, container }))
+}
+
+fn read_manifest(path: &Path) -> Result<Vec<u8>, FormatError> {
+    let io_error = |source| FormatError::Io { path: path.into(), source };
+    let file = fs::File::open(path).map_err(io_error)?;
+    let mut text = Vec::new();
+    file.take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut text).map_err(io_error)?;
+    if text.len() as u64 > MANIFEST_BYTES_MAX {
+        return Err(FormatError::ManifestLength { path: path.into(), most: MANIFEST_BYTES_MAX });
+    }
+    Ok(text)
+}
+
+/// A file of a container has exactly the length its manifest gives.
+fn check_file(path: &Path, expected: u64) -> Result<(), FormatError> {
+    let metadata =
+        fs::metadata(path).map_err(|source| FormatError::Io { path: path.into(), source })?;
+    let found = metadata.len();
+    if !metadata.is_file() || found != expected {
+        return Err(FormatError::FileLength { path: path.into(), found, expected });
+    }
+    Ok(())
+}
+
+/// A layer of a manifest on its way into a catalog.
+struct ListedLayer<'a> {
+    path: &'a Path,
+    index: usize,
+    entry: &'a LayerEntry,
+}
+
+impl ListedLayer<'_> {
+    /// `files` ends with this layer's file.
+    fn records(&self, files: &[PathBuf]) -> Result<LayerRecords, FormatError> {
+        let LayerEntry { file, bytes, experts, record_bytes, gate, up, down, checksums } =
+            self.entry;
+        if *file != layer_file(self.index) {
+            let (path, file) = (self.path.into(), file.clone());
+            return Err(FormatError::ManifestFile { path, file });
+        }
+        let layout =
+            RecordLayout { gate: self.shape(gate)?, up: self.shape(up)?, down: self.shape(down)? };
+        self.require(*record_bytes == layout.bytes() as u64, "record_bytes", *record_bytes)?;
+        let possible = (1..=u64::from(u16::MAX)).contains(experts);
+        self.require(possible && checksums.len() as u64 == *experts, "experts", *experts)?;
+        self.require(record_bytes.checked_mul(*experts) == Some(*bytes), "bytes", *bytes)?;
+        let file = FileIndex(files.len() as u32 - 1);
+        check_file(&files[files.len() - 1], *bytes)?;
+        let extent = Extent { file, offset: 0, bytes: *record_bytes };
+        let record = |(expert, checksums): (u64, &manifest::PartChecksums)| Record {
+            pieces: vec![Piece {
+                extent: Extent { offset: expert * record_bytes, ..extent },
+                place: Place::Copy { at: 0 },
+            }],
+            checksums: Some(checksums.0),
+        };
+        Ok(LayerRecords { layout, records: (0..).zip(checksums).map(record).collect() })
+    }
+
+    fn shape(&self, matrix: &MatrixEntry) -> Result<MatrixShape, FormatError> {
+        let MatrixEntry { rows, cols, format } = matrix;
+        let Some(format) = quant::by_name(format) else {
+            let (path, layer, format) = (self.path.into(), self.index, format.clone());
+            return Err(FormatError::UnknownFormat { path, layer, format });
+        };
+        self.require((1..=DIM_MAX).contains(rows), "rows", *rows)?;
+        let tiles = format.row_bytes(*cols as usize).is_some();
+        self.require((1..=DIM_MAX).contains(cols) && tiles, "cols", *cols)?;
+        Ok(MatrixShape { rows: *rows as usize, cols: *cols as usize, format })
+    }
+
+    fn require(&self, holds: bool, field: &'static str, found: u64) -> Result<(), FormatError> {
+        let (path, layer) = (self.path.into(), self.index);
+        if holds { Ok(()) } else { Err(FormatError::ManifestNumber { path, layer, field, found }) }
+    }
+}
+
+// A record starts where `O_DIRECT` can read it because everything before it is a multiple of this.
+const _: () = assert!(PART_ALIGN.is_multiple_of(4096));

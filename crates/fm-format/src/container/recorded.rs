@@ -1,0 +1,142 @@
+//! Checksums of a checkpoint as it was published, kept beside it in the cache directory.
+//!
+//! A published checkpoint has none. Once they are recorded, a flipped bit on the disk is an error
+//! instead of a token. They hold for one directory and the files that were in it then: a file of
+//! another length, header or time of change makes them stale, because it was replaced; a file that
+//! is the same in all of these and has other bytes is corrupt.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::UNIX_EPOCH,
+};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::manifest::{Checksum, PartChecksums};
+use crate::{
+    error::FormatError,
+    record::{Catalog, LayerRecords},
+    source::{Checkpoint, safetensors},
+};
+
+/// The version this build writes, and the only one it reads.
+const VERSION: u32 = 0;
+
+/// What was recorded of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recorded {
+    version: u32,
+    /// The directory, for people who look into the cache.
+    dir: String,
+    files: Vec<RecordedFile>,
+    /// Of every trunk tensor, by name.
+    pub tensors: BTreeMap<String, Checksum>,
+    /// Per decoder layer, per record; `null` for layers without routed experts.
+    pub layers: Vec<Option<Vec<PartChecksums>>>,
+}
+
+/// What tells whether a file is still the one that was read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordedFile {
+    name: String,
+    bytes: u64,
+    /// Nanoseconds since 1970; 0 where the file system keeps no times.
+    modified_ns: u64,
+    header: Checksum,
+}
+
+/// What the cache directory has on a checkpoint.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// Nothing: it was never recorded.
+    Absent,
+    /// Something of files that have been replaced since.
+    Stale,
+    /// Checksums of these very files.
+    Current(Recorded),
+}
+
+impl Recorded {
+    /// Prepares a record of the files of `checkpoint` as they are now.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn new(checkpoint: &Checkpoint) -> Result<Self, FormatError> {
+        Ok(Self {
+            version: VERSION,
+            dir: checkpoint.dir.display().to_string(),
+            files: identify(checkpoint)?,
+            tensors: BTreeMap::new(),
+            layers: Vec::new(),
+        })
+    }
+
+    /// Where the checksums of the checkpoint in `dir` are kept.
+    ///
+    /// # Errors
+    /// If `dir` has no absolute path.
+    pub fn path(cache_dir: &Path, dir: &Path) -> Result<PathBuf, FormatError> {
+        let absolute =
+            fs::canonicalize(dir).map_err(|source| FormatError::Io { path: dir.into(), source })?;
+        let key = xxh3_64(absolute.as_os_str().as_encoded_bytes());
+        Ok(cache_dir.join("checksums").join(format!("{key:016x}.json")))
+    }
+
+    /// Looks up what was recorded of `checkpoint`.
+    ///
+    /// # Errors
+    /// If a file of the checkpoint cannot be read. A damaged record counts as stale.
+    pub fn find(cache_dir: &Path, checkpoint: &Checkpoint) -> Result<Found, FormatError> {
+        let path = Self::path(cache_dir, &checkpoint.dir)?;
+        let Ok(text) = fs::read(&path) else { return Ok(Found::Absent) };
+        let Ok(recorded) = serde_json::from_slice::<Self>(&text) else { return Ok(Found::Stale) };
+        let current = recorded.version == VERSION && recorded.files == identify(checkpoint)?;
+        Ok(if current { Found::Current(recorded) } else { Found::Stale })
+    }
+
+    /// Gives every record of `catalog` its checksums; `false`, and nothing is changed, if they are
+    /// of another catalog.
+    pub fn fill(&self, catalog: &mut Catalog) -> bool {
+        let counts = |layer: &Option<LayerRecords>| layer.as_ref().map(|l| l.records.len());
+        let recorded = self.layers.iter().map(|layer| layer.as_ref().map(Vec::len));
+        if !recorded.eq(catalog.layers.iter().map(counts)) {
+            return false;
+        }
+        for (layer, checksums) in catalog.layers.iter_mut().zip(&self.layers) {
+            let records = layer.iter_mut().flat_map(|layer| &mut layer.records);
+            for (record, checksums) in records.zip(checksums.iter().flatten()) {
+                record.checksums = Some(checksums.0);
+            }
+        }
+        true
+    }
+
+    /// The text of the file.
+    ///
+    /// # Panics
+    /// Never: a record consists of strings and numbers.
+    pub fn to_text(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("strings and numbers have a text")
+    }
+}
+
+fn identify(checkpoint: &Checkpoint) -> Result<Vec<RecordedFile>, FormatError> {
+    let identify = |path: &PathBuf| {
+        let metadata =
+            fs::metadata(path).map_err(|source| FormatError::Io { path: path.into(), source })?;
+        let modified = metadata.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(RecordedFile {
+            name,
+            bytes: metadata.len(),
+            modified_ns: modified.map_or(0, |at| at.as_nanos() as u64),
+            header: Checksum(xxh3_64(&safetensors::header_text(path)?)),
+        })
+    };
+    checkpoint.files.iter().map(identify).collect()
+}
