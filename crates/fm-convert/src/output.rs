@@ -1,0 +1,110 @@
+//! The directory a container goes into: whose it is, and what is in it already.
+
+use std::{
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+};
+
+use fm_format::container::{
+    self, COPIED, EXPERTS, JOURNAL, MANIFEST, TRUNK, layer_file, manifest::Fingerprint,
+};
+
+use crate::{
+    disk::{Disk, partial},
+    error::ConvertError,
+    journal::{self, Finished},
+    staged::refusal,
+};
+
+/// What was found.
+pub(crate) enum State {
+    /// Nothing, or what precedes the first entry of a journal.
+    Empty,
+    /// An interrupted conversion.
+    Begun(Fingerprint, Vec<Finished>),
+    /// A container.
+    Finished(Fingerprint),
+}
+
+/// Keeps other converters out while it lives; ends with the process, however that ends.
+pub(crate) struct Lock {
+    _dir: File,
+}
+
+pub(crate) fn lock(out: &Path) -> Result<Lock, ConvertError> {
+    let dir = File::open(out).map_err(|source| ConvertError::Read { path: out.into(), source })?;
+    match dir.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(ConvertError::Busy { out: out.into() }),
+        // A file system without locks is used by one converter at a time.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(Lock { _dir: dir }),
+    }
+}
+
+/// Looks at `out` and refuses whatever no conversion has put there.
+pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> {
+    let entries = entries(out, out)?;
+    let has = |name: &str| entries.contains(&out.join(name));
+    let occupied =
+        |entry: &PathBuf| ConvertError::Occupied { out: out.into(), entry: entry.into() };
+    if has(MANIFEST) {
+        let container = container::open(out)?.and_then(|checkpoint| checkpoint.container);
+        let container = container.ok_or_else(|| occupied(&out.join(MANIFEST)))?;
+        return Ok(State::Finished(container.manifest.source));
+    }
+    let begun = has(JOURNAL);
+    let known = if begun { known_files(out, layers) } else { vec![partial(&out.join(JOURNAL))] };
+    let experts = out.join(EXPERTS);
+    let mut found: Vec<_> = entries.into_iter().filter(|entry| *entry != experts).collect();
+    if is_dir(&experts) {
+        found.extend(self::entries(&experts, out)?);
+        if !begun {
+            return Err(occupied(&experts));
+        }
+    } else if experts.symlink_metadata().is_ok() {
+        return Err(occupied(&experts));
+    }
+    let is_file = |path: &Path| path.symlink_metadata().is_ok_and(|is| is.is_file());
+    if let Some(entry) = found.iter().find(|entry| !known.contains(entry) || !is_file(entry)) {
+        return Err(occupied(entry));
+    }
+    if !begun {
+        return Ok(State::Empty);
+    }
+    let (source, finished) = journal::read(out)?;
+    Ok(State::Begun(source, finished))
+}
+
+/// Removes files that an interrupted conversion had not finished.
+pub(crate) fn remove_partials(
+    disk: &dyn Disk,
+    out: &Path,
+    layers: usize,
+) -> Result<(), ConvertError> {
+    let known = known_files(out, layers);
+    let partials = known.iter().filter(|path| path.extension().is_some_and(|e| e == "partial"));
+    for path in partials.filter(|path| path.symlink_metadata().is_ok()) {
+        disk.remove(path).map_err(|source| refusal(path, 0, source))?;
+    }
+    Ok(())
+}
+
+/// Every file that a conversion may leave behind when it is interrupted.
+fn known_files(out: &Path, layers: usize) -> Vec<PathBuf> {
+    let top = COPIED.into_iter().chain([TRUNK, MANIFEST, JOURNAL]).map(|name| out.join(name));
+    let layers = (0..layers).map(|layer| out.join(EXPERTS).join(layer_file(layer)));
+    top.chain(layers).flat_map(|path| [partial(&path), path]).collect()
+}
+
+fn entries(dir: &Path, out: &Path) -> Result<Vec<PathBuf>, ConvertError> {
+    if !is_dir(dir) && dir.exists() && !dir.is_dir() {
+        return Err(ConvertError::Occupied { out: out.into(), entry: dir.into() });
+    }
+    let read_error = |source| ConvertError::Read { path: dir.into(), source };
+    let listed = fs::read_dir(dir).map_err(read_error)?;
+    listed.map(|entry| Ok(entry.map_err(read_error)?.path())).collect()
+}
+
+/// Whether a directory of this name is there; a link to one is not.
+fn is_dir(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|is| is.is_dir())
+}

@@ -1,0 +1,99 @@
+//! The checkpoint a container is made from, and what the container will consist of.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use fm_format::{
+    FormatError,
+    container::{
+        COPIED,
+        manifest::{Checksum, FileEntry, Fingerprint},
+    },
+    record::LayerRecords,
+    source::{Checkpoint, Files},
+};
+use fm_model::{arch, spec::ModelSpec};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{error::ConvertError, fingerprint};
+
+/// A published checkpoint, opened.
+pub(crate) struct Source {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) spec: ModelSpec,
+    pub(crate) files: Files,
+    /// The small files that exist, ascending.
+    pub(crate) copied: Vec<Copied>,
+    pub(crate) fingerprint: Fingerprint,
+}
+
+/// A small file that is copied as it is.
+pub(crate) struct Copied {
+    pub(crate) name: &'static str,
+    pub(crate) path: PathBuf,
+    pub(crate) entry: FileEntry,
+}
+
+impl Source {
+    pub(crate) fn open(dir: &Path) -> Result<Self, ConvertError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        if checkpoint.container.is_some() {
+            return Err(ConvertError::ContainerSource { path: dir.into() });
+        }
+        let spec = arch::describe(&checkpoint)?;
+        let files = Files::new(checkpoint.files.clone());
+        let mut copied = Vec::new();
+        for name in COPIED {
+            let path = dir.join(name);
+            if path.is_file() {
+                let entry = each_file_chunk(&path, |_| Ok(()))?;
+                copied.push(Copied { name, path, entry });
+            }
+        }
+        let fingerprint = fingerprint::of(&checkpoint, &spec, &files, &copied)?;
+        Ok(Self { checkpoint, spec, files, copied, fingerprint })
+    }
+
+    /// Layers with routed experts.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = (usize, &LayerRecords)> {
+        let layers = self.spec.catalog.layers.iter().enumerate();
+        layers.filter_map(|(index, layer)| Some((index, layer.as_ref()?)))
+    }
+}
+
+/// Reads a file piece by piece and says what it was.
+pub(crate) fn each_file_chunk(
+    path: &Path,
+    mut take: impl FnMut(&[u8]) -> Result<(), ConvertError>,
+) -> Result<FileEntry, ConvertError> {
+    use std::io::Read;
+    let io_error = |source| FormatError::Io { path: path.into(), source };
+    let mut file = File::open(path).map_err(io_error)?;
+    let (mut hash, mut bytes) = (Xxh3::new(), 0);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = file.read(&mut buffer).map_err(io_error)?;
+        if read == 0 {
+            return Ok(FileEntry { bytes, xxh3: Checksum(hash.digest()) });
+        }
+        hash.update(&buffer[..read]);
+        take(&buffer[..read])?;
+        bytes += read as u64;
+    }
+}
+
+/// Whether `out` is the source's directory or lies in it. `out` need not exist.
+pub(crate) fn is_inside(out: &Path, dir: &Path) -> bool {
+    let Ok(dir) = fs::canonicalize(dir) else { return false };
+    let existing = existing_ancestor(out);
+    fs::canonicalize(existing).is_ok_and(|existing| existing.starts_with(dir))
+}
+
+/// The path itself, or the closest directory above it that exists.
+pub(crate) fn existing_ancestor(path: &Path) -> &Path {
+    let exists = |path: &&Path| path.exists();
+    let above = path.ancestors().filter(|path| !path.as_os_str().is_empty());
+    above.into_iter().find(exists).unwrap_or(Path::new("."))
+}

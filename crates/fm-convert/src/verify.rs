@@ -1,0 +1,176 @@
+//! Re-reads everything and compares it with its checksums.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use fm_format::{
+    container::{
+        manifest::Checksum,
+        recorded::{Found, Recorded},
+    },
+    key::ExpertKey,
+    source::Checkpoint,
+};
+use fm_model::arch;
+
+use crate::{error::ConvertError, progress::OnProgress};
+
+mod check;
+
+use check::Check;
+
+/// What was checked, and what was wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Small files.
+    pub files: u64,
+    /// Tensors of the trunk.
+    pub tensors: u64,
+    /// Routed experts.
+    pub records: u64,
+    /// Their parts, each with a checksum of its own.
+    pub parts: u64,
+    /// Bytes of all of these.
+    pub bytes: u64,
+    /// How many of them are not what they were.
+    pub mismatches: u64,
+    /// The first of those.
+    pub first: Option<Mismatch>,
+}
+
+/// Something that is not what it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// What it is.
+    pub what: Checked,
+    /// The file it lies in.
+    pub path: PathBuf,
+    /// Where it begins there.
+    pub offset: u64,
+    /// The checksum it had.
+    pub expected: Checksum,
+    /// The checksum it has.
+    pub found: Checksum,
+}
+
+/// A thing with a checksum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// A small file.
+    File,
+    /// The header of the trunk.
+    TrunkHeader,
+    /// A tensor of the trunk.
+    Tensor {
+        /// Its name.
+        name: String,
+    },
+    /// A part of a record.
+    Part {
+        /// The record.
+        key: ExpertKey,
+        /// Which of its parts.
+        part: Part,
+    },
+    /// The zeros behind a part.
+    Padding {
+        /// The record.
+        key: ExpertKey,
+        /// The part before it.
+        part: Part,
+    },
+}
+
+/// One of the two parts of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// `gate_proj` and `up_proj`.
+    GateUp,
+    /// `down_proj`.
+    Down,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GateUp => "gate+up",
+            Self::Down => "down",
+        })
+    }
+}
+
+impl fmt::Display for Checked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File => f.write_str("the file"),
+            Self::TrunkHeader => f.write_str("the header"),
+            Self::Tensor { name } => write!(f, "tensor `{name}`"),
+            Self::Part { key, part } => write!(f, "{key}, {part},"),
+            Self::Padding { key, part } => write!(f, "the padding of {key}, {part},"),
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, path, offset, expected, found } = self;
+        let path = path.display();
+        write!(f, "{path}: {what} at byte {offset} has checksum {found}, expected {expected}")
+    }
+}
+
+/// Checks a container against its manifest, or a published checkpoint against what was recorded of
+/// it in `cache_dir`. Goes on after a mismatch, to the end.
+///
+/// # Errors
+/// If something cannot be read, if nothing was recorded, or if `report` asks to stop. Wrong bytes
+/// are no error here: they are in the report.
+pub fn verify(
+    dir: &Path,
+    cache_dir: Option<&Path>,
+    report: &mut OnProgress<'_>,
+) -> Result<Report, ConvertError> {
+    let checkpoint = Checkpoint::open(dir)?;
+    let mut spec = arch::describe(&checkpoint)?;
+    if let Some(container) = &checkpoint.container {
+        let tensors = &container.manifest.trunk.tensors;
+        return Check::new(&checkpoint, &spec.catalog, tensors, report).run();
+    }
+    let found = match cache_dir {
+        Some(cache_dir) => Recorded::find(cache_dir, &checkpoint)?,
+        None => Found::Absent,
+    };
+    let recorded = match found {
+        Found::Absent => return Err(ConvertError::NotRecorded { dir: dir.into() }),
+        Found::Stale => return Err(ConvertError::Replaced { dir: dir.into() }),
+        Found::Current(recorded) => recorded,
+    };
+    if !recorded.fill(&mut spec.catalog) || !recorded.tensors.keys().eq(&spec.trunk_tensors) {
+        return Err(ConvertError::Replaced { dir: dir.into() });
+    }
+    Check::new(&checkpoint, &spec.catalog, &recorded.tensors, report).run()
+}
+
+/// Checksums as they should be and as they are.
+#[derive(Clone, Copy)]
+pub(crate) struct Sums {
+    expected: Checksum,
+    found: Checksum,
+}
+
+impl Report {
+    /// Notes a mismatch, if it is one; `at` says what, in which file, and where.
+    fn compare(&mut self, sums: Sums, at: impl FnOnce() -> (Checked, PathBuf, u64)) {
+        let Sums { expected, found } = sums;
+        if expected == found {
+            return;
+        }
+        self.mismatches += 1;
+        self.first.get_or_insert_with(|| {
+            let (what, path, offset) = at();
+            Mismatch { what, path, offset, expected, found }
+        });
+    }
+}

@@ -1,0 +1,13 @@
+//! Conversions of tiny checkpoints: what comes out, what stops them, what survives.
+
+// Test support outside `#[test]` functions panics, too.
+#![allow(clippy::unwrap_used)]
+
+mod conversion;
+mod crash;
+mod harness;
+mod hostile;
+mod kill;
+mod refusal;
+mod sim_disk;
+mod verify;
