@@ -28,7 +28,10 @@ use crate::{
 };
 
 /// Bytes of records in memory at once, twice: one batch is read while another is written.
-pub const BUFFER_BYTES: usize = 64 << 20;
+///
+/// 64 MiB leaves the processor's caches before it is written and was a fifth slower (5.1 GB from
+/// memory into memory, two cores); 4 MiB gained another tenth there and costs seeks elsewhere.
+pub const BUFFER_BYTES: usize = 16 << 20;
 
 /// What to convert, and where to.
 #[derive(Clone, Copy, Debug)]
@@ -105,11 +108,11 @@ impl Conversion<'_> {
             }
         };
         output::remove_partials(disk, out, layers)?;
+        let bytes_resumed = finished.iter().map(Finished::bytes).sum();
+        require_space(disk, out, bytes - bytes_resumed + manifest_bytes)?;
         let journal = Journal::begin(disk, out, source.fingerprint, &finished)?;
         let mut done = Done::default();
         finished.into_iter().for_each(|finished| done.add(finished));
-        let bytes_resumed = done.bytes();
-        require_space(disk, out, bytes - bytes_resumed + manifest_bytes)?;
         let mut meter = Meter::new(bytes, report);
         meter.resume(bytes_resumed);
         Run { disk, out, source: &source, journal, done, meter }

@@ -53,6 +53,11 @@ pub(crate) struct Done {
 }
 
 impl Finished {
+    /// Length of the file.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.file().1
+    }
+
     /// Name and length of the file, relative to the container.
     fn file(&self) -> (PathBuf, u64) {
         match self {
@@ -66,13 +71,6 @@ impl Finished {
 }
 
 impl Done {
-    /// Bytes of the finished files.
-    pub(crate) fn bytes(&self) -> u64 {
-        let files = self.files.values().map(|file| file.bytes).sum::<u64>();
-        let trunk = self.trunk.as_ref().map_or(0, |trunk| trunk.bytes);
-        files + trunk + self.layers.values().map(|layer| layer.bytes).sum::<u64>()
-    }
-
     pub(crate) fn add(&mut self, finished: Finished) {
         match finished {
             Finished::File { name, entry } => {

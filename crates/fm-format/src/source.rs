@@ -76,7 +76,7 @@ impl Checkpoint {
         Ok(Self { dir: dir.to_path_buf(), config, files, tensors, container: None })
     }
 
-    /// Bytes of all tensors together.
+    /// Bytes of all tensors together; of a container, those of its trunk.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.extent.bytes).sum()
     }

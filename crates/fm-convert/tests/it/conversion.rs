@@ -225,6 +225,31 @@ fn the_trunk_is_a_safetensors_file_like_any_other() {
     assert_eq!(seen, trunk.len());
 }
 
+/// The example in the documentation, and with it the bytes of format version 0: when this fails
+/// for a reason, the version changes, too.
+#[test]
+fn the_example_in_the_documentation_is_true() {
+    let document = include_str!("../../../../docs/container.md");
+    let (_, example) = document.split_once("```json\n").unwrap();
+    let (example, text) = example.split_once("```").unwrap();
+    let out = tempfile::tempdir().unwrap();
+    convert(&golden_dir("qwen3_moe").join("mlx-4bit"), out.path()).unwrap();
+    let manifest = fs::read_to_string(out.path().join("manifest.json")).unwrap();
+    let mut lines = manifest.lines();
+    for line in example.lines().filter(|line| line.trim() != "…") {
+        assert!(lines.any(|found| found == line), "the manifest has no more line `{line}`");
+    }
+    let records = fs::read(out.path().join("experts/layer-000.bin")).unwrap();
+    let digits = |byte: &u8| {
+        [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]))
+    };
+    let hex = |bytes: &[u8]| bytes.iter().flat_map(digits).collect::<String>();
+    let text: String = text.split_whitespace().collect();
+    assert!(text.contains(&format!("00000000{}", hex(&records[..20]))), "the first block");
+    assert!(text.contains(&format!("`{}`", hex(&records[8192..8196]))), "the second record");
+    assert!(records[2560..4096].iter().all(|byte| *byte == 0), "zeros between the parts");
+}
+
 #[test]
 fn bytes_depend_neither_on_buffers_nor_on_the_number_of_runs() {
     let case = Case::small();

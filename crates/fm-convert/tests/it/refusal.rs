@@ -155,6 +155,10 @@ fn too_little_space_is_noticed_before_anything_is_written() {
     let error = case.convert_on(&SimDisk::with_free_bytes(300_000)).unwrap_err();
     let ConvertError::NoSpace { needed, free: 300_000, .. } = error else { panic!("{error}") };
     assert!(!case.out().exists());
+    fs::create_dir(case.out()).unwrap();
+    let refused = case.convert_on(&SimDisk::with_free_bytes(300_000));
+    assert!(matches!(refused, Err(ConvertError::NoSpace { .. })), "{refused:?}");
+    assert!(files_in(&case.out()).is_empty());
     assert!(error.to_string().contains(&format!("free at least {}", needed - 300_000)), "{error}");
     case.convert_on(&SimDisk::with_free_bytes(needed)).unwrap();
     let written: usize = files_in(&case.out()).values().map(Vec::len).sum();
