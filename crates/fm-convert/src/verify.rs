@@ -148,7 +148,9 @@ pub fn verify(
         Found::Stale => return Err(ConvertError::Replaced { dir: dir.into() }),
         Found::Current(recorded) => recorded,
     };
-    if !recorded.fill(Arc::make_mut(&mut spec.catalog)) || !recorded.tensors.keys().eq(&spec.trunk_tensors) {
+    if !recorded.fill(Arc::make_mut(&mut spec.catalog))
+        || !recorded.tensors.keys().eq(&spec.trunk_tensors)
+    {
         return Err(ConvertError::Replaced { dir: dir.into() });
     }
     Check::new(&checkpoint, &spec.catalog, &recorded.tensors, report).run()

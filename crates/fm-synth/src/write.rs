@@ -7,7 +7,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{Advice, fadvise, statvfs};
 use serde_json::Value;
 
 use crate::{
@@ -80,8 +79,28 @@ fn prepare(dir: &Path) -> Result<u64, SynthError> {
     }
     let whole = std::path::absolute(dir).map_err(io_error)?;
     let existing = whole.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
-    let free = statvfs(existing).map_err(|error| io_error(error.into()))?;
+    free_bytes(existing).map_err(io_error)
+}
+
+#[cfg(unix)]
+fn free_bytes(path: &Path) -> io::Result<u64> {
+    let free = rustix::fs::statvfs(path)?;
     Ok(free.f_bavail.saturating_mul(free.f_frsize))
+}
+
+/// Where the system is not asked, a full disk shows when it is written to.
+#[cfg(not(unix))]
+fn free_bytes(_path: &Path) -> io::Result<u64> {
+    Ok(u64::MAX)
+}
+
+/// What was just written should not push anything out of the page cache, and a measurement that
+/// follows should begin with the disk. Advice: may fail, and is given where it is understood.
+fn leave_page_cache(file: &File) {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
 }
 
 /// Makes the bytes of tensors and reports on them.
@@ -162,9 +181,7 @@ impl<'a> NewFiles<'a> {
         let written = File::create_new(&temporary).map_err(Stop::Failed).and_then(|mut file| {
             fill(&mut file)?;
             file.sync_all()?;
-            // What was just written should not push anything out of the page cache, and a
-            // measurement that follows should begin with the disk. Advice: may fail.
-            let _ = fadvise(&file, 0, None, Advice::DontNeed);
+            leave_page_cache(&file);
             Ok(fs::rename(&temporary, &path)?)
         });
         match written {
