@@ -11,6 +11,7 @@ use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use fm_engine::{
     Engine, EngineError, Load, Places,
+    bytes::Bytes,
     generate::{Event, Generated, Generation, Request},
     limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory},
     options::{ENGINE, SAMPLING},
@@ -165,6 +166,15 @@ impl Input {
 fn warn(engine: &Engine) {
     for lossy in &engine.lossy {
         eprintln!("warning: lossy: {lossy}");
+    }
+    let (planned, allowed) = (engine.plan.total(), engine.plan.allowed);
+    if planned > allowed {
+        eprintln!(
+            "warning: the plan takes {}, free memory and cgroups allow {}: the machine may swap or \
+             end the program",
+            Bytes(planned),
+            Bytes(allowed)
+        );
     }
     if let Some(fallback) = &engine.reader.fallback {
         eprintln!("note: reading through {}: {fallback}", engine.reader.kind.name());
