@@ -161,7 +161,7 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
 
 /// Bytes per second that `threads` threads read from memory together, over as many passes as fit
 /// the time.
-fn measure_memory(threads: usize) -> f64 {
+pub fn measure_memory(threads: usize) -> f64 {
     let level = Level::best();
     let bytes = vec![0x3C; MEMORY_PROBE_BYTES];
     let share = bytes.len() / threads.max(1);

@@ -8,7 +8,7 @@
 //! exactly like this. A published checkpoint has the same weights in several pieces, and
 //! [`LayerRecords::place`] puts a piece where it belongs when it arrives.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, slice::ChunksExactMut};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -152,6 +152,16 @@ pub enum ScaleSource {
     F32,
 }
 
+impl ScaleSource {
+    /// Bytes of one published scale or bias.
+    fn bytes(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
 /// Where the bytes of a piece go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -271,24 +281,45 @@ pub fn interleave(
     };
     let wide = scale == ScaleKind::F32;
     let head = affine::head_bytes(wide);
+    let (element, at) = match part {
+        AffinePart::Codes => (shape.format.block_bytes - head, head),
+        AffinePart::Scales => (source.bytes(), 0),
+        AffinePart::Biases => (source.bytes(), head / 2),
+    };
+    let blocks = matrix.len() / shape.format.block_bytes;
+    assert_eq!(bytes.len(), blocks * element, "one element per block");
     let blocks = matrix.chunks_exact_mut(shape.format.block_bytes);
-    let element = match part {
-        AffinePart::Codes => shape.format.block_bytes - head,
-        AffinePart::Scales | AffinePart::Biases if source == ScaleSource::F32 => 4,
-        AffinePart::Scales | AffinePart::Biases => 2,
-    };
-    assert_eq!(bytes.len() / element, blocks.len(), "one element per block");
-    let at = match part {
-        AffinePart::Codes => head,
-        AffinePart::Scales => 0,
-        AffinePart::Biases => head / 2,
-    };
-    for (block, element) in blocks.zip(bytes.chunks_exact(element)) {
-        if part != AffinePart::Codes && source == ScaleSource::F16 {
-            let value = half::f16::from_le_bytes([element[0], element[1]]).to_f32();
+    if part != AffinePart::Codes && source == ScaleSource::F16 {
+        for (block, element) in blocks.zip(bytes.as_chunks::<2>().0) {
+            let value = half::f16::from_le_bytes(*element).to_f32();
             block[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        } else {
-            block[at..at + element.len()].copy_from_slice(element);
         }
+        return;
+    }
+    // Every element length that a format or scale has: a copy of known length is a move or two, one
+    // of unknown length a call, and records have hundreds of thousands of them.
+    match element {
+        2 => scatter::<2>(bytes, blocks, at),
+        4 => scatter::<4>(bytes, blocks, at),
+        8 => scatter::<8>(bytes, blocks, at),
+        12 => scatter::<12>(bytes, blocks, at),
+        16 => scatter::<16>(bytes, blocks, at),
+        20 => scatter::<20>(bytes, blocks, at),
+        24 => scatter::<24>(bytes, blocks, at),
+        32 => scatter::<32>(bytes, blocks, at),
+        40 => scatter::<40>(bytes, blocks, at),
+        48 => scatter::<48>(bytes, blocks, at),
+        64 => scatter::<64>(bytes, blocks, at),
+        80 => scatter::<80>(bytes, blocks, at),
+        96 => scatter::<96>(bytes, blocks, at),
+        128 => scatter::<128>(bytes, blocks, at),
+        other => unreachable!("no affine format has elements of {other} bytes"),
+    }
+}
+
+/// Copies the `i`-th `N` bytes to offset `at` of the `i`-th block.
+fn scatter<const N: usize>(bytes: &[u8], blocks: ChunksExactMut<'_, u8>, at: usize) {
+    for (block, element) in blocks.zip(bytes.as_chunks::<N>().0) {
+        block[at..at + N].copy_from_slice(element);
     }
 }
