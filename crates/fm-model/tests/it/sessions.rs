@@ -45,6 +45,31 @@ fn forks_and_loaded_sessions_can_fall_back<B: Backend<Bytes = [u8]>>(
     }
 }
 
+/// Origin and fork go on in turns, with different tokens at the same positions of a block that
+/// they shared.
+fn forks_do_not_write_into_each_other<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let prompt = &tokens[..70];
+    let rest = [&tokens[70..90], &tokens[100..120]];
+    let alone = rest.map(|rest| {
+        let session = runner.open(128).unwrap();
+        feed(&mut runner, session, prompt, 70);
+        let logits = bits(&feed(&mut runner, session, rest, 20));
+        runner.close(session);
+        logits
+    });
+    let origin = runner.open(128).unwrap();
+    feed(&mut runner, origin, prompt, 70);
+    let sessions = [origin, runner.fork(origin).unwrap()];
+    for part in (0..20).step_by(5) {
+        for ((session, rest), alone) in sessions.iter().zip(rest).zip(&alone) {
+            let logits = bits(&feed(&mut runner, *session, &rest[part..part + 5], 5));
+            assert!(logits == alone[part..part + 5], "{family}: tokens from {part} on");
+        }
+    }
+}
+
 /// Two sessions in a batch, and experts that only one of them chose.
 fn a_lost_expert_leaves_the_other_sessions_alone<B: Backend<Bytes = [u8]>>(
     family: &str,
@@ -151,6 +176,7 @@ fn logits_come_from_the_rows_that_want_them<B: Backend<Bytes = [u8]>>(
 
 for_each_device_and_family! {
     forks_and_loaded_sessions_can_fall_back
+    forks_do_not_write_into_each_other
     a_lost_expert_leaves_the_other_sessions_alone
     closing_a_session_does_not_mix_up_the_others
     blocks_of_failed_steps_and_closed_sessions_come_back
