@@ -2,19 +2,25 @@
 //!
 //! - `tidy` checks the architecture: who imports whom, sizes, names, where `unsafe` may stand.
 //! - `ci` runs everything that has to pass before a change lands.
+//! - `mutants` plants every classic mistake and demands a red test for each.
 #![allow(clippy::print_stderr, clippy::print_stdout)]
 
 mod ci;
+mod mutants;
 mod tidy;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("tidy") => tidy::run(),
-        Some("ci") => ci::run(),
-        other => {
-            eprintln!("unknown chore {other:?}; there are: tidy, ci");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.split_first().map(|(chore, rest)| (chore.as_str(), rest)) {
+        Some(("tidy", [])) => tidy::run(),
+        Some(("ci", [])) => ci::run(),
+        Some(("mutants", names)) => mutants::run(names),
+        _ => {
+            eprintln!(
+                "unknown chore {arguments:?}; there are: tidy, ci, mutants [--list] [NAME...]"
+            );
             ExitCode::from(2)
         }
     }

@@ -120,6 +120,9 @@ pub struct TinyModel {
     pub partial_rotary: f64,
     /// `rms_norm_eps`
     pub eps: f64,
+    /// Size of the values of an embedding that is not tied. Trained ones are small, and only then
+    /// does an epsilon of the size that models have show.
+    pub embedding_size: f64,
     /// Stored type of plain tensors and of MLX scales and biases
     pub dtype: Float,
     /// Another seed, other weights
@@ -158,6 +161,7 @@ impl TinyModel {
             rope_theta: 1e6,
             partial_rotary: 0.25,
             eps: 1e-6,
+            embedding_size: 1.0,
             dtype: Float::Bf16,
             seed: 1,
         }

@@ -84,9 +84,10 @@ fn qwen3_moe_models() -> Vec<(&'static str, TinyModel)> {
                 tie_embeddings: true,
                 rope_theta: 1e4,
                 seed: 18,
-                ..odd
+                ..odd.clone()
             },
         ),
+        ("moe_small_embeddings", TinyModel { embedding_size: 0.004, seed: 19, ..odd }),
     ]
 }
 
@@ -95,11 +96,12 @@ fn qwen3_next_models() -> Vec<(&'static str, TinyModel)> {
     vec![
         ("next_three_values_per_key", TinyModel { seed: 21, ..odd.clone() }),
         (
-            "next_half_rotary_five_experts",
+            "next_half_rotary_five_experts_biases",
             TinyModel {
                 partial_rotary: 0.5,
                 rope_theta: 1e5,
                 full_attention_interval: 1,
+                attention_bias: true,
                 experts: 5,
                 heads: 9,
                 seed: 22,

@@ -1,16 +1,16 @@
-//! Recorded outputs of transformers and mlx-lm, for every set and every device.
+//! Recorded outputs of transformers and mlx-lm, for every set, family and device.
 
-use std::path::Path;
+use std::ops::ControlFlow;
 
 use fm_format::key::LayerIndex;
-use fm_kernels::{Backend, cpu::Cpu, reference::Reference};
-use fm_model::Runner;
+use fm_kernels::Backend;
+use fm_model::{Runner, runner::Wants};
 use fm_testkit::{
     compare::max_abs_diff,
     golden::{Golden, golden_dir},
 };
 
-use crate::harness::{argmax, feed, open};
+use crate::harness::{argmax, batch_of, feed, open};
 
 /// How far logits of standard deviation 3 may lie apart: `tools/golden/README.md`. The delta nets
 /// amplify rounding.
@@ -18,91 +18,109 @@ fn tolerance(family: &str) -> f64 {
     if family == "qwen3_moe" { 1e-3 } else { 2e-3 }
 }
 
-const FAMILIES: [&str; 3] = ["qwen3_moe", "qwen3_next", "qwen3_5_moe"];
-
 /// Teacher-forced layer outputs, relative to the largest value.
 const LAYER_TOLERANCE: f64 = 1e-4;
 
-fn for_each_family(check: impl Fn(&str, &Path)) {
-    FAMILIES.iter().for_each(|family| check(family, &golden_dir(family)));
+fn logits_of_all_tokens<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let dir = golden_dir(family);
+    let golden = Golden::open(&dir.join("golden.safetensors"));
+    let tokens = golden.tokens("tokens");
+    let mut runner = open(&dir.join("hf"), device());
+    let session = runner.open(64).unwrap();
+    let logits = feed(&mut runner, session, &tokens, 24);
+    let worst = max_abs_diff(&logits.concat(), golden.f32("hf_f32.logits").0);
+    println!("{family} hf: {worst:.1e}");
+    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+    for at in 23..31 {
+        assert_eq!(argmax(&logits[at]), tokens[at + 1], "{family}: greedy token {}", at + 1);
+    }
 }
 
-fn logits_of_all_tokens<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for_each_family(|family, dir| {
-        let golden = Golden::open(&dir.join("golden.safetensors"));
-        let tokens = golden.tokens("tokens");
-        let mut runner = open(&dir.join("hf"), device());
-        let session = runner.open(64).unwrap();
-        let logits = feed(&mut runner, session, &tokens, 24);
-        let worst = max_abs_diff(&logits.concat(), golden.f32("hf_f32.logits").0);
-        println!("{family} hf: {worst:.1e}");
-        assert!(worst <= tolerance(family), "{family}: {worst:e}");
-        for at in 23..31 {
-            assert_eq!(argmax(&logits[at]), tokens[at + 1], "{family}: greedy token {}", at + 1);
-        }
-    });
+fn logits_of_a_long_prompt<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let dir = golden_dir(family);
+    let golden = Golden::open(&dir.join("golden.safetensors"));
+    let tokens = golden.tokens("long.tokens");
+    let mut runner = open(&dir.join("hf"), device());
+    let session = runner.open(256).unwrap();
+    let logits = feed(&mut runner, session, &tokens, 150);
+    let positions = golden.tokens("long.pos");
+    let picked: Vec<f32> = positions.iter().flat_map(|at| logits[*at as usize].clone()).collect();
+    let worst = max_abs_diff(&picked, golden.f32("hf_f32.long.logits_at_pos").0);
+    println!("{family} long: {worst:.1e}");
+    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+    for (row, want) in logits.iter().zip(golden.tokens("hf_f32.long.argmax")) {
+        assert_eq!(argmax(row), want, "{family}");
+    }
 }
 
-fn logits_of_a_long_prompt<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for_each_family(|family, dir| {
-        let golden = Golden::open(&dir.join("golden.safetensors"));
-        let tokens = golden.tokens("long.tokens");
-        let mut runner = open(&dir.join("hf"), device());
-        let session = runner.open(256).unwrap();
-        let logits = feed(&mut runner, session, &tokens, 150);
-        let positions = golden.tokens("long.pos");
-        let picked: Vec<f32> =
-            positions.iter().flat_map(|at| logits[*at as usize].clone()).collect();
-        let worst = max_abs_diff(&picked, golden.f32("hf_f32.long.logits_at_pos").0);
-        println!("{family} long: {worst:.1e}");
-        assert!(worst <= tolerance(family), "{family}: {worst:e}");
-        for (row, want) in logits.iter().zip(golden.tokens("hf_f32.long.argmax")) {
-            assert_eq!(argmax(row), want, "{family}");
-        }
-    });
-}
-
-fn logits_of_quantised_checkpoints<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
+fn logits_of_quantised_checkpoints<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
     let sets = [
         ("mlx-4bit", "golden.safetensors", "mlx_4bit_f32"),
         ("mlx-mixed", "golden-mixed.safetensors", "mlx_mixed_f32"),
     ];
-    for_each_family(|family, dir| {
-        for (checkpoint, file, set) in sets {
-            let golden = Golden::open(&dir.join(file));
-            let tokens = golden.tokens(&format!("{set}.tokens"));
-            let from = golden.tokens(&format!("{set}.logits_from_pos"))[0] as usize;
-            let mut runner = open(&dir.join(checkpoint), device());
-            let session = runner.open(64).unwrap();
-            let logits = feed(&mut runner, session, &tokens, 32);
-            let want = golden.f32(&format!("{set}.logits")).0;
-            let worst = max_abs_diff(&logits[from..].concat(), want);
-            println!("{family} {checkpoint}: {worst:.1e}");
-            assert!(worst <= tolerance(family), "{family} {checkpoint}: {worst:e}");
-            for (row, want) in logits.iter().zip(golden.tokens(&format!("{set}.argmax"))) {
-                assert_eq!(argmax(row), want, "{family} {checkpoint}");
-            }
+    let dir = golden_dir(family);
+    for (checkpoint, file, set) in sets {
+        let golden = Golden::open(&dir.join(file));
+        let tokens = golden.tokens(&format!("{set}.tokens"));
+        let from = golden.tokens(&format!("{set}.logits_from_pos"))[0] as usize;
+        let mut runner = open(&dir.join(checkpoint), device());
+        let session = runner.open(64).unwrap();
+        let logits = feed(&mut runner, session, &tokens, 32);
+        let want = golden.f32(&format!("{set}.logits")).0;
+        let worst = max_abs_diff(&logits[from..].concat(), want);
+        println!("{family} {checkpoint}: {worst:.1e}");
+        assert!(worst <= tolerance(family), "{family} {checkpoint}: {worst:e}");
+        for (row, want) in logits.iter().zip(golden.tokens(&format!("{set}.argmax"))) {
+            assert_eq!(argmax(row), want, "{family} {checkpoint}");
         }
-    });
+    }
 }
 
-fn layers_alone_and_their_routes<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for_each_family(|family, dir| {
-        let golden = Golden::open(&dir.join("golden.safetensors"));
-        let mut runner = open(&dir.join("hf"), device());
-        let mut input = golden.f32("hf_f32.embed").0.to_vec();
-        for layer in 0..4_u16 {
-            let session = runner.open(64).unwrap();
-            let out = runner.layer_alone(session, LayerIndex(layer), &input).unwrap();
-            let want = golden.f32(&format!("hf_f32.layers.{layer}.out")).0;
-            let largest = want.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
-            let worst = max_abs_diff(&out, want) / f64::from(largest);
-            assert!(worst <= LAYER_TOLERANCE, "{family} layer {layer}: {worst:e}");
-            check_routes(&golden, runner.routes(), &format!("hf_f32.layers.{layer}"));
-            runner.close(session);
-            input = want.to_vec();
+fn layers_alone_and_their_routes<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let dir = golden_dir(family);
+    let golden = Golden::open(&dir.join("golden.safetensors"));
+    let mut runner = open(&dir.join("hf"), device());
+    let mut input = golden.f32("hf_f32.embed").0.to_vec();
+    for layer in 0..4_u16 {
+        let session = runner.open(64).unwrap();
+        let out = runner.layer_alone(session, LayerIndex(layer), &input).unwrap();
+        let want = golden.f32(&format!("hf_f32.layers.{layer}.out")).0;
+        let largest = want.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+        let worst = max_abs_diff(&out, want) / f64::from(largest);
+        assert!(worst <= LAYER_TOLERANCE, "{family} layer {layer}: {worst:e}");
+        check_routes(&golden, runner.routes(), &format!("hf_f32.layers.{layer}"));
+        runner.close(session);
+        input = want.to_vec();
+    }
+}
+
+/// The residual stream after a layer, and logits, each of other rows of one batch.
+fn hidden_values_and_logits_side_by_side<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let dir = golden_dir(family);
+    let golden = Golden::open(&dir.join("golden.safetensors"));
+    let tokens = golden.tokens("tokens");
+    let mut runner = open(&dir.join("hf"), device());
+    for layer in 0..4_u16 {
+        let session = runner.open(64).unwrap();
+        let mut batch = batch_of(session, &tokens, 0..24);
+        batch.hidden_layer = Some(LayerIndex(layer));
+        for (at, row) in batch.rows.iter_mut().enumerate() {
+            row.wants = Wants { logits: at % 2 == 0, hidden: at % 3 == 0, checkpoint: false };
         }
-    });
+        let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+        let every = |rows: Vec<Vec<f32>>, step| rows.into_iter().take(24).step_by(step).flatten();
+        let want: Vec<f32> = every(golden.rows(&format!("hf_f32.layers.{layer}.out")), 3).collect();
+        let largest = want.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+        let worst = max_abs_diff(output.hidden, &want) / f64::from(largest);
+        assert!(worst <= tolerance(family), "{family} layer {layer}: {worst:e}");
+        let want: Vec<f32> = every(golden.rows("hf_f32.logits"), 2).collect();
+        let worst = max_abs_diff(output.logits, &want);
+        assert!(worst <= tolerance(family), "{family} layer {layer}: {worst:e}");
+        runner.close(session);
+    }
 }
 
 /// The same experts, and the same weight for each.
@@ -121,28 +139,10 @@ fn check_routes<B: Backend>(golden: &Golden, routes: &fm_kernels::backend::Route
     }
 }
 
-macro_rules! on_device {
-    ($name:ident, $device:expr) => {
-        mod $name {
-            #[test]
-            fn logits_of_all_tokens() {
-                super::logits_of_all_tokens($device);
-            }
-            #[test]
-            fn logits_of_a_long_prompt() {
-                super::logits_of_a_long_prompt($device);
-            }
-            #[test]
-            fn logits_of_quantised_checkpoints() {
-                super::logits_of_quantised_checkpoints($device);
-            }
-            #[test]
-            fn layers_alone_and_their_routes() {
-                super::layers_alone_and_their_routes($device);
-            }
-        }
-    };
+for_each_device_and_family! {
+    logits_of_all_tokens
+    logits_of_a_long_prompt
+    logits_of_quantised_checkpoints
+    layers_alone_and_their_routes
+    hidden_values_and_logits_side_by_side
 }
-
-on_device!(reference, super::Reference::open);
-on_device!(cpu, || super::Cpu::open(2));

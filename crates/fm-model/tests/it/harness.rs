@@ -1,6 +1,10 @@
 //! A model with every expert in memory, on the scalar reference or the CPU.
 
-use std::{ops::ControlFlow, path::Path};
+use std::{
+    fs,
+    ops::{ControlFlow, Range},
+    path::{Path, PathBuf},
+};
 
 use fm_format::{
     key::LayerIndex,
@@ -21,8 +25,10 @@ use fm_model::{
     },
     load::Loader,
     model_runner::{ModelRunner, RunnerOptions},
-    runner::{Batch, Row, RowInput, SessionId, Wants},
+    runner::{Batch, Row, RowInput, SessionId, StepError, Wants},
 };
+use fm_testkit::golden::{Golden, golden_dir};
+use serde_json::Value;
 
 /// Every record of a catalog, and a list of experts that pretend to be unreadable.
 pub(crate) struct Resident {
@@ -103,24 +109,95 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
     }
 }
 
+/// Makes every check of a file a test per device and family: `module::cpu::qwen3_next::check`.
+/// `cargo xtask mutants` demands a red test for each family that a mistake is made in.
+macro_rules! for_each_device_and_family {
+    ($($check:ident)+) => {
+        mod reference {
+            for_each_family! { ::fm_kernels::reference::Reference::open; $($check)+ }
+        }
+        mod cpu {
+            for_each_family! { || ::fm_kernels::cpu::Cpu::open(2); $($check)+ }
+        }
+    };
+}
+
+macro_rules! for_each_family {
+    ($device:expr; $($check:ident)+) => {
+        for_each_check! { qwen3_moe, $device; $($check)+ }
+        for_each_check! { qwen3_next, $device; $($check)+ }
+        for_each_check! { qwen3_5_moe, $device; $($check)+ }
+    };
+}
+
+macro_rules! for_each_check {
+    ($family:ident, $device:expr; $($check:ident)+) => {
+        mod $family {$(
+            #[test]
+            fn $check() {
+                super::super::$check(stringify!($family), $device);
+            }
+        )+}
+    };
+}
+
 pub(crate) const ROWS_MAX: usize = 160;
 pub(crate) const SESSIONS_MAX: usize = 4;
 
 pub(crate) fn open<B: Backend<Bytes = [u8]>>(dir: &Path, device: B) -> ModelRunner<B, Resident> {
+    open_with_blocks(dir, device, 16)
+}
+
+/// As [`open`], with room for the keys and values of `kv_blocks` blocks.
+pub(crate) fn open_with_blocks<B: Backend<Bytes = [u8]>>(
+    dir: &Path,
+    device: B,
+    kv_blocks: usize,
+) -> ModelRunner<B, Resident> {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let spec = describe(&checkpoint).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let files = Files::new(checkpoint.files.clone());
     let decoder = DecoderOptions { rows_max: ROWS_MAX, logits_rows_max: ROWS_MAX, top_k: None };
     let loaded = Decoder::load(&Loader { device: &device, files: &files }, &spec, decoder).unwrap();
     let experts = Resident::read(spec.catalog.as_ref().clone());
-    let options =
-        RunnerOptions { decoder, sessions_max: SESSIONS_MAX, kv_blocks: 16, fingerprint: 7 };
+    let options = RunnerOptions { decoder, sessions_max: SESSIONS_MAX, kv_blocks, fingerprint: 7 };
     ModelRunner::new(device, loaded, experts, &spec, options).unwrap()
 }
 
 pub(crate) fn row(session: SessionId, token: u32, position: u32) -> Row {
     let wants = Wants { logits: true, ..Wants::default() };
     Row { session, input: RowInput::Token(token), position, wants }
+}
+
+/// Tokens of a range, logits wanted after each.
+pub(crate) fn batch_of(session: SessionId, tokens: &[u32], range: Range<usize>) -> Batch {
+    let rows = range.map(|at| row(session, tokens[at], at as u32));
+    Batch { rows: rows.collect(), hidden_layer: None }
+}
+
+/// Starts a step and breaks it off after `layers` layers.
+pub(crate) fn cancel(runner: &mut dyn Runner, batch: &Batch, layers: usize) {
+    let mut done = 0;
+    let cancelled = runner.step(batch, &mut |_| {
+        done += 1;
+        if done == layers { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert!(matches!(cancelled, Err(StepError::Cancelled)));
+}
+
+/// The checkpoint of a family with the most formats in it, and a prompt of 150 tokens.
+pub(crate) fn mixed_checkpoint(family: &str) -> (PathBuf, Vec<u32>) {
+    let dir = golden_dir(family);
+    let tokens = Golden::open(&dir.join("golden.safetensors")).tokens("long.tokens");
+    (dir.join("mlx-mixed"), tokens)
+}
+
+/// Changes the `config.json` of a checkpoint.
+pub(crate) fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = dir.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(path, config.to_string()).unwrap();
 }
 
 /// Feeds tokens in chunks and returns the logits after each of them.

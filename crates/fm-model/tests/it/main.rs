@@ -2,8 +2,12 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 #![allow(clippy::print_stdout)] // the distances reached are worth reading
 
-mod golden;
+#[macro_use]
 mod harness;
+
+mod config;
+mod golden;
 mod refusal;
 mod sameness;
+mod sessions;
 mod ugly;

@@ -1,6 +1,6 @@
 //! What does not fit is refused, by name.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use fm_format::source::Checkpoint;
 use fm_kernels::reference::Reference;
@@ -15,19 +15,12 @@ use fm_testkit::{
 };
 use serde_json::{Value, json};
 
-use crate::harness::{feed, open, row};
+use crate::harness::{edit_config, feed, open, row};
 
 fn written(layout: &Layout) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     TinyModel::new(Family::Qwen3Moe).write(dir.path(), layout, 1);
     dir
-}
-
-fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
-    let path = dir.join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    edit(&mut config);
-    fs::write(path, config.to_string()).unwrap();
 }
 
 fn refusal(dir: &Path) -> String {

@@ -1,132 +1,120 @@
 //! Bit for bit: chunking, neighbours, forks, saved sessions and lost experts change nothing.
 
-use std::{ops::ControlFlow, path::PathBuf};
+use std::ops::ControlFlow;
 
-use fm_kernels::{Backend, cpu::Cpu, reference::Reference};
+use fm_kernels::{Backend, cpu::Cpu};
 use fm_model::{
     Runner,
-    runner::{Batch, SessionId, StepError, Wants},
+    runner::{Batch, SessionId, Wants},
 };
-use fm_testkit::golden::{Golden, golden_dir};
 
-use crate::harness::{bits, feed, open, row};
+use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, row};
 
 const FAMILIES: [&str; 3] = ["qwen3_moe", "qwen3_next", "qwen3_5_moe"];
 
-fn checkpoint(family: &str) -> (PathBuf, Vec<u32>) {
-    let dir = golden_dir(family);
-    let tokens = Golden::open(&dir.join("golden.safetensors")).tokens("long.tokens");
-    (dir.join("mlx-mixed"), tokens)
-}
-
-fn any_chunking<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for family in FAMILIES {
-        let (dir, tokens) = checkpoint(family);
-        let mut runner = open(&dir, device());
-        let mut run = |chunk| {
-            let session = runner.open(256).unwrap();
-            let logits = feed(&mut runner, session, &tokens, chunk);
-            runner.close(session);
-            bits(&logits)
-        };
-        let whole = run(tokens.len());
-        for chunk in [1, 7, 64] {
-            assert!(run(chunk) == whole, "{family}: chunks of {chunk}");
-        }
+fn logits_do_not_depend_on_chunking<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let mut run = |chunk| {
+        let session = runner.open(256).unwrap();
+        let logits = feed(&mut runner, session, &tokens, chunk);
+        runner.close(session);
+        bits(&logits)
+    };
+    let whole = run(tokens.len());
+    for chunk in [1, 7, 64] {
+        assert!(run(chunk) == whole, "{family}: chunks of {chunk}");
     }
 }
 
 /// Three sessions in one batch, each with another number of rows, against each alone.
-fn any_neighbours<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for family in FAMILIES {
-        let (dir, tokens) = checkpoint(family);
-        let prompts = [&tokens[..40], &tokens[40..41], &tokens[50..67]];
-        let mut runner = open(&dir, device());
-        let alone = prompts.map(|prompt| {
-            let session = runner.open(64).unwrap();
-            let logits = bits(&feed(&mut runner, session, prompt, 64));
-            runner.close(session);
-            logits
-        });
-        let sessions = prompts.map(|_| runner.open(64).unwrap());
-        let rows = sessions.iter().zip(prompts).flat_map(|(session, prompt)| {
-            (0..).zip(prompt).map(|(at, token)| row(*session, *token, at))
-        });
-        let batch = Batch { rows: rows.collect(), hidden_layer: None };
-        let vocab = runner.vocab();
-        let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
-        let together: Vec<Vec<f32>> = output.logits.chunks(vocab).map(<[f32]>::to_vec).collect();
-        assert!(bits(&together) == alone.concat(), "{family}");
-    }
+fn logits_do_not_depend_on_other_sessions<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let prompts = [&tokens[..40], &tokens[40..41], &tokens[50..67]];
+    let mut runner = open(&dir, device());
+    let alone = prompts.map(|prompt| {
+        let session = runner.open(64).unwrap();
+        let logits = bits(&feed(&mut runner, session, prompt, 64));
+        runner.close(session);
+        logits
+    });
+    let sessions = prompts.map(|_| runner.open(64).unwrap());
+    let rows = sessions.iter().zip(prompts).flat_map(|(session, prompt)| {
+        (0..).zip(prompt).map(|(at, token)| row(*session, *token, at))
+    });
+    let batch = Batch { rows: rows.collect(), hidden_layer: None };
+    let vocab = runner.vocab();
+    let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+    let together: Vec<Vec<f32>> = output.logits.chunks(vocab).map(<[f32]>::to_vec).collect();
+    assert!(bits(&together) == alone.concat(), "{family}");
 }
 
 /// Continues after the prompt: fresh, from a fork whose origin went elsewhere, and from a file.
-fn any_history<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for family in FAMILIES {
-        let (dir, tokens) = checkpoint(family);
-        let (prompt, rest) = tokens.split_at(100);
-        let mut runner = open(&dir, device());
-        let session = runner.open(200).unwrap();
-        feed(&mut runner, session, prompt, 64);
-        let mut file = Vec::new();
-        runner.save(session, &mut file).unwrap();
-        let fork = runner.fork(session).unwrap();
-        // The origin goes elsewhere, over the block that it shares with the fork.
-        feed(&mut runner, session, &tokens[..40], 40);
-        runner.close(session);
-        let forked = bits(&feed(&mut runner, fork, rest, 50));
+fn logits_do_not_depend_on_forking_or_saving<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let (prompt, rest) = tokens.split_at(100);
+    let mut runner = open(&dir, device());
+    let session = runner.open(200).unwrap();
+    feed(&mut runner, session, prompt, 64);
+    let mut file = Vec::new();
+    runner.save(session, &mut file).unwrap();
+    let fork = runner.fork(session).unwrap();
+    // The origin goes elsewhere, over the block that it shares with the fork.
+    feed(&mut runner, session, &tokens[..40], 40);
+    runner.close(session);
+    let forked = bits(&feed(&mut runner, fork, rest, 50));
 
-        let mut other = open(&dir, device());
-        let restored = other.load(200, &mut file.as_slice()).unwrap();
-        let restored = bits(&feed(&mut other, restored, rest, 50));
-        let fresh = other.open(200).unwrap();
-        feed(&mut other, fresh, prompt, 100);
-        let fresh = bits(&feed(&mut other, fresh, rest, 50));
-        assert!(forked == fresh, "{family}: forked");
-        assert!(restored == fresh, "{family}: restored");
-    }
+    let mut other = open(&dir, device());
+    let restored = other.load(200, &mut file.as_slice()).unwrap();
+    let restored = bits(&feed(&mut other, restored, rest, 50));
+    let fresh = other.open(200).unwrap();
+    feed(&mut other, fresh, prompt, 100);
+    let fresh = bits(&feed(&mut other, fresh, rest, 50));
+    assert!(forked == fresh, "{family}: forked");
+    assert!(restored == fresh, "{family}: restored");
 }
 
 /// An expert cannot be read: who chose it falls back and can go on, who did not is not disturbed.
-fn a_lost_expert<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for family in FAMILIES {
-        let (dir, tokens) = checkpoint(family);
-        let mut whole = open(&dir, device());
-        let session = whole.open(64).unwrap();
-        let want = bits(&feed(&mut whole, session, &tokens[..32], 32));
-        for layer in 0..4 {
-            let mut runner = open(&dir, device());
-            let session = runner.open(64).unwrap();
-            feed(&mut runner, session, &tokens[..16], 16);
-            checkpoint_at(&mut runner, session, &tokens, 16);
-            for expert in 0..6 {
-                runner.experts_mut().broken = vec![(layer, expert)];
-                let batch = batch_of(session, &tokens, 17..32);
-                let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
-                let spoiled = !output.spoiled.is_empty();
-                let got = output.logits.to_vec();
-                let position = runner.position(session).unwrap();
-                if !spoiled {
-                    assert_eq!(position, 32);
-                    let rows: Vec<Vec<f32>> =
-                        got.chunks(runner.vocab()).map(<[f32]>::to_vec).collect();
-                    assert!(bits(&rows) == want[17..], "{family}: nobody chose {expert}");
-                    break;
-                }
-                assert_eq!(position, 17, "{family}: falls back to the checkpoint");
-                runner.experts_mut().broken.clear();
-                let fork = runner.fork(session).unwrap();
-                let retried = bits(&feed(&mut runner, fork, &tokens[17..32], 15));
-                assert!(retried == want[17..], "{family}: layer {layer} expert {expert}");
-                runner.close(fork);
+fn a_lost_expert_spoils_only_who_chose_it<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut whole = open(&dir, device());
+    let session = whole.open(64).unwrap();
+    let want = bits(&feed(&mut whole, session, &tokens[..32], 32));
+    for layer in 0..4 {
+        let mut runner = open(&dir, device());
+        let session = runner.open(64).unwrap();
+        feed(&mut runner, session, &tokens[..16], 16);
+        checkpoint_at(&mut runner, session, &tokens, 16);
+        for expert in 0..6 {
+            runner.experts_mut().broken = vec![(layer, expert)];
+            let batch = batch_of(session, &tokens, 17..32);
+            let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+            let spoiled = !output.spoiled.is_empty();
+            let got = output.logits.to_vec();
+            let position = runner.position(session).unwrap();
+            if !spoiled {
+                assert_eq!(position, 32);
+                let rows: Vec<Vec<f32>> = got.chunks(runner.vocab()).map(<[f32]>::to_vec).collect();
+                assert!(bits(&rows) == want[17..], "{family}: nobody chose {expert}");
+                break;
             }
+            assert_eq!(position, 17, "{family}: falls back to the checkpoint");
+            runner.experts_mut().broken.clear();
+            let fork = runner.fork(session).unwrap();
+            let retried = bits(&feed(&mut runner, fork, &tokens[17..32], 15));
+            assert!(retried == want[17..], "{family}: layer {layer} expert {expert}");
+            runner.close(fork);
         }
     }
-}
-
-fn batch_of(session: SessionId, tokens: &[u32], range: std::ops::Range<usize>) -> Batch {
-    let rows = range.map(|at| row(session, tokens[at], at as u32));
-    Batch { rows: rows.collect(), hidden_layer: None }
 }
 
 fn checkpoint_at(runner: &mut dyn Runner, session: SessionId, tokens: &[u32], at: usize) {
@@ -136,64 +124,35 @@ fn checkpoint_at(runner: &mut dyn Runner, session: SessionId, tokens: &[u32], at
 }
 
 /// Breaking off between layers leaves a session that can go on from its last checkpoint.
-fn a_cancelled_step<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for family in FAMILIES {
-        let (dir, tokens) = checkpoint(family);
-        let mut runner = open(&dir, device());
-        let session = runner.open(64).unwrap();
-        let want = bits(&feed(&mut runner, session, &tokens[..20], 20));
-        runner.close(session);
-        let session = runner.open(64).unwrap();
-        feed(&mut runner, session, &tokens[..9], 9);
-        checkpoint_at(&mut runner, session, &tokens, 9);
-        let batch = batch_of(session, &tokens, 10..20);
-        let mut layers = 0;
-        let cancelled = runner.step(&batch, &mut |_| {
-            layers += 1;
-            if layers == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        assert!(matches!(cancelled, Err(StepError::Cancelled)));
-        assert_eq!(runner.position(session).unwrap(), 10);
-        let again = bits(&feed(&mut runner, session, &tokens[10..20], 10));
-        assert!(again == want[10..], "{family}");
-    }
+fn a_cancelled_step_can_be_repeated<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let session = runner.open(64).unwrap();
+    let want = bits(&feed(&mut runner, session, &tokens[..20], 20));
+    runner.close(session);
+    let session = runner.open(64).unwrap();
+    feed(&mut runner, session, &tokens[..9], 9);
+    checkpoint_at(&mut runner, session, &tokens, 9);
+    let batch = batch_of(session, &tokens, 10..20);
+    cancel(&mut runner, &batch, 3);
+    assert_eq!(runner.position(session).unwrap(), 10);
+    let again = bits(&feed(&mut runner, session, &tokens[10..20], 10));
+    assert!(again == want[10..], "{family}");
 }
 
-macro_rules! on_device {
-    ($name:ident, $device:expr) => {
-        mod $name {
-            #[test]
-            fn logits_do_not_depend_on_chunking() {
-                super::any_chunking($device);
-            }
-            #[test]
-            fn logits_do_not_depend_on_other_sessions() {
-                super::any_neighbours($device);
-            }
-            #[test]
-            fn logits_do_not_depend_on_forking_or_saving() {
-                super::any_history($device);
-            }
-            #[test]
-            fn a_lost_expert_spoils_only_who_chose_it() {
-                super::a_lost_expert($device);
-            }
-            #[test]
-            fn a_cancelled_step_can_be_repeated() {
-                super::a_cancelled_step($device);
-            }
-        }
-    };
+for_each_device_and_family! {
+    logits_do_not_depend_on_chunking
+    logits_do_not_depend_on_other_sessions
+    logits_do_not_depend_on_forking_or_saving
+    a_lost_expert_spoils_only_who_chose_it
+    a_cancelled_step_can_be_repeated
 }
-
-on_device!(reference, super::Reference::open);
-on_device!(cpu, || super::Cpu::open(2));
 
 /// One, two and four threads give the same bits, also with more rows than threads.
 #[test]
 fn logits_do_not_depend_on_the_number_of_threads() {
     for family in FAMILIES {
-        let (dir, tokens) = checkpoint(family);
+        let (dir, tokens) = mixed_checkpoint(family);
         let run = |threads| {
             let mut runner = open(&dir, Cpu::open(threads));
             let session = runner.open(256).unwrap();

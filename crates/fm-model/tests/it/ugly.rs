@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use fm_kernels::{Backend, cpu::Cpu, reference::Reference};
+use fm_kernels::Backend;
 use fm_model::Runner;
 use fm_testkit::{
     compare::max_abs_diff,
-    oracle::Oracle,
+    oracle::{Family, Oracle},
     tiny_checkpoint::{Layout, TinyModel},
     ugly::{ugly_mlx_models, ugly_models},
 };
@@ -32,38 +32,35 @@ fn check<B: Backend<Bytes = [u8]>>(name: &str, model: &TinyModel, dir: &Path, de
     assert!(worst <= tolerance(model), "{name}: {worst:e}");
 }
 
-fn published_by_hugging_face<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for (i, (name, model)) in ugly_models().into_iter().enumerate() {
+/// The shapes of one family.
+fn is_of(family: &str, model: &TinyModel) -> bool {
+    let name = match model.family {
+        Family::Qwen3Moe => "qwen3_moe",
+        Family::Qwen3Next => "qwen3_next",
+        Family::Qwen3_5Moe => "qwen3_5_moe",
+    };
+    name == family
+}
+
+fn published_by_hugging_face<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let models = ugly_models().into_iter().filter(|(_, model)| is_of(family, model));
+    for (i, (name, model)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Hf, 1 + i % 3);
         check(name, &model, dir.path(), device());
     }
 }
 
-fn published_by_mlx<B: Backend<Bytes = [u8]>>(device: fn() -> B) {
-    for (i, (name, model, layout)) in ugly_mlx_models().into_iter().enumerate() {
+fn published_by_mlx<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let models = ugly_mlx_models().into_iter().filter(|(_, model, _)| is_of(family, model));
+    for (i, (name, model, layout)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Mlx(layout), 1 + i % 3);
         check(name, &model, dir.path(), device());
     }
 }
 
-#[test]
-fn reference_runs_what_hugging_face_publishes() {
-    published_by_hugging_face(Reference::open);
-}
-
-#[test]
-fn reference_runs_what_mlx_publishes() {
-    published_by_mlx(Reference::open);
-}
-
-#[test]
-fn the_cpu_runs_what_hugging_face_publishes() {
-    published_by_hugging_face(|| Cpu::open(2));
-}
-
-#[test]
-fn the_cpu_runs_what_mlx_publishes() {
-    published_by_mlx(|| Cpu::open(2));
+for_each_device_and_family! {
+    published_by_hugging_face
+    published_by_mlx
 }

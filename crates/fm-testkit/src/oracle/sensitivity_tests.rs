@@ -37,9 +37,7 @@ const MISTAKES: &[Mistake] = &[
     ("norm_topk_prob flipped", ALL, |o| o.config.norm_topk_prob ^= true),
     ("eps ignored", &[Family::Qwen3Moe], |o| o.config.eps = 0.0),
     ("query head h uses key/value head h % kv_heads", ALL, tile_kv_heads),
-    ("attention biases ignored", &[Family::Qwen3Moe, Family::Qwen3_5Moe], |o| {
-        zero(o, "_proj.bias");
-    }),
+    ("attention biases ignored", ALL, |o| zero(o, "_proj.bias")),
     ("gate_proj and up_proj of experts swapped", ALL, swap_gate_and_up),
     ("norm weights without the +1", HYBRIDS, |o| {
         for norm in ["layernorm.weight", "q_norm.weight", "k_norm.weight"] {

@@ -53,7 +53,8 @@ pub(super) fn noise_weights(model: &TinyModel) -> Vec<Weight> {
     if model.tie_embeddings {
         all.normal(Kind::Matrix, "embed_tokens.weight", &[vocab, hidden], head_gain);
     } else {
-        all.normal(Kind::Matrix, "embed_tokens.weight", &[vocab, hidden], 1.0);
+        let size = model.embedding_size;
+        all.normal(Kind::Matrix, "embed_tokens.weight", &[vocab, hidden], size);
         all.normal(Kind::Matrix, "lm_head.weight", &[vocab, hidden], head_gain);
     }
     all.normal(Kind::Norm, "norm.weight", &[hidden], NORM_SPREAD);
