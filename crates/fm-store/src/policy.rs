@@ -22,7 +22,7 @@ pub trait Policy: Send + fmt::Debug {
 pub enum PolicyKind {
     /// [`PolicyKind::Lfru`] where slots are scarce, [`PolicyKind::Lru`] where they are not.
     ///
-    /// Measured on `OLMoE` and others (colibri; `research/anchors.md`): LFRU wins 5 points of hit
+    /// Measured on `OLMoE` and others (colibri): LFRU wins 5 points of hit
     /// rate when slots hold one token's experts, where LRU can fall to zero, and loses 3 to 4
     /// points from twice that on. The number of slots is known when the store opens, so a rule
     /// is enough and nothing has to be simulated.

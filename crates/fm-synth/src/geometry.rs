@@ -2,12 +2,12 @@
 //!
 //! Sources. *397B, 35B, Next*: hidden, layers, heads, experts, `top_k`, ffn widths, vocabulary,
 //! rope base and fraction, eps agree with THUDM/slime `scripts/models/*.sh` (which also gives the
-//! linear heads of the 35B); linear heads of the 397B and the Next from `research/features.md` §3,
+//! linear heads of the 35B); linear heads of the 397B and the Next from flash-moe's first version,
 //! the latter also from its published `config.json`. *30B*: slime `qwen3-30B-A3B.sh`, MindSpeed-RL
 //! `qwen3_30b_a3b.yaml` (which gives the context). *122B*: hidden, layers, heads, experts and `top_k`
 //! from Vultr's model page; its kv heads, linear value heads and ffn widths are from memory, and
 //! with them the parameters add up to 122.1 · 10⁹, 9.8 · 10⁹ of them active, as its name says.
-//! Contexts of the others and all token ids: `research/features.md` §3 and model cards, Qwen3's
+//! Contexts of the others and all token ids: model cards and ports of flash-moe, Qwen3's
 //! ids from memory.
 
 /// Which equations and which spelling.

@@ -26,7 +26,7 @@
 //!
 //! Mean over 8 layers of 4096 steps, 4 bits, seed 1, from the weights as a reader decodes them; "lag
 //! n" is the share of a token's experts that token `t − n` used in the same layer. Trained models show
-//! 26 % at lag 1 (`research/peers.md` §6); ρ and σ are that document's choice.
+//! about 26 % at lag 1; ρ and σ are a choice, not a measurement.
 //!
 //! | experts, `top_k` | α | lag 1 | lag 8 | lag 64 | uses of the top 25 % of experts |
 //! |---|---|---|---|---|---|
@@ -38,7 +38,7 @@
 //! (12 % at 2 bits, 4 % at 3, 1 % at 4), which [`Tape::new`] makes up for with `α / (1 − D)` and
 //! `σ · √(1 − D)`: at 2 bits lag 1 is within 1 % and the other columns within 0.2 % of the table.
 //!
-//! Source of the design and of σ, ρ: `research/peers.md` §6, `bench/gen_moe_gguf.py`.
+//! The 26 % is what ports of flash-moe measured on Qwen3.5-397B (temporal hit rates of 25 to 27 %).
 
 mod routes;
 

@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn an_expert_has_the_bytes_of_a_published_one() {
-        // research/features.md §1.4 and §3.
+        // Sizes of the files that flash-moe's first version packs from the published models.
         for (name, bits, bytes) in [
             ("qwen3.5-397b", 4, 7_077_888),
             ("qwen3.5-397b", 2, 3_932_160),

@@ -5,8 +5,7 @@
 //! a checkpoint directory by itself, so that neither a layout nor an equation is taken from the
 //! code it judges. It is slow, and it is meant for models of a few million weights.
 //!
-//! Which file holds which convention (all rows of the mutation table in
-//! `research/ref_mutants.txt`), and so where to look when the engine and the oracle disagree:
+//! Which file holds which convention (`xtask/mutants/` plants a mistake in each), and so where to look when the engine and the oracle disagree:
 //!
 //! | file | conventions |
 //! |---|---|
