@@ -135,16 +135,16 @@ pub fn physical_cores(root: &Path) -> usize {
     if cores.is_empty() { usable } else { usable.min(cores.len()) }
 }
 
-/// Bytes of this process that cannot be dropped: anonymous and locked memory. `None` where the
-/// system does not tell.
-pub fn own_anonymous_bytes(root: &Path) -> Option<u64> {
+/// The most memory that this process has held at once and that cannot be dropped: its peak less
+/// the pages of files, which here are the program's own. `None` where the system does not tell.
+pub fn peak_held_bytes(root: &Path) -> Option<u64> {
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
         Some(kib * 1024)
     };
-    Some(field("RssAnon:")? + field("VmLck:").unwrap_or(0))
+    Some(field("VmHWM:")?.saturating_sub(field("RssFile:")?))
 }
 
 #[cfg(test)]
@@ -219,6 +219,16 @@ mod tests {
             ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "7000000000\n"),
         ]);
         assert_eq!(limits.cgroup, None);
+    }
+
+    #[test]
+    fn the_peak_is_what_cannot_be_dropped() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        let status = "Name:\tx\nVmHWM:\t   90000 kB\nRssAnon:\t 70000 kB\nRssFile:\t   8000 kB\n";
+        fs::write(root.path().join("proc/self/status"), status).unwrap();
+        assert_eq!(peak_held_bytes(root.path()), Some(82_000 * 1024));
+        assert_eq!(peak_held_bytes(Path::new("/nowhere")), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::{
     engine::Engine,
     generate::{Generated, Phase},
     limits::Limits,
-    machine::own_anonymous_bytes,
+    machine::peak_held_bytes,
 };
 
 /// Version of [`RunOutput`] and of `docs/report.schema.json`.
@@ -76,7 +76,8 @@ pub struct Report {
     pub limits: Limits,
     /// Ceiling for all memory but clean page cache.
     pub budget_bytes: u64,
-    /// Anonymous and locked memory at the end; `null` where the system does not tell.
+    /// The most memory held at once, clean page cache not counted; `null` where the system does not
+    /// tell.
     pub peak_bytes: Option<u64>,
     /// Bytes of expert slots.
     pub slot_bytes: u64,
@@ -180,7 +181,7 @@ impl Report {
             wait_share,
             limits,
             budget_bytes: engine.plan.budget,
-            peak_bytes: own_anonymous_bytes(root),
+            peak_bytes: peak_held_bytes(root),
             slot_bytes: engine.plan.store.slot_bytes(),
             context: engine.plan.context,
             numerics: engine.numerics.name(),
