@@ -1,6 +1,6 @@
 //! How close a run came: speeds, reads, memory, and what bound it.
 
-use std::{fmt, path::Path};
+use std::fmt;
 
 use fm_store::Stats;
 use serde::Serialize;
@@ -10,7 +10,6 @@ use crate::{
     engine::Engine,
     generate::{Generated, Phase},
     limits::Limits,
-    machine::peak_held_bytes,
 };
 
 /// Version of [`RunOutput`] and of `docs/report.schema.json`.
@@ -151,8 +150,13 @@ fn per_second(amount: f64, phase: &Phase) -> Option<f64> {
 }
 
 impl Report {
-    /// Sums a run up.
-    pub fn new(engine: &Engine, generated: &Generated, limits: Limits, root: &Path) -> Self {
+    /// Sums a run up. `peak_bytes` was read before the limits were measured, which takes memory too.
+    pub fn new(
+        engine: &Engine,
+        generated: &Generated,
+        limits: Limits,
+        peak_bytes: Option<u64>,
+    ) -> Self {
         let Generated { prefill, decode, .. } = generated;
         let store = add(prefill.store, decode.store);
         let weights = engine.footprint.active as f64 * decode.tokens as f64;
@@ -181,7 +185,7 @@ impl Report {
             wait_share,
             limits,
             budget_bytes: engine.plan.budget,
-            peak_bytes: peak_held_bytes(root),
+            peak_bytes,
             slot_bytes: engine.plan.store.slot_bytes(),
             context: engine.plan.context,
             numerics: engine.numerics.name(),

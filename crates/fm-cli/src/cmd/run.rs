@@ -14,6 +14,7 @@ use fm_engine::{
     bytes::Bytes,
     generate::{Event, Generated, Generation, Request},
     limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory},
+    machine::peak_held_bytes,
     options::{ENGINE, SAMPLING},
     report::{Report, RunOutput, SCHEMA, Timing},
     session::Conversation,
@@ -337,8 +338,9 @@ fn report(engine: &Engine, generated: &Generated, places: &Places) -> Report {
     let room = engine.plan.budget.saturating_sub(engine.plan.total());
     let memory =
         if room >= MEMORY_PROBE_BYTES as u64 { ProbeMemory::Allocate } else { ProbeMemory::Leave };
+    let peak_bytes = peak_held_bytes(&places.root);
     let limits = Limits::get(&engine.files, engine.threads, memory, places.cache_dir.as_deref());
-    Report::new(engine, generated, limits, &places.root)
+    Report::new(engine, generated, limits, peak_bytes)
 }
 
 fn print_timing(timing: &Timing) {
