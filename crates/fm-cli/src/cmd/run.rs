@@ -41,6 +41,14 @@ pub(super) fn command() -> Command {
     let command = Command::new("run")
         .about("Answer a prompt")
         .arg(model_arg())
+        .arg(
+            Arg::new("stdin")
+                .value_name("-")
+                .help("Read the prompt from stdin")
+                .value_parser(["-"])
+                .hide_possible_values(true)
+                .conflicts_with_all(["prompt", "prompt-file", "prompt-tokens"]),
+        )
         .arg(valued("prompt", "TEXT", "What to say; `-` reads stdin").short('p'))
         .arg(
             valued(
@@ -152,7 +160,7 @@ impl Input {
         let bytes = if let Some(file) = file {
             fs::read(file).with_context(|| format!("reading {file}"))?
         } else {
-            let asked = matches.contains_id("prompt") || matches.contains_id("prompt-file");
+            let asked = ["stdin", "prompt", "prompt-file"].iter().any(|id| matches.contains_id(id));
             if !asked && io::stdin().is_terminal() {
                 return Err(EngineError::EmptyPrompt.into());
             }
