@@ -134,7 +134,7 @@ fn try_mutant(mutant: &Mutant, scratch: &Scratch, suite: &Suite<'_>) -> Result<F
         Ok(place) => place,
         Err(error) => return Ok(Fate::Stale(format!("{error:#}"))),
     };
-    let planted = scratch.plant(mutant, &place).context("planting it")?;
+    let _until_the_end = scratch.plant(mutant, &place).context("planting it")?;
     let mut all_red = Vec::new();
     for stage in STAGES {
         match suite.run(&mutant.package, stage)? {
@@ -145,7 +145,6 @@ fn try_mutant(mutant: &Mutant, scratch: &Scratch, suite: &Suite<'_>) -> Result<F
             break;
         }
     }
-    drop(planted);
     let survivors = mutant.survivors(&all_red);
     Ok(if survivors.is_empty() {
         Fate::Killed(mutant.killers(&all_red))

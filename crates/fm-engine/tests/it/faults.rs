@@ -1,5 +1,5 @@
-//! A disk that is short, failing or lying, under a whole model: an error with an address, no token
-//! from wrong bytes, and the next request is served.
+//! A disk that is short, failing, lying or out of order, under a whole model: an error with an
+//! address, no token from wrong bytes, and the next request is served.
 
 use std::{
     io,
@@ -100,24 +100,35 @@ impl Model {
 
     /// The model on a disk of which `count` accesses go wrong, and the number of accesses so far.
     fn on(&self, fault: Fault, first: u64, count: u64) -> (Box<dyn Runner>, Accesses) {
+        let accesses = Arc::new(AtomicU64::new(0));
+        let disk =
+            FaultyDisk { disk: self.disk(), fault, accesses: Arc::clone(&accesses), first, count };
+        // Few slots: experts are read again and again.
+        (self.behind(disk, |_| 0, 5), accesses)
+    }
+
+    fn disk(&self) -> MemoryDisk {
+        MemoryDisk { files: self.contents.clone(), access: Access::Buffered }
+    }
+
+    /// The model on a disk whose waiting reads finish in the order that `choose` says, with room
+    /// for so many experts.
+    fn behind(
+        &self,
+        disk: impl Disk + 'static,
+        choose: fn(usize) -> usize,
+        experts: u64,
+    ) -> Box<dyn Runner> {
         let device = Cpu::open(1);
         let decoder = DecoderOptions { rows_max: 64, logits_rows_max: 64, top_k: None };
         let files = Files::new(self.files.clone());
         let loader = Loader { device: &device, files: &files };
         let loaded = Decoder::load(&loader, &self.spec, decoder).unwrap();
-        let accesses = Arc::new(AtomicU64::new(0));
-        let disk = FaultyDisk {
-            disk: MemoryDisk { files: self.contents.clone(), access: Access::Buffered },
-            fault,
-            accesses: Arc::clone(&accesses),
-            first,
-            count,
-        };
         let catalog = &self.spec.catalog;
-        let reader = Box::new(Memory::open(catalog, disk, |_| 0).unwrap());
+        let reader = Box::new(Memory::open(catalog, disk, choose).unwrap());
+        let record_bytes = catalog.layers[0].as_ref().unwrap().layout.bytes() as u64;
         let options = StoreOptions {
-            // Few slots: experts are read again and again.
-            budget_bytes: 5 * catalog.layers[0].as_ref().unwrap().layout.bytes() as u64 + 400_000,
+            budget_bytes: experts * record_bytes + 400_000,
             policy: PolicyKind::Lru,
             top_k: 2,
             chunk_bytes: CHUNK_BYTES,
@@ -125,8 +136,7 @@ impl Model {
         let store = Store::open(catalog, options, reader).unwrap();
         let local = Local::new(Arc::clone(catalog), store);
         let options = RunnerOptions { decoder, sessions_max: 3, kv_blocks: 8, fingerprint: 0 };
-        let runner = ModelRunner::new(device, loaded, local, &self.spec, options).unwrap();
-        (Box::new(runner), accesses)
+        Box::new(ModelRunner::new(device, loaded, local, &self.spec, options).unwrap())
     }
 }
 
@@ -247,4 +257,23 @@ fn a_flipped_bit_is_caught_wherever_checksums_are_known() {
         let model = model.on(Fault::FlippedBit, first, 40);
         assert!(survive(model, &want), "access {first}");
     }
+}
+
+/// Prefill adds experts up as they come, decoding lets results wait: neither may show in which
+/// order reads finished.
+#[test]
+fn the_order_in_which_reads_finish_never_shows() {
+    let model = Model::open(false);
+    let tokens = fm_testkit::noise::Noise::new(5).tokens(44, 300);
+    let run = |choose| {
+        // All experts of a layer are under way at once.
+        let mut runner = model.behind(model.disk(), choose, 8);
+        let session = runner.open(64).unwrap();
+        let mut all = bits(runner.as_mut(), session, &tokens[..40], 40);
+        all.extend(bits(runner.as_mut(), session, &tokens[40..], 1));
+        all
+    };
+    let in_order = run(|_| 0);
+    assert!(run(|waiting| waiting - 1) == in_order, "the last one first");
+    assert!(run(|waiting| waiting / 2) == in_order, "the middle one first");
 }
