@@ -5,8 +5,11 @@ use fm_format::source::Checkpoint;
 
 use crate::{error::LoadError, spec::ModelSpec};
 
+mod attention;
 mod config;
+mod decoder_frame;
 mod experts;
+mod ffn;
 mod qwen;
 
 /// Turns a list of module names into the two things the rest of the engine asks for.

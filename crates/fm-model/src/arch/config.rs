@@ -113,7 +113,7 @@ impl MoeConfig {
     }
 }
 
-/// Dimensions every Qwen decoder has.
+/// Dimensions every decoder has.
 #[derive(Debug, Deserialize)]
 pub(super) struct TrunkConfig {
     pub(super) hidden_size: usize,

@@ -8,8 +8,10 @@ use serde::Deserialize;
 use crate::{error::LoadError, spec::ModelSpec, weights::Weights};
 
 use super::{
+    attention::{Attention, OutputGate},
     config::{MoeConfig, RopeConfig, TrunkConfig, parse},
-    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig, OutputGate},
+    decoder_frame::{Frame, LayerSite, names, publisher},
+    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig},
 };
 
 const MODEL_TYPE: &str = "qwen3_5_moe";
@@ -50,39 +52,43 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
     let Config { trunk, moe, rope, linear, attn_output_gate } = parse(MODEL_TYPE, text)?;
     trunk.check()?;
     moe.check()?;
-    let publisher = qwen::publisher(checkpoint)?;
+    let publisher = publisher(checkpoint)?;
+    let norm = publisher.zero_centred_norm();
     let weights = Weights::new(checkpoint);
     // The outer configuration decides where both say something.
     let outer = config.get("tie_word_embeddings").and_then(serde_json::Value::as_bool);
     let family = Family {
-        model_type: MODEL_TYPE,
-        trunk: &trunk,
+        frame: Frame {
+            model_type: MODEL_TYPE,
+            trunk: &trunk,
+            names: names(&weights, &NAMES),
+            tied: outer.or(trunk.tie_word_embeddings).unwrap_or(false),
+            norm,
+            skipped: &SKIPPED,
+        },
+        attention: Attention {
+            trunk: &trunk,
+            rotary: rope.rotary(trunk.head_dim(), 0.25)?,
+            output_gate: if attn_output_gate { OutputGate::PerHead } else { OutputGate::None },
+            head_norm: Some(norm),
+        },
         moe: &moe,
-        rotary: rope.rotary(trunk.head_dim(), 0.25)?,
         router_scale: RouterScale::Renormalised, // the family has no key for it
-        output_gate: if attn_output_gate { OutputGate::PerHead } else { OutputGate::None },
-        norm: publisher.zero_centred_norm(),
-        names: qwen::names(&weights, &NAMES),
-        tied: outer.or(trunk.tie_word_embeddings).unwrap_or(false),
         linear: Some(Linear {
             attends: linear.attends(trunk.num_hidden_layers)?,
             shape: linear.shape()?,
             publisher,
             inputs,
         }),
-        skipped: &SKIPPED,
     };
     qwen::describe(weights, &family)
 }
 
-fn inputs(
-    weights: &Weights<'_>,
-    layer: &str,
-    shape: DeltaShape,
-    hidden: usize,
-) -> Result<DeltaInputsSpec, LoadError> {
-    let matrix =
-        |name: &str, rows| weights.matrix(&format!("{layer}linear_attn.{name}"), rows, hidden);
+fn inputs(layer: &LayerSite<'_, '_>, shape: DeltaShape) -> Result<DeltaInputsSpec, LoadError> {
+    let matrix = |name: &str, rows| {
+        let module = layer.name(&format!("linear_attn.{name}"));
+        layer.weights.matrix(&module, rows, layer.hidden)
+    };
     Ok(DeltaInputsSpec {
         qkv: matrix("in_proj_qkv", shape.channels())?,
         z: matrix("in_proj_z", shape.value_heads * shape.v_dim)?,

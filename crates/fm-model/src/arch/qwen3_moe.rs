@@ -11,8 +11,10 @@ use crate::{
 };
 
 use super::{
+    attention::{Attention, OutputGate},
     config::{MoeConfig, RopeConfig, TrunkConfig, parse},
-    qwen::{self, Family, OutputGate},
+    decoder_frame::{Frame, NAMES},
+    qwen::{self, Family},
 };
 
 const MODEL_TYPE: &str = "qwen3_moe";
@@ -37,18 +39,25 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
         Some(true) => RouterScale::Renormalised,
         Some(false) | None => RouterScale::Plain,
     };
+    let norm = VectorTransform::Plain;
     let family = Family {
-        model_type: MODEL_TYPE,
-        trunk: &trunk,
+        frame: Frame {
+            model_type: MODEL_TYPE,
+            trunk: &trunk,
+            names: NAMES,
+            tied: trunk.tie_word_embeddings.unwrap_or(false),
+            norm,
+            skipped: &[],
+        },
+        attention: Attention {
+            trunk: &trunk,
+            rotary: rope.rotary(trunk.head_dim(), 1.0)?,
+            output_gate: OutputGate::None,
+            head_norm: Some(norm),
+        },
         moe: &moe,
-        rotary: rope.rotary(trunk.head_dim(), 1.0)?,
         router_scale,
-        output_gate: OutputGate::None,
-        norm: VectorTransform::Plain,
-        names: ("model.", "lm_head"),
-        tied: trunk.tie_word_embeddings.unwrap_or(false),
         linear: None,
-        skipped: &[],
     };
     qwen::describe(Weights::new(checkpoint), &family)
 }

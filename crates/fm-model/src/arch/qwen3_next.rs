@@ -17,8 +17,10 @@ use crate::{
 };
 
 use super::{
+    attention::{Attention, OutputGate},
     config::{MoeConfig, RopeConfig, TrunkConfig, parse},
-    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig, OutputGate},
+    decoder_frame::{Frame, LayerSite, NAMES, publisher},
+    qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig},
 };
 
 const MODEL_TYPE: &str = "qwen3_next";
@@ -40,46 +42,47 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
     let Config { trunk, moe, rope, linear } = parse(MODEL_TYPE, &checkpoint.config)?;
     trunk.check()?;
     moe.check()?;
-    let publisher = qwen::publisher(checkpoint)?;
+    let publisher = publisher(checkpoint)?;
+    let norm = publisher.zero_centred_norm();
     let router_scale = match moe.norm_topk_prob {
         Some(false) => RouterScale::Plain,
         Some(true) | None => RouterScale::Renormalised,
     };
     let family = Family {
-        model_type: MODEL_TYPE,
-        trunk: &trunk,
+        frame: Frame {
+            model_type: MODEL_TYPE,
+            trunk: &trunk,
+            names: NAMES,
+            tied: trunk.tie_word_embeddings.unwrap_or(false),
+            norm,
+            skipped: &["mtp."],
+        },
+        attention: Attention {
+            trunk: &trunk,
+            rotary: rope.rotary(trunk.head_dim(), 0.25)?,
+            output_gate: OutputGate::PerHead,
+            head_norm: Some(norm),
+        },
         moe: &moe,
-        rotary: rope.rotary(trunk.head_dim(), 0.25)?,
         router_scale,
-        output_gate: OutputGate::PerHead,
-        norm: publisher.zero_centred_norm(),
-        names: ("model.", "lm_head"),
-        tied: trunk.tie_word_embeddings.unwrap_or(false),
         linear: Some(Linear {
             attends: linear.attends(trunk.num_hidden_layers)?,
             shape: linear.shape()?,
             publisher,
             inputs,
         }),
-        skipped: &["mtp."],
     };
     qwen::describe(Weights::new(checkpoint), &family)
 }
 
-fn inputs(
-    weights: &Weights<'_>,
-    layer: &str,
-    shape: DeltaShape,
-    hidden: usize,
-) -> Result<DeltaInputsSpec, LoadError> {
+fn inputs(layer: &LayerSite<'_, '_>, shape: DeltaShape) -> Result<DeltaInputsSpec, LoadError> {
     let DeltaShape { key_heads, value_heads, k_dim, v_dim, .. } = shape;
     let per_key_head = value_heads / key_heads;
     let values = per_key_head * v_dim;
     let group = 2 * k_dim + 2 * values;
-    let qkvz = format!("{layer}linear_attn.in_proj_qkvz");
-    let qkvz = weights.matrix(&qkvz, key_heads * group, hidden)?;
-    let ba = format!("{layer}linear_attn.in_proj_ba");
-    let ba = weights.matrix(&ba, 2 * value_heads, hidden)?;
+    let matrix = |name: &str, rows| layer.weights.matrix(&layer.name(name), rows, layer.hidden);
+    let qkvz = matrix("linear_attn.in_proj_qkvz", key_heads * group)?;
+    let ba = matrix("linear_attn.in_proj_ba", 2 * value_heads)?;
     let part = |first: usize, len: usize| -> Vec<Range<usize>> {
         (0..key_heads).map(|head| head * group + first..head * group + first + len).collect()
     };

@@ -1,0 +1,63 @@
+//! `self_attn` of a layer with grouped key/value heads.
+
+use fm_kernels::backend::AttentionShape;
+
+use crate::{
+    error::LoadError,
+    spec::{AttentionSpec, Rotary, VectorTransform},
+};
+
+use super::{config::TrunkConfig, decoder_frame::LayerSite};
+
+/// What a family's attention has.
+pub(super) struct Attention<'a> {
+    pub(super) trunk: &'a TrunkConfig,
+    pub(super) rotary: Rotary,
+    pub(super) output_gate: OutputGate,
+    /// How the norm of every query and key head is stored, if there is one.
+    pub(super) head_norm: Option<VectorTransform>,
+}
+
+/// Whether queries carry an output gate: rows are then `[q, gate]` per head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OutputGate {
+    None,
+    PerHead,
+}
+
+impl Attention<'_> {
+    /// Finds the tensors of a layer.
+    pub(super) fn describe(&self, layer: &LayerSite<'_, '_>) -> Result<AttentionSpec, LoadError> {
+        let (weights, hidden, dim) = (layer.weights, layer.hidden, self.trunk.head_dim());
+        let heads = self.trunk.num_attention_heads;
+        let kv_heads = self.trunk.num_key_value_heads;
+        let module = |name: &str| layer.name(&format!("self_attn.{name}"));
+        let (q, gate) = match self.output_gate {
+            OutputGate::None => (weights.projection(&module("q_proj"), heads * dim, hidden)?, None),
+            OutputGate::PerHead => {
+                let both = weights.projection(&module("q_proj"), 2 * heads * dim, hidden)?;
+                let half = |at: usize| {
+                    let begin = |head: usize| (2 * head + at) * dim;
+                    both.select((0..heads).map(|head| begin(head)..begin(head) + dim).collect())
+                };
+                (half(0), Some(half(1)))
+            }
+        };
+        let head_norm = |name: &str| {
+            let norm = |stored| weights.vector(&module(name), &[dim], stored);
+            self.head_norm.map(norm).transpose()
+        };
+        let scale = (dim as f32).sqrt().recip();
+        Ok(AttentionSpec {
+            shape: AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim, scale },
+            rotary: self.rotary,
+            q,
+            gate,
+            k: weights.projection(&module("k_proj"), kv_heads * dim, hidden)?,
+            v: weights.projection(&module("v_proj"), kv_heads * dim, hidden)?,
+            o: weights.projection(&module("o_proj"), hidden, heads * dim)?,
+            q_norm: head_norm("q_norm.weight")?,
+            k_norm: head_norm("k_norm.weight")?,
+        })
+    }
+}

@@ -1,0 +1,71 @@
+//! The feed-forward half of a layer: routed experts, or one network for all.
+
+use fm_format::record::LayerRecords;
+use fm_kernels::backend::RouterSpec;
+
+use crate::{
+    error::LoadError,
+    spec::{FfnSpec, MlpSpec, MoeSpec, SharedSpec},
+    weights::Weights,
+};
+
+use super::{
+    decoder_frame::LayerSite,
+    experts::{ExpertDims, layer_records},
+};
+
+/// The routed experts of a family, and the one that every position uses.
+pub(super) struct Experts<'a> {
+    pub(super) dims: ExpertDims,
+    pub(super) routing: RouterSpec,
+    pub(super) shared: Option<SharedExpert<'a>>,
+}
+
+/// The shared expert.
+pub(super) struct SharedExpert<'a> {
+    /// Its module inside the feed-forward network.
+    pub(super) module: &'a str,
+    /// Width of its intermediate.
+    pub(super) width: usize,
+    /// The module of its gate, if there is one.
+    pub(super) gate: Option<&'a str>,
+}
+
+impl Experts<'_> {
+    /// Finds the tensors of a layer whose feed-forward network is called `mlp`.
+    pub(super) fn describe(
+        &self,
+        layer: &LayerSite<'_, '_>,
+        mlp: &str,
+    ) -> Result<(FfnSpec, Option<LayerRecords>), LoadError> {
+        let (weights, hidden, mlp) = (layer.weights, layer.hidden, layer.name(mlp));
+        let shared = self.shared.as_ref().map(|shared| {
+            let gate = |gate: &str| weights.matrix(&format!("{mlp}.{gate}"), 1, hidden);
+            Ok::<_, LoadError>(SharedSpec {
+                mlp: dense(weights, &format!("{mlp}.{}", shared.module), shared.width, hidden)?,
+                gate: shared.gate.map(gate).transpose()?,
+            })
+        });
+        let spec = MoeSpec {
+            router: weights.matrix(&format!("{mlp}.gate"), self.dims.experts, hidden)?,
+            routing: self.routing,
+            shared: shared.transpose()?,
+        };
+        let records = layer_records(weights, &mlp, layer.index, self.dims)?;
+        Ok((FfnSpec::Moe(Box::new(spec)), Some(records)))
+    }
+}
+
+/// One network for all positions: `{gate,up,down}_proj` of a module.
+pub(super) fn dense(
+    weights: &Weights<'_>,
+    module: &str,
+    ffn: usize,
+    hidden: usize,
+) -> Result<MlpSpec, LoadError> {
+    Ok(MlpSpec {
+        gate: weights.matrix(&format!("{module}.gate_proj"), ffn, hidden)?,
+        up: weights.matrix(&format!("{module}.up_proj"), ffn, hidden)?,
+        down: weights.matrix(&format!("{module}.down_proj"), hidden, ffn)?,
+    })
+}
