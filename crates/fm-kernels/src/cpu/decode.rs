@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use fm_format::quant::affine;
+
 use super::lanes::{LANES, Lanes, Sixteen, Work};
 
 /// How the weights of a row lie in its bytes: blocks, each a header and runs of sixteen weights.
@@ -64,19 +66,20 @@ float_decoder!(F32, 64, f32);
 float_decoder!(F16, 32, f16);
 float_decoder!(Bf16, 32, bf16);
 
-/// MLX affine blocks, see `fm_format::quant::affine`. `GROUP` weights share scale and bias, which
-/// take `HEAD` bytes: 4 if they are bf16, 8 if f32.
+/// MLX affine blocks, see `fm_format::quant::affine`. `GROUP` weights share scale and bias, bf16.
 #[derive(Clone, Copy)]
-pub(super) struct Affine<const BITS: usize, const GROUP: usize, const HEAD: usize>;
+pub(super) struct Affine<const BITS: usize, const GROUP: usize>;
 
-impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
-    for Affine<BITS, GROUP, HEAD>
-{
+impl<const BITS: usize, const GROUP: usize> Affine<BITS, GROUP> {
+    const HEAD: usize = affine::head_bytes(false);
+}
+
+impl<const BITS: usize, const GROUP: usize> Decoder for Affine<BITS, GROUP> {
     type Head<L: Lanes> = L::Palette;
 
     #[inline(always)]
     fn block_bytes(self) -> usize {
-        HEAD + GROUP / 8 * BITS
+        Self::HEAD + GROUP / 8 * BITS
     }
     #[inline(always)]
     fn runs(self) -> usize {
@@ -84,21 +87,46 @@ impl<const BITS: usize, const GROUP: usize, const HEAD: usize> Decoder
     }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::Palette {
-        let (scale, bias) = if HEAD == 4 {
-            lanes.bf16_pair(*block.first_chunk().expect("a block has a header"))
-        } else {
-            let head: &[u8; 8] = block.first_chunk().expect("a block has a header");
-            let (numbers, _) = head.as_chunks();
-            (
-                lanes.splat(f32::from_le_bytes(numbers[0])),
-                lanes.splat(f32::from_le_bytes(numbers[1])),
-            )
-        };
+        let (scale, bias) = lanes.bf16_pair(*block.first_chunk().expect("a block has a header"));
         lanes.palette::<BITS>(scale, bias)
     }
     #[inline(always)]
     fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
-        lanes.affine::<BITS>(head, block, HEAD + run * 2 * BITS)
+        lanes.affine::<BITS>(head, block, Self::HEAD + run * 2 * BITS)
+    }
+}
+
+/// As [`Affine`] with scale and bias in f32, for any group.
+#[derive(Clone, Copy)]
+pub(super) struct WideAffine<const BITS: usize> {
+    pub(super) group: usize,
+}
+
+impl<const BITS: usize> WideAffine<BITS> {
+    const HEAD: usize = affine::head_bytes(true);
+}
+
+impl<const BITS: usize> Decoder for WideAffine<BITS> {
+    type Head<L: Lanes> = L::Palette;
+
+    #[inline(always)]
+    fn block_bytes(self) -> usize {
+        Self::HEAD + self.group / 8 * BITS
+    }
+    #[inline(always)]
+    fn runs(self) -> usize {
+        self.group / LANES
+    }
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::Palette {
+        let head: &[u8; 8] = block.first_chunk().expect("a block has a header");
+        let (numbers, _) = head.as_chunks();
+        let number = |at: usize| lanes.splat(f32::from_le_bytes(numbers[at]));
+        lanes.palette::<BITS>(number(0), number(1))
+    }
+    #[inline(always)]
+    fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
+        lanes.affine::<BITS>(head, block, Self::HEAD + run * 2 * BITS)
     }
 }
 
