@@ -10,7 +10,7 @@ mod view;
 
 pub use operands::{
     AttentionShape, Combine, DeltaInputs, DeltaShape, ExpertRow, ExpertScratch, ExpertWeights,
-    KvView, QMatrix, Rope, RouterScale, RouterSpec, Routes,
+    KvView, QMatrix, Rope, RopeLayout, RouterScale, RouterSpec, Routes,
 };
 pub use view::{View, ViewMut};
 
@@ -214,8 +214,8 @@ pub trait Backend: Send + Sized + 'static {
     /// If the device fails.
     fn sigmoid_mul(&self, gate: View<'_, Self::Buf>, x: ViewMut<'_, Self::Buf>) -> DeviceResult;
 
-    /// Rotates the halves of every head: `x` is `[rows, heads · head_dim]`. Source: Su et al.,
-    /// 2021, arXiv:2104.09864, half-split as in GPT-NeoX.
+    /// Rotates the pairs of every head: `x` is `[rows, heads · head_dim]`. Source: Su et al.,
+    /// 2021, arXiv:2104.09864.
     ///
     /// # Errors
     /// If the device fails.

@@ -149,8 +149,7 @@ impl Kernels for Simd {
     }
 
     fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
-        let inv_freq = &spec.inv_freq[..spec.pairs];
-        self.level.run(rope::RopeRow { head_dim: spec.head_dim, position, inv_freq, x });
+        self.level.run(rope::RopeRow { spec, position, x });
     }
 
     fn attend(

@@ -148,8 +148,10 @@ pub enum LoadError {
 /// A value of `config.json` as an error shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FieldValue {
-    /// A number.
+    /// A count.
     Number(u64),
+    /// Any other number.
+    Real(f64),
     /// A word.
     Word(String),
 }
@@ -158,6 +160,7 @@ impl std::fmt::Display for FieldValue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Number(number) => write!(f, "{number}"),
+            Self::Real(number) => write!(f, "{number}"),
             Self::Word(word) => write!(f, "`{word}`"),
         }
     }
@@ -166,6 +169,12 @@ impl std::fmt::Display for FieldValue {
 impl From<usize> for FieldValue {
     fn from(number: usize) -> Self {
         Self::Number(number as u64)
+    }
+}
+
+impl From<f64> for FieldValue {
+    fn from(number: f64) -> Self {
+        Self::Real(number)
     }
 }
 

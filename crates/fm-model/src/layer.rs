@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod delta_net;
 pub(crate) mod mlp;
 pub(crate) mod moe;
+mod rotation;
 
 use std::ops::Range;
 

@@ -10,6 +10,10 @@ use fm_format::{
 };
 use fm_kernels::backend::{AttentionShape, DeltaShape, RouterSpec};
 
+mod rotary;
+
+pub use rotary::{RopeScaling, Rotary, Yarn};
+
 /// A weight matrix that lies in the checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixRef {
@@ -225,15 +229,6 @@ impl Projection {
         let bias = self.bias.as_ref().map(|bias| bias.select(rows.clone()));
         Self { weight: self.weight.select(rows), bias }
     }
-}
-
-/// Rotary position embedding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rotary {
-    /// Rotated values per head, even.
-    pub dim: usize,
-    /// Base of the frequencies.
-    pub theta: f64,
 }
 
 /// Gated delta net.

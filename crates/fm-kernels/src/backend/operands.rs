@@ -99,14 +99,29 @@ pub struct Routes<B: Backend> {
 /// Rotary position embedding of one layer kind.
 #[derive(Debug)]
 pub struct Rope<'a, Buf> {
-    /// Values of a head; only the first `2 · inv_freq.len()` are rotated.
+    /// Values of a head.
     pub head_dim: usize,
-    /// Pairs per head.
+    /// Of these, the first that is rotated.
+    pub start: usize,
+    /// Pairs per head that are rotated.
     pub pairs: usize,
-    /// `theta^(-2i / (2 · pairs))`, `[pairs]`.
+    /// Which values make a pair.
+    pub layout: RopeLayout,
+    /// Angle of each pair at position 1, `[pairs]`.
     pub inv_freq: &'a Buf,
+    /// Factor on what was rotated: 1, but for scaled embeddings.
+    pub amplitude: f32,
     /// Position of every row.
     pub positions: &'a [u32],
+}
+
+/// Which of the `2 · pairs` rotated values of a head are turned together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Value `i` with value `i + pairs`, as in GPT-NeoX.
+    HalfSplit,
+    /// Value `2i` with value `2i + 1`, as in the paper.
+    Interleaved,
 }
 
 /// Dimensions of an attention layer.

@@ -1,7 +1,7 @@
 //! Norms, activations, rotary embedding: what happens value by value or head by head.
 
 use crate::{
-    backend::{Backend, DeviceResult, Rope, View, ViewMut},
+    backend::{Backend, DeviceResult, Rope, RopeLayout, View, ViewMut},
     tolerance,
 };
 
@@ -104,18 +104,21 @@ pub fn sigmoid_mul<B: Backend>(device: &B) {
 #[derive(Debug)]
 struct Rotate {
     head_dim: usize,
+    start: usize,
     pairs: usize,
+    layout: RopeLayout,
     rows: usize,
 }
 
 impl Case for Rotate {
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
-        let &Self { head_dim, pairs, rows } = self;
+        let &Self { head_dim, start, pairs, layout, rows } = self;
         let inv_freq: Vec<f32> =
             (0..pairs).map(|i| 1e4_f32.powf(-(i as f32) / pairs as f32)).collect();
-        let inv_freq = device.upload(&inv_freq)?;
+        let inv_freq = &device.upload(&inv_freq)?;
         let positions: Vec<u32> = (0..rows as u32).map(|i| i * i + 3).collect();
-        let spec = Rope { head_dim, pairs, inv_freq: &inv_freq, positions: &positions };
+        let (positions, amplitude) = (&positions[..], if start == 0 { 1.0 } else { 1.37 });
+        let spec = Rope { head_dim, start, pairs, layout, inv_freq, amplitude, positions };
         let cols = 3 * head_dim;
         let mut x = device.upload(&noise(1, rows * (cols + 5)))?;
         device.rope(&spec, columns_mut(ViewMut::new(&mut x, rows, cols + 5), 2, cols))?;
@@ -123,11 +126,23 @@ impl Case for Rotate {
     }
 }
 
-/// [`Backend::rope`], whole heads and parts of heads.
+/// [`Backend::rope`], whole heads and parts of heads, in both layouts.
 pub fn rope<B: Backend>(device: &B) {
-    for (head_dim, pairs) in [(128, 64), (40, 20), (48, 12), (16, 4), (10, 3)] {
-        for rows in [1, 70] {
-            Rotate { head_dim, pairs, rows }.check(device, tolerance::ELEMENTWISE_F32);
+    let parts = [
+        (128, 0, 64),
+        (40, 0, 20),
+        (48, 0, 12),
+        (48, 16, 16),
+        (192, 128, 32),
+        (10, 3, 3),
+        (5, 1, 1),
+    ];
+    for (head_dim, start, pairs) in parts {
+        for layout in [RopeLayout::HalfSplit, RopeLayout::Interleaved] {
+            for rows in [1, 70] {
+                let case = Rotate { head_dim, start, pairs, layout, rows };
+                case.check(device, tolerance::ELEMENTWISE_F32);
+            }
         }
     }
 }

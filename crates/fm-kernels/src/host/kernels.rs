@@ -88,7 +88,7 @@ pub trait Kernels: Parallel + Sync {
     /// One row of [`crate::Backend::rope`].
     fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
         for head in x.chunks_exact_mut(spec.head_dim) {
-            rope::rotate_half_split(&mut head[..2 * spec.pairs], position, spec.inv_freq);
+            rope::rotate(spec, position, head);
         }
     }
 

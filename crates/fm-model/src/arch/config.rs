@@ -3,10 +3,11 @@
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{
-    error::{FieldValue, LoadError},
-    spec::Rotary,
-};
+use crate::error::{FieldValue, LoadError};
+
+mod rope;
+
+pub(super) use rope::RopeConfig;
 
 /// Deserialises a configuration; unknown keys are allowed, missing ones named.
 pub(super) fn parse<T: DeserializeOwned>(
@@ -24,52 +25,6 @@ pub(super) fn require(
     expected: &'static str,
 ) -> Result<(), LoadError> {
     if holds { Ok(()) } else { Err(LoadError::Field { field, found: found.into(), expected }) }
-}
-
-/// Base of the rotary frequencies where a configuration names none.
-const THETA_DEFAULT: f64 = 10_000.0;
-
-/// `rope_theta`, `partial_rotary_factor` and their newer home `rope_parameters`.
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct RopeConfig {
-    rope_theta: Option<f64>,
-    partial_rotary_factor: Option<f64>,
-    rope_scaling: Option<RopeParameters>,
-    rope_parameters: Option<RopeParameters>,
-}
-
-#[derive(Debug, Deserialize)]
-struct RopeParameters {
-    rope_theta: Option<f64>,
-    partial_rotary_factor: Option<f64>,
-    // mlx-lm renames the key.
-    #[serde(alias = "type")]
-    rope_type: Option<String>,
-}
-
-impl RopeConfig {
-    /// Rotated dimensions and base for heads of `head_dim`.
-    pub(super) fn rotary(&self, head_dim: usize, default_factor: f64) -> Result<Rotary, LoadError> {
-        let nested = [&self.rope_parameters, &self.rope_scaling];
-        for parameters in nested.into_iter().flatten() {
-            let kind = parameters.rope_type.as_deref().unwrap_or("default");
-            // Multimodal rope is plain rope for text.
-            let plain = matches!(kind, "default" | "mrope");
-            require(plain, "rope_type", kind, "this build knows `default`")?;
-        }
-        let nested = self.rope_parameters.as_ref();
-        let theta = nested.and_then(|p| p.rope_theta).or(self.rope_theta).unwrap_or(THETA_DEFAULT);
-        let factor = nested.and_then(|p| p.partial_rotary_factor);
-        let factor = factor.or(self.partial_rotary_factor).unwrap_or(default_factor);
-        let dim = (head_dim as f64 * factor) as usize;
-        require(
-            dim > 0 && dim.is_multiple_of(2) && dim <= head_dim,
-            "partial_rotary_factor",
-            dim,
-            "the rotated part of a head is an even number of values, at most the head",
-        )?;
-        Ok(Rotary { dim, theta })
-    }
 }
 
 /// What the feed-forward networks of the Qwen families have in common.

@@ -3,7 +3,7 @@
 
 use fm_kernels::{
     Backend,
-    backend::{AttentionShape, DeviceResult, Rope, View, ViewMut},
+    backend::{AttentionShape, DeviceResult, View, ViewMut},
 };
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     spec::AttentionSpec,
 };
 
-use super::StepRows;
+use super::{StepRows, rotation::Rotation};
 
 /// See the module.
 #[derive(Debug)]
@@ -27,9 +27,7 @@ pub(crate) struct Attention<B: Backend> {
     o: Linear<B>,
     q_norm: Option<B::Buf>,
     k_norm: Option<B::Buf>,
-    /// `theta^(-2i / dim)`.
-    inv_freq: B::Buf,
-    pairs: usize,
+    rotation: Rotation<B>,
     norm_eps: f32,
 }
 
@@ -75,10 +73,6 @@ impl<B: Backend> Attention<B> {
         norm_eps: f32,
     ) -> Result<Self, LoadError> {
         let vector = |v: &Option<_>| v.as_ref().map(|v| loader.vector(v)).transpose();
-        let pairs = spec.rotary.dim / 2;
-        let inv_freq: Vec<f32> = (0..pairs)
-            .map(|i| spec.rotary.theta.powf(-2.0 * i as f64 / spec.rotary.dim as f64) as f32)
-            .collect();
         Ok(Self {
             shape: spec.shape,
             kv_layer,
@@ -89,8 +83,7 @@ impl<B: Backend> Attention<B> {
             o: loader.linear(&spec.o)?,
             q_norm: vector(&spec.q_norm)?,
             k_norm: vector(&spec.k_norm)?,
-            inv_freq: loader.device.upload(&inv_freq)?,
-            pairs,
+            rotation: Rotation::load(loader.device, &spec.rotary)?,
             norm_eps,
         })
     }
@@ -155,12 +148,7 @@ impl<B: Backend> Attention<B> {
             let x = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
             device.rms_norm_heads(x, weight, self.norm_eps)?;
         }
-        let rope = Rope {
-            head_dim: self.shape.k_dim,
-            pairs: self.pairs,
-            inv_freq: &self.inv_freq,
-            positions,
-        };
+        let rope = self.rotation.of_heads(self.shape.k_dim, 0, positions);
         device.rope(&rope, ViewMut { buf, offset, rows, cols, stride })
     }
 }

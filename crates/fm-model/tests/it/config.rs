@@ -5,7 +5,7 @@ use std::path::Path;
 use fm_format::source::Checkpoint;
 use fm_model::{
     arch::describe,
-    spec::{MixerSpec, ModelSpec},
+    spec::{MixerSpec, ModelSpec, RopeScaling, Yarn},
 };
 use fm_testkit::tiny_checkpoint::{Family, Layout, TinyModel};
 use serde_json::json;
@@ -33,6 +33,48 @@ fn layer_types_decide_over_the_interval(family: Family) {
     let found: Vec<bool> =
         layers.iter().map(|layer| matches!(layer.mixer, MixerSpec::Attention(_))).collect();
     assert_eq!(found, attends);
+}
+
+/// `YaRN` in either home, with the amplitude of the paper, of a pair of `mscale`s, or as given.
+#[test]
+fn scaled_positions_are_read_from_either_home() {
+    let yarn = json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": 64});
+    let whole = Yarn {
+        factor: 4.0,
+        original_max_position_embeddings: 64.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: true,
+        attention_factor: 1.0 + 0.1 * 4.0_f64.ln(),
+        score_factor: 1.0,
+    };
+    let pair = json!({"mscale": 2.0, "mscale_all_dim": 0.5, "truncate": false, "beta_fast": 16});
+    let sharper = 1.0 + 0.05 * 4.0_f64.ln();
+    let of_pair = Yarn {
+        beta_fast: 16.0,
+        truncate: false,
+        attention_factor: (1.0 + 0.2 * 4.0_f64.ln()) / sharper,
+        score_factor: sharper * sharper,
+        ..whole
+    };
+    let given = json!({"attention_factor": 1.5, "beta_slow": 2});
+    let as_given = Yarn { beta_slow: 2.0, attention_factor: 1.5, ..whole };
+    for home in ["rope_scaling", "rope_parameters"] {
+        for (more, want) in [(json!({}), whole), (pair.clone(), of_pair), (given.clone(), as_given)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            TinyModel::new(Family::Qwen3Moe).write(dir.path(), &Layout::Hf, 1);
+            edit_config(dir.path(), |config| {
+                config[home] = yarn.clone();
+                for (key, value) in more.as_object().unwrap() {
+                    config[home][key] = value.clone();
+                }
+            });
+            let spec = described(dir.path());
+            let MixerSpec::Attention(attention) = &spec.layers[0].mixer else { panic!("attends") };
+            assert_eq!(attention.rotary.scaling, RopeScaling::Yarn(want), "{home} {more}");
+        }
+    }
 }
 
 mod qwen3_next {

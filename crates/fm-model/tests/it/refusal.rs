@@ -84,11 +84,12 @@ fn another_quantisation_mode_is_named() {
 
 #[test]
 fn fields_without_meaning_are_refused() {
-    let edits: [(&str, Value); 6] = [
+    let edits: [(&str, Value); 7] = [
         ("hidden_act", json!("gelu")),
         ("num_key_value_heads", json!(0)),
         ("num_experts_per_tok", json!(1000)),
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 4.0})),
         ("decoder_sparse_step", json!(0)),
         ("hidden_size", json!("wide")),
     ];
@@ -98,6 +99,36 @@ fn fields_without_meaning_are_refused() {
         let message = refusal(dir.path());
         assert!(message.contains("config.json"), "{field}: {message}");
     }
+}
+
+#[test]
+fn scaled_positions_need_all_their_numbers_and_no_contradiction() {
+    let whole = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
+    let edits: [(&str, Value, &str); 8] = [
+        ("factor", json!(0.5), "`factor` is 0.5"),
+        ("original_max_position_embeddings", Value::Null, "`original_max_position_embeddings`"),
+        ("beta_slow", json!(64), "`beta_fast` is 32"),
+        ("mscale", json!(0.7), "`mscale_all_dim` is `missing`"),
+        ("mscale_all_dim", json!(0.7), "`mscale` is `missing`"),
+        ("attention_factor", json!(0), "`attention_factor` is 0"),
+        ("rope_type", json!("linear"), "`type` is `yarn`"),
+        ("type", json!("llama3"), "`rope_type` is `llama3`"),
+    ];
+    for (field, value, expected) in edits {
+        let dir = written(&Layout::Hf);
+        edit_config(dir.path(), |config| {
+            config["rope_scaling"] = whole.clone();
+            config["rope_scaling"][field] = value;
+        });
+        let message = refusal(dir.path());
+        assert!(message.contains(expected), "{field}: {message}");
+    }
+    let dir = written(&Layout::Hf);
+    edit_config(dir.path(), |config| {
+        config["rope_scaling"] = whole.clone();
+        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e4});
+    });
+    assert!(refusal(dir.path()).contains("`rope_scaling`"), "{}", refusal(dir.path()));
 }
 
 #[test]
