@@ -2,12 +2,16 @@
 //!
 //! A format is a value, not a type: everything that depends on it asks its row. Rows of a matrix
 //! are whole blocks, front to back, so that a kernel streams them. Formats that publish their
-//! parts in separate tensors (MLX affine) get one fixed interleaved block here.
+//! parts in separate tensors (MLX affine) get one fixed interleaved block here. Blocks have any
+//! number of bytes, so nothing in a row is aligned.
 
 use std::fmt;
 
 pub mod affine;
 pub mod float;
+pub mod ggml;
+
+pub use ggml::GgmlKind;
 
 /// Everything the engine knows about a quant format.
 pub struct QuantFormat {
@@ -22,9 +26,13 @@ pub struct QuantFormat {
     /// Exact scalar decode of one block: the definition that every kernel is compared with.
     /// `block` has `block_bytes` bytes, `out` has `block_len` values.
     pub decode: fn(block: &[u8], out: &mut [f32]),
-    /// Nearest encoding of one block, for the converter, synthetic weights and tests.
-    pub encode: fn(weights: &[f32], block: &mut [u8]),
+    /// Nearest encoding of one block, for the converter, synthetic weights and tests. Formats whose
+    /// encoding is a search, or that nobody here writes, have none.
+    pub encode: Option<Encode>,
 }
+
+/// Encodes one block: `weights` has `block_len` values, `block` has `block_bytes` bytes.
+pub type Encode = fn(weights: &[f32], block: &mut [u8]);
 
 /// The family of a format and its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +49,8 @@ pub enum FormatKind {
         /// How scale and bias are stored in the block.
         scale: ScaleKind,
     },
+    /// A block type of ggml.
+    Ggml(GgmlKind),
 }
 
 /// Plain floating-point weight types.
@@ -89,12 +99,13 @@ impl QuantFormat {
     /// Encodes one row, the counterpart of [`QuantFormat::decode_row`].
     ///
     /// # Panics
-    /// If the lengths do not fit each other.
+    /// If the lengths do not fit each other, or the format has no encoder.
     pub fn encode_row(&self, weights: &[f32], row: &mut [u8]) {
         assert_eq!(Some(row.len()), self.row_bytes(weights.len()), "row bytes fit the row");
+        let encode = self.encode.expect("the caller chose a format that is written");
         let blocks = row.chunks_exact_mut(self.block_bytes);
         for (block, weights) in blocks.zip(weights.chunks_exact(self.block_len)) {
-            (self.encode)(weights, block);
+            encode(weights, block);
         }
     }
 }
@@ -122,7 +133,7 @@ macro_rules! affine_row {
             block_bytes: 4 + $bits * $group / 8,
             kind: FormatKind::Affine { bits: $bits, group: $group, scale: ScaleKind::Bf16 },
             decode: affine::decode::<$bits, false>,
-            encode: affine::encode::<$bits, false>,
+            encode: Some(affine::encode::<$bits, false>),
         }
     };
     ($name:literal, $bits:literal, $group:literal, F32) => {
@@ -132,13 +143,13 @@ macro_rules! affine_row {
             block_bytes: 8 + $bits * $group / 8,
             kind: FormatKind::Affine { bits: $bits, group: $group, scale: ScaleKind::F32 },
             decode: affine::decode::<$bits, true>,
-            encode: affine::encode::<$bits, true>,
+            encode: Some(affine::encode::<$bits, true>),
         }
     };
 }
 
 /// Every format this build reads. Adding one means adding a row.
-pub static FORMATS: [QuantFormat; 39] = [
+pub static FORMATS: [QuantFormat; 49] = [
     float::F32,
     float::F16,
     float::BF16,
@@ -178,6 +189,16 @@ pub static FORMATS: [QuantFormat; 39] = [
     affine_row!("affine8_g32_f32", 8, 32, F32),
     affine_row!("affine8_g64_f32", 8, 64, F32),
     affine_row!("affine8_g128_f32", 8, 128, F32),
+    ggml::legacy::Q4_0,
+    ggml::legacy::Q4_1,
+    ggml::legacy::Q5_0,
+    ggml::legacy::Q5_1,
+    ggml::legacy::Q8_0,
+    ggml::k_quants::Q2_K,
+    ggml::k_quants::Q3_K,
+    ggml::k_quants::Q4_K,
+    ggml::k_quants::Q5_K,
+    ggml::k_quants::Q6_K,
 ];
 
 /// Finds a format by its manifest name.
@@ -198,17 +219,49 @@ pub fn by_kind(kind: FormatKind) -> Option<&'static QuantFormat> {
     FORMATS.iter().find(|format| format.kind == kind)
 }
 
+/// Finds the row of a tensor type of ggml by its number, as GGUF files state it.
+pub fn by_ggml_type(id: u32) -> Option<&'static QuantFormat> {
+    FORMATS.iter().find(|format| format.kind.ggml_type() == Some(id))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     #[test]
-    fn names_and_kinds_are_unique_and_blocks_are_whole_words() {
+    fn names_and_kinds_are_unique() {
         for (i, format) in FORMATS.iter().enumerate() {
             assert!(FORMATS[..i].iter().all(|other| other.name != format.name), "{format:?}");
             assert!(FORMATS[..i].iter().all(|other| other.kind != format.kind), "{format:?}");
-            assert!(format.block_len == 1 || format.block_bytes.is_multiple_of(4), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn ggml_types_are_found_by_their_numbers() {
+        let name = |id| by_ggml_type(id).map(|format| format.name);
+        assert_eq!([0, 1, 30].map(name), [Some("f32"), Some("f16"), Some("bf16")]);
+        assert_eq!([2, 8, 12, 14].map(name), ["q4_0", "q8_0", "q4_k", "q6_k"].map(Some));
+        // A type that ggml has for activations only, one it has withdrawn, one of the future.
+        assert_eq!([9, 4, 1000].map(name), [None; 3]);
+    }
+
+    /// The largest distance between two neighbours among the values of a block, and a little more
+    /// because scales are rounded.
+    fn ggml_step(kind: GgmlKind) -> f32 {
+        match kind {
+            // The far end of the other sign has no code: it is a whole step away.
+            GgmlKind::Q4_0 => 2.0 * 8.01 / 8.0,
+            GgmlKind::Q5_0 => 2.0 * 8.01 / 16.0,
+            GgmlKind::Q4_1 => 16.1 / 15.0,
+            GgmlKind::Q5_1 => 16.2 / 31.0,
+            // 127 steps of a scale in f16, which is off by 2^-11 of itself.
+            GgmlKind::Q8_0 => 8.0 / 127.0 * (1.0 + 2.0 * 127.0 / 2048.0),
+            // Scales and minima are rounded to a 63rd of the largest one of the block.
+            GgmlKind::Q4K => 16.0 / 15.0 * (1.0 + 15.0 / 63.0) + 8.0 / 63.0,
+            GgmlKind::Q5K => 16.0 / 31.0 * (1.0 + 31.0 / 63.0) + 8.0 / 63.0,
+            GgmlKind::Q6K => 8.0 / 31.0 * (1.0 + 31.0 / 127.0),
+            GgmlKind::Q2K | GgmlKind::Q3K => unreachable!("it has no encoder"),
         }
     }
 
@@ -216,10 +269,10 @@ mod tests {
         /// Holds for every row of `FORMATS`, so a new format is tested by being listed.
         #[test]
         fn decode_of_encode_is_within_half_a_step(
-            weights in prop::collection::vec(-8.0_f32..8.0, 128),
+            weights in prop::collection::vec(-8.0_f32..8.0, 256),
         ) {
-            for format in &FORMATS {
-                let row_bytes = format.row_bytes(weights.len()).expect("128 tiles every block");
+            for format in FORMATS.iter().filter(|format| format.encode.is_some()) {
+                let row_bytes = format.row_bytes(weights.len()).expect("256 tiles every block");
                 let mut row = vec![0; row_bytes];
                 let mut back = vec![0.0; weights.len()];
                 format.encode_row(&weights, &mut row);
@@ -230,6 +283,7 @@ mod tests {
                     // A group spans at most 16; scale and bias in bf16 shift a weight further.
                     FormatKind::Affine { bits, .. } =>
                         16.0 / f32::from((1_u16 << bits) - 1) + 2.0 * 8.0 / 128.0 ,
+                    FormatKind::Ggml(kind) => ggml_step(kind),
                 };
                 for (weight, back) in weights.iter().zip(&back) {
                     prop_assert!((weight - back).abs() <= 0.51 * step, "{}: {weight} {back}", format.name);

@@ -1,29 +1,59 @@
-//! Decoding of every affine format against MLX, bit for bit.
+//! Decoding of every format against the library that defines it, bit for bit.
 
 use fm_format::{
-    quant::{FORMATS, FormatKind, ScaleKind},
+    quant::{FORMATS, FormatKind, GgmlKind, QuantFormat, ScaleKind, by_kind},
     record::{AffinePart, FileIndex, MatrixShape, ScaleSource, interleave},
-    source::{Files, safetensors::read_header},
+    source::{
+        Files,
+        safetensors::{Tensor, read_header},
+    },
 };
 use fm_testkit::golden::{Golden, workspace_dir};
 
+/// A file of `golden/quant_vectors`.
+struct Vectors {
+    golden: Golden,
+    files: Files,
+    tensors: Vec<Tensor>,
+}
+
+impl Vectors {
+    fn open(name: &str) -> Self {
+        let path = workspace_dir().join("golden/quant_vectors").join(name);
+        let tensors = read_header(&path, FileIndex(0)).expect("the vectors have a header");
+        Self { golden: Golden::open(&path), files: Files::new(vec![path]), tensors }
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        let tensor = self.tensors.iter().find(|tensor| tensor.name == name);
+        self.files
+            .read_extent(tensor.unwrap_or_else(|| panic!("no {name}")).extent)
+            .expect("the vectors are whole")
+    }
+}
+
+/// Decodes rows of `cols` weights.
+fn assert_decodes(format: &'static QuantFormat, packed: &[u8], want: &[f32], cols: usize) {
+    let row_bytes = format.row_bytes(cols).expect("rows are whole blocks");
+    assert_eq!(packed.len() * cols, want.len() * row_bytes, "{format:?}");
+    let mut row = vec![0.0; cols];
+    for (packed, want) in packed.chunks(row_bytes).zip(want.chunks(cols)) {
+        format.decode_row(packed, &mut row);
+        let differs = row.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(differs, None, "{format:?}");
+    }
+}
+
 #[test]
 fn every_affine_format_decodes_as_mlx_does() {
-    let path = workspace_dir().join("golden/quant_vectors/mlx_quant.safetensors");
-    let golden = Golden::open(&path);
-    let files = Files::new(vec![path.clone()]);
-    let tensors = read_header(&path, FileIndex(0)).unwrap();
-    let bytes = |name: &str| {
-        let tensor = tensors.iter().find(|tensor| tensor.name == name);
-        files.read_extent(tensor.unwrap_or_else(|| panic!("no {name}")).extent).unwrap()
-    };
+    let vectors = Vectors::open("mlx_quant.safetensors");
     let mut compared = 0;
     for format in &FORMATS {
         let FormatKind::Affine { bits, group, scale: ScaleKind::Bf16 } = format.kind else {
             continue;
         };
         let set = format!("affine.b{bits}.g{group}");
-        let (want, shape) = golden.f32(&format!("{set}.dequant"));
+        let (want, shape) = vectors.golden.f32(&format!("{set}.dequant"));
         let shape = MatrixShape { rows: shape[0], cols: shape[1], format };
         let mut matrix = vec![0; shape.bytes()];
         for (part, name) in [
@@ -31,16 +61,38 @@ fn every_affine_format_decodes_as_mlx_does() {
             (AffinePart::Scales, "s_bf16_bits"),
             (AffinePart::Biases, "b_bf16_bits"),
         ] {
-            let bytes = bytes(&format!("{set}.{name}"));
+            let bytes = vectors.bytes(&format!("{set}.{name}"));
             interleave(shape, part, ScaleSource::Bf16, &bytes, &mut matrix);
         }
-        let mut row = vec![0.0; shape.cols];
-        for (packed, want) in matrix.chunks(shape.row_bytes()).zip(want.chunks(shape.cols)) {
-            format.decode_row(packed, &mut row);
-            let same = row.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(same, "{}", format.name);
-        }
+        assert_decodes(format, &matrix, want, shape.cols);
         compared += 1;
     }
     assert_eq!(compared, 18, "every width and group was there");
+}
+
+#[test]
+fn every_ggml_format_decodes_as_gguf_py_does() {
+    let vectors = Vectors::open("gguf_quant.safetensors");
+    for format in FORMATS.iter().filter(|format| matches!(format.kind, FormatKind::Ggml(_))) {
+        let name = format.name.to_uppercase();
+        let (want, shape) = vectors.golden.f32(&format!("{name}.dequant"));
+        assert_decodes(format, &vectors.bytes(&format!("{name}.bytes")), want, shape[1]);
+    }
+}
+
+/// gguf-py has encoders for these, and they are those of ggml.
+#[test]
+fn simple_ggml_formats_encode_as_gguf_py_does() {
+    use GgmlKind::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+    let vectors = Vectors::open("gguf_quant.safetensors");
+    let (weights, shape) = vectors.golden.f32("w");
+    for format in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0].map(|kind| by_kind(FormatKind::Ggml(kind))) {
+        let format = format.unwrap();
+        let want = vectors.bytes(&format!("{}.bytes", format.name.to_uppercase()));
+        let mut row = vec![0; format.row_bytes(shape[1]).unwrap()];
+        for (weights, want) in weights.chunks(shape[1]).zip(want.chunks(row.len())) {
+            format.encode_row(weights, &mut row);
+            assert_eq!(row, want, "{format:?}");
+        }
+    }
 }

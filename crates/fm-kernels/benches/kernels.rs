@@ -19,6 +19,7 @@ use fm_format::{
 use fm_kernels::{
     Backend, Cpu,
     backend::{AttentionShape, DeltaInputs, DeltaShape, KvView, QMatrix, View, ViewMut},
+    conformance::noise_weights,
     cpu::{Level, probe},
 };
 
@@ -231,11 +232,10 @@ impl Bench {
     }
 }
 
-/// Copies of 64 rows of noise.
+/// Copies of 64 K weights of noise.
 fn weights(format: &'static QuantFormat, bytes: usize) -> Vec<u8> {
     let cols = 64 * 1024;
-    let mut pattern = vec![0; format.row_bytes(cols).expect("it tiles")];
-    format.encode_row(&values(cols), &mut pattern);
+    let pattern = noise_weights(MatrixShape { rows: 1, cols, format }, 1);
     let mut set = vec![0; bytes];
     for chunk in set.chunks_mut(pattern.len()) {
         chunk.copy_from_slice(&pattern[..chunk.len()]);

@@ -19,6 +19,7 @@ use crate::{
 mod bits;
 mod elementwise;
 mod matmul;
+mod noise;
 mod routing;
 mod sequence;
 
@@ -27,6 +28,8 @@ pub use elementwise::{
     add, add_bias, buffers, gated_norm_heads, rms_norm, rms_norm_heads, rope, sigmoid_mul, silu_mul,
 };
 pub use matmul::{combine_rows, embed, expert_rows, matmul, matmul_rows, scatter_rows};
+use noise::noise;
+pub use noise::noise_weights;
 pub use routing::route;
 pub use sequence::{attention, causal_conv, delta_net, kv_copy_block};
 
@@ -93,19 +96,6 @@ fn assert_close(case: &dyn std::fmt::Debug, got: &[f32], want: &[f32], tolerance
     }
 }
 
-/// `len` values in `(-1, 1)` that depend on the seed alone (`SplitMix64`).
-fn noise(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0xd134_2543_de82_ef95);
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) >> 40
-    };
-    (0..len).map(|_| (next() as f32 + 0.5) / (1 << 23) as f32 - 1.0).collect()
-}
-
 /// A weight matrix of noise, on a device.
 struct Weights<B: Backend> {
     packed: B::Packed,
@@ -120,12 +110,7 @@ impl<B: Backend> Weights<B> {
         seed: u64,
     ) -> DeviceResult<Self> {
         let shape = MatrixShape { rows, cols, format };
-        let mut bytes = vec![0; shape.bytes()];
-        let packed_rows = bytes.chunks_exact_mut(shape.row_bytes());
-        for (row, values) in packed_rows.zip(noise(seed, rows * cols).chunks_exact(cols)) {
-            format.encode_row(values, row);
-        }
-        Ok(Self { packed: device.upload_packed(bytes)?, shape })
+        Ok(Self { packed: device.upload_packed(noise_weights(shape, seed))?, shape })
     }
 
     fn matrix(&self) -> QMatrix<'_, B::Bytes> {

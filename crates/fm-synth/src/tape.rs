@@ -240,7 +240,7 @@ fn encoded(row: &[f32]) -> CodedRow {
     let format = router_format();
     let blocks = row.chunks(GROUP).map(|group| {
         let mut block = vec![0; format.block_bytes];
-        (format.encode)(group, &mut block);
+        format.encode_row(group, &mut block);
         block
     });
     let (mut codes, mut heads) = (Vec::with_capacity(row.len()), Vec::new());

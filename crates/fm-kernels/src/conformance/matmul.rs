@@ -15,7 +15,8 @@ use super::{Case, Weights, noise, read_all};
 /// than a task has; one block, and more columns than a kernel decodes at a time.
 fn shapes(format: &QuantFormat) -> Vec<(usize, usize)> {
     let block = format.block_len;
-    let mut shapes = vec![(1, 5 * block), (3, block), (301, 2 * block), (5, 1152)];
+    let mut shapes = vec![(1, 5 * block), (3, block), (301, 2 * block)];
+    shapes.push((5, 1152_usize.next_multiple_of(block)));
     if block == 1 {
         shapes.extend([(7, 77), (3, 15), (2, 16), (9, 1049)]); // rows that end inside a vector
     }
@@ -100,7 +101,7 @@ struct Embed {
 
 impl Case for Embed {
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
-        let (rows, cols) = (11, 3 * 128);
+        let (rows, cols) = (11, 3 * 256);
         let table = Weights::noise(device, self.format, (rows, cols), 1)?;
         let mut out = device.alloc(4 * cols)?;
         device.embed(table.matrix(), &[10, 0, 3, 3], ViewMut::new(&mut out, 4, cols))?;
@@ -132,7 +133,7 @@ struct Expert {
 
 impl Case for Expert {
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
-        let (hidden, ffn, tokens) = (128, 256, 6);
+        let (hidden, ffn, tokens) = (256, 512, 6);
         let gate = Weights::noise(device, self.format, (ffn, hidden), 1)?;
         let up = Weights::noise(device, self.format, (ffn, hidden), 2)?;
         let down = Weights::noise(device, self.format, (hidden, ffn), 3)?;
