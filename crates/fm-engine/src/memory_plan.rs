@@ -1,6 +1,10 @@
 //! What goes where, decided before the first byte is loaded: the budget is a ceiling.
 
-use fm_model::{decoder::DecoderOptions, footprint::Footprint, spec::ModelSpec};
+use fm_model::{
+    decoder::DecoderOptions,
+    footprint::Footprint,
+    spec::{FfnSpec, ModelSpec},
+};
 use fm_store::{CHUNK_BYTES, Plan, StoreError, StoreOptions, reader};
 
 use crate::{bytes::Bytes, machine::MemoryLimits, options::EngineOptions};
@@ -207,8 +211,12 @@ impl MemoryPlan {
 }
 
 fn check_top_k(spec: &ModelSpec, top_k: Option<usize>) -> Result<(), PlanError> {
-    let experts = spec.catalog.layers.iter().flatten().map(|layer| layer.records.len()).min();
-    match (top_k, experts) {
+    let layers = spec.layers.iter().zip(&spec.catalog.layers);
+    let reachable = layers.filter_map(|(layer, records)| match (&layer.ffn, records) {
+        (FfnSpec::Moe(moe), Some(records)) => Some(moe.routing.reachable(records.records.len())),
+        _ => None,
+    });
+    match (top_k, reachable.min()) {
         (Some(wanted), Some(experts)) if wanted > experts => {
             Err(PlanError::TopK { wanted, experts })
         }

@@ -10,7 +10,8 @@ mod view;
 
 pub use operands::{
     AttentionShape, Combine, DeltaInputs, DeltaShape, ExpertRow, ExpertScratch, ExpertWeights,
-    KvView, QMatrix, Rope, RopeLayout, RouterScale, RouterSpec, Routes,
+    KvView, QMatrix, ROUTER_GROUPS_MAX, Rope, RopeLayout, RouterGroups, RouterLogits, RouterScale,
+    RouterScoring, RouterSpec, Routes,
 };
 pub use view::{View, ViewMut};
 
@@ -280,15 +281,14 @@ pub trait Backend: Send + Sized + 'static {
         out: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;
 
-    /// Softmax over all experts in f32, then the `top_k` largest; of equals the lower index.
-    /// `logits` is `[rows, experts]`.
+    /// Chooses experts for every row, see [`RouterSpec`]; of equals the lower index.
     ///
     /// # Errors
     /// If the device fails.
     fn route(
         &self,
         spec: RouterSpec,
-        logits: View<'_, Self::Buf>,
+        router: RouterLogits<'_, Self::Buf>,
         routes: &mut Routes<Self>,
     ) -> DeviceResult;
     /// `out[rows[i].target] = y[i]`, or `+= rows[i].weight · y[i]`.

@@ -8,9 +8,12 @@ use std::cell::RefCell;
 use crate::{
     backend::{
         AttentionShape, Backend, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertRow, KvView,
-        Numerics, QMatrix, Rope, RouterSpec, Routes, View, ViewMut,
+        Numerics, QMatrix, Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View, ViewMut,
     },
-    reference::{activation, norm, router},
+    reference::{
+        activation, norm,
+        router::{self, Scores},
+    },
 };
 
 mod acts;
@@ -296,9 +299,11 @@ impl<K: Kernels> Backend for Host<K> {
     fn route(
         &self,
         spec: RouterSpec,
-        logits: View<'_, Vec<f32>>,
+        router: RouterLogits<'_, Vec<f32>>,
         routes: &mut Routes<Self>,
     ) -> DeviceResult {
+        let RouterLogits { logits, bias } = router;
+        let bias = bias.map(Vec::as_slice);
         let (rows, experts, top_k) = (logits.rows, logits.cols, spec.top_k);
         routes.top_k = top_k;
         routes.ids.resize(rows * top_k, fm_format::key::ExpertIndex(0));
@@ -307,8 +312,15 @@ impl<K: Kernels> Backend for Host<K> {
         let chosen = ids.zip(routes.weights.chunks_exact_mut(top_k));
         let scores = routes.scores.chunks_exact_mut(experts);
         for (i, ((ids, weights), scores)) in chosen.zip(scores).enumerate() {
-            self.kernels.softmax(logits.row(i), scores);
-            router::choose(scores, spec.scale, ids, weights);
+            match spec.scoring {
+                RouterScoring::Softmax => self.kernels.softmax(logits.row(i), scores),
+                RouterScoring::Sigmoid => {
+                    scores.fill(1.0);
+                    self.kernels.sigmoid_mul(logits.row(i), scores);
+                }
+                RouterScoring::SoftmaxOfChosen => scores.copy_from_slice(logits.row(i)),
+            }
+            router::choose(spec, Scores { scores, bias }, ids, weights);
         }
         Ok(())
     }

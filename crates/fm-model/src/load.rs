@@ -6,7 +6,10 @@ use fm_format::{
     record::{AffinePart, Extent, FileIndex, MatrixShape, ScaleSource, interleave},
     source::{Dtype, Files},
 };
-use fm_kernels::{Backend, backend::QMatrix};
+use fm_kernels::{
+    Backend,
+    backend::{DeviceResult, QMatrix, ViewMut},
+};
 use half::{bf16, f16};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -48,6 +51,19 @@ impl<B: Backend> Matrix<B> {
 pub(crate) struct Linear<B: Backend> {
     pub(crate) weight: Matrix<B>,
     pub(crate) bias: Option<B::Buf>,
+}
+
+impl<B: Backend> Linear<B> {
+    /// `y = W x + bias`.
+    pub(crate) fn forward(&self, device: &B, x: &B::Acts, y: ViewMut<'_, B::Buf>) -> DeviceResult {
+        let ViewMut { buf, offset, rows, cols, stride } = y;
+        let product = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
+        device.matmul(self.weight.view(), x, product)?;
+        match &self.bias {
+            Some(bias) => device.add_bias(bias, ViewMut { buf, offset, rows, cols, stride }),
+            None => Ok(()),
+        }
+    }
 }
 
 impl<B: Backend> Loader<'_, B> {

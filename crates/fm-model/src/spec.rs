@@ -269,7 +269,9 @@ pub enum FfnSpec {
 #[derive(Clone, Debug)]
 pub struct MoeSpec {
     /// `[experts, hidden]`.
-    pub router: MatrixRef,
+    pub router: Projection,
+    /// `[experts]`: added to the scores for the choice, not to the weights.
+    pub choice_bias: Option<VectorRef>,
     /// How experts are chosen.
     pub routing: RouterSpec,
     /// An expert that every position uses.
@@ -328,7 +330,8 @@ pub fn for_each_tensor(
         let mlp = match &layer.ffn {
             FfnSpec::Mlp(mlp) => Some(&**mlp),
             FfnSpec::Moe(moe) => {
-                on_matrix(&moe.router);
+                on_matrix(&moe.router.weight);
+                moe.router.bias.iter().chain(&moe.choice_bias).for_each(&mut *on_vector);
                 let shared = moe.shared.as_ref();
                 shared.and_then(|s| s.gate.as_ref()).into_iter().for_each(&mut *on_matrix);
                 shared.map(|s| &s.mlp)

@@ -132,7 +132,7 @@ fn trunk(files: &Files, spec: &ModelSpec) -> Trunk {
         match &layer.ffn {
             FfnSpec::Mlp(mlp) => named.mlp("mlp", mlp),
             FfnSpec::Moe(moe) => {
-                named.matrix("router", &moe.router);
+                named.matrix("router", &moe.router.weight);
                 if let Some(shared) = &moe.shared {
                     named.mlp("shared", &shared.mlp);
                     shared.gate.iter().for_each(|gate| named.matrix("shared_gate", gate));

@@ -66,27 +66,79 @@ pub struct ExpertScratch<B: Backend> {
 }
 
 /// How a router chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// ```text
+/// score ← scoring(logits)              key ← score + bias
+/// chosen ← the top_k largest keys, of the experts in the chosen groups where there are groups
+/// weight ← factor · scale(score of the chosen)
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterSpec {
     /// Experts per row that are used.
     pub top_k: usize,
-    /// What the chosen probabilities are divided by.
+    /// From logits to scores.
+    pub scoring: RouterScoring,
+    /// What the chosen scores are divided by.
     pub scale: RouterScale,
+    /// Groups of experts of which only the best are looked at.
+    pub groups: Option<RouterGroups>,
+    /// Multiplies every weight (`routed_scaling_factor`).
+    pub factor: f32,
 }
 
-/// What becomes of the chosen probabilities.
+impl RouterSpec {
+    /// The most of `experts` experts that a row can have.
+    pub fn reachable(&self, experts: usize) -> usize {
+        self.groups.map_or(experts, |groups| groups.chosen * (experts / groups.count))
+    }
+}
+
+/// From a router's logits to scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScoring {
+    /// Softmax over all experts.
+    Softmax,
+    /// `1 / (1 + e^-logit)`, each expert by itself.
+    Sigmoid,
+    /// The logits themselves; the softmax is taken over the chosen ones, as their weights.
+    SoftmaxOfChosen,
+}
+
+/// What becomes of the chosen scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScale {
-    /// They stay as the softmax over all experts gave them.
+    /// They stay as they are.
     Plain,
     /// They are divided by their sum (`norm_topk_prob`).
     Renormalised,
 }
 
+/// Most groups a router may have.
+pub const ROUTER_GROUPS_MAX: usize = 64;
+
+/// Equal groups of neighbouring experts. A group is as good as the sum of its two best keys.
+/// Source: DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, arXiv:2412.19437.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterGroups {
+    /// Groups, at most [`ROUTER_GROUPS_MAX`]; divides the experts, of which each has two at least.
+    pub count: usize,
+    /// Groups that a row may choose from.
+    pub chosen: usize,
+}
+
+/// What a router says of some rows.
+#[derive(Debug)]
+pub struct RouterLogits<'a, Buf> {
+    /// `[rows, experts]`.
+    pub logits: View<'a, Buf>,
+    /// Added to the scores before the choice, `[experts]`; weights do not have it.
+    pub bias: Option<&'a Buf>,
+}
+
 /// Experts of every row, ascending within a row.
 #[derive(Debug)]
 pub struct Routes<B: Backend> {
-    /// Probabilities of all experts, `[rows, experts]`, for policies and look-ahead.
+    /// Scores of all experts, `[rows, experts]`, for policies and look-ahead.
     pub scores: B::Buf,
     /// `top_k` experts per row, ascending.
     pub ids: Vec<ExpertIndex>,

@@ -5,7 +5,7 @@ use fm_kernels::backend::RouterSpec;
 
 use crate::{
     error::LoadError,
-    spec::{FfnSpec, MlpSpec, MoeSpec, SharedSpec},
+    spec::{FfnSpec, MlpSpec, MoeSpec, SharedSpec, VectorTransform},
     weights::Weights,
 };
 
@@ -17,8 +17,23 @@ use super::{
 /// The routed experts of a family, and the one that every position uses.
 pub(super) struct Experts<'a> {
     pub(super) dims: ExpertDims,
+    pub(super) router: Router<'a>,
     pub(super) routing: RouterSpec,
     pub(super) shared: Option<SharedExpert<'a>>,
+}
+
+/// What the router of a family is called.
+#[derive(Clone, Copy)]
+pub(super) struct Router<'a> {
+    /// Its module inside the feed-forward network.
+    pub(super) module: &'a str,
+    /// The tensor inside the network that is added to the scores for the choice only.
+    pub(super) choice_bias: Option<&'a str>,
+}
+
+impl Router<'static> {
+    /// `gate`, and no bias for the choice.
+    pub(super) const GATE: Self = Self { module: "gate", choice_bias: None };
 }
 
 /// The shared expert.
@@ -46,8 +61,17 @@ impl Experts<'_> {
                 gate: shared.gate.map(gate).transpose()?,
             })
         });
+        let choice_bias = self.router.choice_bias.map(|bias| {
+            let (name, plain) = (format!("{mlp}.{bias}"), VectorTransform::Plain);
+            weights.vector(&name, &[self.dims.experts], plain)
+        });
         let spec = MoeSpec {
-            router: weights.matrix(&format!("{mlp}.gate"), self.dims.experts, hidden)?,
+            router: weights.projection(
+                &format!("{mlp}.{}", self.router.module),
+                self.dims.experts,
+                hidden,
+            )?,
+            choice_bias: choice_bias.transpose()?,
             routing: self.routing,
             shared: shared.transpose()?,
         };

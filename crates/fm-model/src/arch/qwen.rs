@@ -2,7 +2,7 @@
 //! layer. A family's own file reads its configuration and fills in a [`Family`].
 
 use fm_format::record::LayerRecords;
-use fm_kernels::backend::{DeltaShape, RouterScale, RouterSpec};
+use fm_kernels::backend::{DeltaShape, RouterScale, RouterScoring, RouterSpec};
 use serde::Deserialize;
 
 use crate::{
@@ -16,7 +16,7 @@ use super::{
     config::{MoeConfig, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite},
     experts::ExpertDims,
-    ffn::{Experts, SharedExpert, dense},
+    ffn::{Experts, Router, SharedExpert, dense},
 };
 
 /// One family of the Qwen line, with a checkpoint's configuration in place.
@@ -66,7 +66,14 @@ impl Family<'_> {
         let shared = moe.shared_expert_intermediate_size.filter(|width| *width > 0);
         let experts = Experts {
             dims: ExpertDims { experts: moe.num_experts, hidden, ffn: moe.moe_intermediate_size },
-            routing: RouterSpec { top_k: moe.num_experts_per_tok, scale: self.router_scale },
+            router: Router::GATE,
+            routing: RouterSpec {
+                top_k: moe.num_experts_per_tok,
+                scoring: RouterScoring::Softmax,
+                scale: self.router_scale,
+                groups: None,
+                factor: 1.0,
+            },
             shared: shared.map(|width| SharedExpert {
                 module: "shared_expert",
                 width,

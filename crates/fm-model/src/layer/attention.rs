@@ -100,9 +100,9 @@ impl<B: Backend> Attention<B> {
         let rows = step.positions.len();
         let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = self.shape;
         let AttentionScratch { q, gate, k, v, mixed, acts } = scratch;
-        project(device, &self.q, x, ViewMut::new(q, rows, heads * k_dim))?;
-        project(device, &self.k, x, ViewMut::new(k, rows, kv_heads * k_dim))?;
-        project(device, &self.v, x, ViewMut::new(v, rows, kv_heads * v_dim))?;
+        self.q.forward(device, x, ViewMut::new(q, rows, heads * k_dim))?;
+        self.k.forward(device, x, ViewMut::new(k, rows, kv_heads * k_dim))?;
+        self.v.forward(device, x, ViewMut::new(v, rows, kv_heads * v_dim))?;
         self.place(
             device,
             step.positions,
@@ -127,12 +127,12 @@ impl<B: Backend> Attention<B> {
             device.attention(self.shape, queries, &kv, segment.position, mixed)?;
         }
         if let Some(gate_proj) = &self.gate {
-            project(device, gate_proj, x, ViewMut::new(gate, rows, heads * v_dim))?;
+            gate_proj.forward(device, x, ViewMut::new(gate, rows, heads * v_dim))?;
             let gate = View::new(&*gate, rows, heads * v_dim);
             device.sigmoid_mul(gate, ViewMut::new(mixed, rows, heads * v_dim))?;
         }
         device.prepare(View::new(&*mixed, rows, heads * v_dim), acts)?;
-        project(device, &self.o, acts, out)
+        self.o.forward(device, acts, out)
     }
 
     /// Norm and rotation of query or key heads.
@@ -150,24 +150,5 @@ impl<B: Backend> Attention<B> {
         }
         let rope = self.rotation.of_heads(self.shape.k_dim, 0, positions);
         device.rope(&rope, ViewMut { buf, offset, rows, cols, stride })
-    }
-}
-
-/// `y = W x + bias`.
-fn project<B: Backend>(
-    device: &B,
-    linear: &Linear<B>,
-    x: &B::Acts,
-    y: ViewMut<'_, B::Buf>,
-) -> DeviceResult {
-    let ViewMut { buf, offset, rows, cols, stride } = y;
-    device.matmul(
-        linear.weight.view(),
-        x,
-        ViewMut { buf: &mut *buf, offset, rows, cols, stride },
-    )?;
-    match &linear.bias {
-        Some(bias) => device.add_bias(bias, ViewMut { buf, offset, rows, cols, stride }),
-        None => Ok(()),
     }
 }

@@ -3,13 +3,13 @@
 use fm_format::key::LayerIndex;
 use fm_kernels::{
     Backend,
-    backend::{DeviceResult, RouterSpec, Routes, View, ViewMut},
+    backend::{DeviceResult, RouterLogits, RouterSpec, Routes, View, ViewMut},
 };
 
 use crate::{
     error::LoadError,
     experts::{ExpertBatch, ExpertsFailed, MoeScratch, RoutedExperts},
-    load::{Loader, Matrix},
+    load::{Linear, Loader, Matrix},
     spec::MoeSpec,
 };
 
@@ -19,7 +19,8 @@ use super::mlp::Mlp;
 #[derive(Debug)]
 pub(crate) struct Moe<B: Backend> {
     layer: LayerIndex,
-    router: Matrix<B>,
+    router: Linear<B>,
+    choice_bias: Option<B::Buf>,
     routing: RouterSpec,
     shared: Option<Shared<B>>,
 }
@@ -72,7 +73,8 @@ impl<B: Backend> Moe<B> {
         let top_k = top_k.unwrap_or(spec.routing.top_k);
         Ok(Self {
             layer,
-            router: loader.matrix(&spec.router)?,
+            router: loader.linear(&spec.router)?,
+            choice_bias: spec.choice_bias.as_ref().map(|bias| loader.vector(bias)).transpose()?,
             routing: RouterSpec { top_k, ..spec.routing },
             shared: shared.transpose()?,
         })
@@ -89,10 +91,11 @@ impl<B: Backend> Moe<B> {
         out: ViewMut<'_, B::Buf>,
     ) -> Result<(), ExpertsFailed> {
         let ViewMut { buf, offset, rows, cols, stride } = out;
-        let count = self.router.shape.rows;
-        device.matmul(self.router.view(), x, ViewMut::new(&mut scratch.logits, rows, count))?;
+        let count = self.router.weight.shape.rows;
+        self.router.forward(device, x, ViewMut::new(&mut scratch.logits, rows, count))?;
         let logits = View::new(&scratch.logits, rows, count);
-        device.route(self.routing, logits, &mut scratch.routes)?;
+        let router = RouterLogits { logits, bias: self.choice_bias.as_ref() };
+        device.route(self.routing, router, &mut scratch.routes)?;
         experts.observe(self.layer, &scratch.routes.scores);
         let ticket = experts.begin(self.layer, &scratch.routes)?;
         self.shared(device, x, scratch, ViewMut { buf: &mut *buf, offset, rows, cols, stride })?;
