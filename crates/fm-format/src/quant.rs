@@ -149,7 +149,7 @@ macro_rules! affine_row {
 }
 
 /// Every format this build reads. Adding one means adding a row.
-pub static FORMATS: [QuantFormat; 49] = [
+pub static FORMATS: [QuantFormat; 62] = [
     float::F32,
     float::F16,
     float::BF16,
@@ -199,6 +199,19 @@ pub static FORMATS: [QuantFormat; 49] = [
     ggml::k_quants::Q4_K,
     ggml::k_quants::Q5_K,
     ggml::k_quants::Q6_K,
+    ggml::iq::IQ1_S,
+    ggml::iq::IQ1_M,
+    ggml::iq::IQ2_XXS,
+    ggml::iq::IQ2_XS,
+    ggml::iq::IQ2_S,
+    ggml::iq::IQ3_XXS,
+    ggml::iq::IQ3_S,
+    ggml::iq4::IQ4_NL,
+    ggml::iq4::IQ4_XS,
+    ggml::ternary::TQ1_0,
+    ggml::ternary::TQ2_0,
+    ggml::fp4::MXFP4,
+    ggml::fp4::NVFP4,
 ];
 
 /// Finds a format by its manifest name.
@@ -241,7 +254,7 @@ mod tests {
     fn ggml_types_are_found_by_their_numbers() {
         let name = |id| by_ggml_type(id).map(|format| format.name);
         assert_eq!([0, 1, 30].map(name), [Some("f32"), Some("f16"), Some("bf16")]);
-        assert_eq!([2, 8, 12, 14].map(name), ["q4_0", "q8_0", "q4_k", "q6_k"].map(Some));
+        assert_eq!([2, 12, 19, 40].map(name), ["q4_0", "q4_k", "iq1_s", "nvfp4"].map(Some));
         // A type that ggml has for activations only, one it has withdrawn, one of the future.
         assert_eq!([9, 4, 1000].map(name), [None; 3]);
     }
@@ -261,7 +274,7 @@ mod tests {
             GgmlKind::Q4K => 16.0 / 15.0 * (1.0 + 15.0 / 63.0) + 8.0 / 63.0,
             GgmlKind::Q5K => 16.0 / 31.0 * (1.0 + 31.0 / 63.0) + 8.0 / 63.0,
             GgmlKind::Q6K => 8.0 / 31.0 * (1.0 + 31.0 / 127.0),
-            GgmlKind::Q2K | GgmlKind::Q3K => unreachable!("it has no encoder"),
+            _ => unreachable!("it has no encoder"),
         }
     }
 

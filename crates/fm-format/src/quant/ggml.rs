@@ -15,8 +15,13 @@ use half::f16;
 
 use super::{FloatKind, FormatKind};
 
+pub mod fp4;
+mod grids;
+pub mod iq;
+pub mod iq4;
 pub mod k_quants;
 pub mod legacy;
+pub mod ternary;
 
 /// Weights of a large block, ggml's `QK_K`.
 pub(super) const LARGE: usize = 256;
@@ -36,6 +41,19 @@ pub enum GgmlKind {
     Q4K = 12,
     Q5K = 13,
     Q6K = 14,
+    Iq2Xxs = 16,
+    Iq2Xs = 17,
+    Iq3Xxs = 18,
+    Iq1S = 19,
+    Iq4Nl = 20,
+    Iq3S = 21,
+    Iq2S = 22,
+    Iq4Xs = 23,
+    Iq1M = 29,
+    Tq1_0 = 34,
+    Tq2_0 = 35,
+    Mxfp4 = 39,
+    Nvfp4 = 40,
 }
 
 impl FormatKind {

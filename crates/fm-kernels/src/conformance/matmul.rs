@@ -133,7 +133,8 @@ struct Expert {
 
 impl Case for Expert {
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
-        let (hidden, ffn, tokens) = (256, 512, 6);
+        let hidden = 128_usize.next_multiple_of(self.format.block_len);
+        let (ffn, tokens) = (256, 6);
         let gate = Weights::noise(device, self.format, (ffn, hidden), 1)?;
         let up = Weights::noise(device, self.format, (ffn, hidden), 2)?;
         let down = Weights::noise(device, self.format, (hidden, ffn), 3)?;

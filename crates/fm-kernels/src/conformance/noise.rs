@@ -1,6 +1,6 @@
 //! Operands that look like nothing in particular and depend on a seed alone.
 
-use fm_format::record::MatrixShape;
+use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 /// `SplitMix64`.
 struct Noise(u64);
@@ -25,15 +25,8 @@ pub(super) fn noise(seed: u64, len: usize) -> Vec<f32> {
     (0..len).map(|_| ((noise.next() >> 40) as f32 + 0.5) / (1 << 23) as f32 - 1.0).collect()
 }
 
-/// A matrix in any format: noise as the format's encoder packs it. Where there is none, random
-/// bytes, of which every block is drawn again until its largest weight is of moderate size; that
-/// meets every code and every sign of a scale.
-///
-/// # Panics
-/// If a format has no blocks with moderate weights.
+/// A matrix in any format: noise as the format's encoder packs it, or random blocks.
 pub fn noise_weights(shape: MatrixShape, seed: u64) -> Vec<u8> {
-    /// Scales are random in these blocks, and one in a hundred is moderate where they are powers of two.
-    const ATTEMPTS_MAX: usize = 100_000;
     let MatrixShape { rows, cols, format } = shape;
     let mut bytes = vec![0; shape.bytes()];
     if format.encode.is_some() {
@@ -44,17 +37,30 @@ pub fn noise_weights(shape: MatrixShape, seed: u64) -> Vec<u8> {
         return bytes;
     }
     let mut noise = Noise::new(seed);
-    let mut weights = vec![0.0; format.block_len];
+    let blocks: [Vec<u8>; 32] = std::array::from_fn(|_| moderate_block(format, &mut noise));
     for block in bytes.chunks_exact_mut(format.block_bytes) {
-        let moderate = (0..ATTEMPTS_MAX).any(|_| {
-            for bytes in block.chunks_mut(8) {
-                bytes.copy_from_slice(&noise.next().to_le_bytes()[..bytes.len()]);
-            }
-            (format.decode)(block, &mut weights);
-            // Written so that not-a-number is not moderate.
-            weights.iter().all(|x| x.abs() <= 4.0) && weights.iter().any(|x| x.abs() >= 0.25)
-        });
-        assert!(moderate, "{format:?} has blocks of moderate weights");
+        block.copy_from_slice(&blocks[noise.next() as usize % blocks.len()]);
     }
     bytes
+}
+
+/// Random bytes, drawn again until the largest weight is of moderate size. That meets every code,
+/// every sign of a scale and small scales beside large ones.
+///
+/// # Panics
+/// If a format has no such blocks.
+fn moderate_block(format: &QuantFormat, noise: &mut Noise) -> Vec<u8> {
+    /// One block in a hundred is moderate where a byte is the exponent of the scale.
+    const ATTEMPTS_MAX: usize = 100_000;
+    let (mut block, mut weights) = (vec![0; format.block_bytes], vec![0.0; format.block_len]);
+    let moderate = (0..ATTEMPTS_MAX).any(|_| {
+        for bytes in block.chunks_mut(8) {
+            bytes.copy_from_slice(&noise.next().to_le_bytes()[..bytes.len()]);
+        }
+        (format.decode)(&block, &mut weights);
+        // Written so that not-a-number is not moderate.
+        weights.iter().all(|x| x.abs() <= 4.0) && weights.iter().any(|x| x.abs() >= 0.25)
+    });
+    assert!(moderate, "{format:?} has blocks of moderate weights");
+    block
 }
