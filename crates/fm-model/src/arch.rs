@@ -5,12 +5,15 @@ use fm_format::source::Checkpoint;
 
 use crate::{error::LoadError, spec::ModelSpec};
 
+pub(crate) use self::relatives::nearest;
+
 mod attention;
 mod config;
 mod decoder_frame;
 mod experts;
 mod ffn;
 mod qwen;
+mod relatives;
 
 /// Turns a list of module names into the two things the rest of the engine asks for.
 macro_rules! architectures {
@@ -34,7 +37,7 @@ macro_rules! architectures {
     };
 }
 
-architectures! { qwen3_5_moe, qwen3_moe, qwen3_next }
+architectures! { minimax_m2, mixtral, qwen3_5_moe, qwen3_moe, qwen3_next }
 
 fn model_type(checkpoint: &Checkpoint) -> &str {
     checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default()

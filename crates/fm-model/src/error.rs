@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use fm_format::{FormatError, source::Dtype};
 use fm_kernels::DeviceError;
 
-use crate::arch::MODEL_TYPES;
+use crate::arch::{self, MODEL_TYPES};
 
 /// Why a checkpoint cannot be run. Messages name the tensor or the field, what was expected and
 /// what was found.
@@ -21,7 +21,11 @@ pub enum LoadError {
     Device(#[from] DeviceError),
 
     /// A family this build does not have.
-    #[error("model type `{model_type}` is not supported; known: {}", MODEL_TYPES.join(", "))]
+    #[error(
+        "model type `{model_type}` is not supported; {}known: {}",
+        arch::nearest(model_type).map(|known| format!("its nearest relative is `{known}`; ")).unwrap_or_default(),
+        MODEL_TYPES.join(", ")
+    )]
     UnknownModel {
         /// What `config.json` says.
         model_type: String,

@@ -208,9 +208,9 @@ pub struct AttentionSpec {
     pub v: Projection,
     /// `[hidden, heads · v_dim]`.
     pub o: Projection,
-    /// Norm of every query head.
+    /// Norm of every query head, `[k_dim]`, or of all together, `[heads · k_dim]`.
     pub q_norm: Option<VectorRef>,
-    /// Norm of every key head.
+    /// Norm of every key head, or of all together.
     pub k_norm: Option<VectorRef>,
 }
 

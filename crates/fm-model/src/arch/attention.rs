@@ -14,8 +14,7 @@ pub(super) struct Attention<'a> {
     pub(super) trunk: &'a TrunkConfig,
     pub(super) rotary: Rotary,
     pub(super) output_gate: OutputGate,
-    /// How the norm of every query and key head is stored, if there is one.
-    pub(super) head_norm: Option<VectorTransform>,
+    pub(super) norm: QueryKeyNorm,
 }
 
 /// Whether queries carry an output gate: rows are then `[q, gate]` per head.
@@ -23,6 +22,16 @@ pub(super) struct Attention<'a> {
 pub(super) enum OutputGate {
     None,
     PerHead,
+}
+
+/// The norm of queries and keys before their rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueryKeyNorm {
+    None,
+    /// Each head by itself, with weights that are stored like this.
+    PerHead(VectorTransform),
+    /// All heads of a row together.
+    WholeRow,
 }
 
 impl Attention<'_> {
@@ -43,9 +52,13 @@ impl Attention<'_> {
                 (half(0), Some(half(1)))
             }
         };
-        let head_norm = |name: &str| {
-            let norm = |stored| weights.vector(&module(name), &[dim], stored);
-            self.head_norm.map(norm).transpose()
+        let norm = |name: &str, heads: usize| {
+            let (len, stored) = match self.norm {
+                QueryKeyNorm::None => return Ok(None),
+                QueryKeyNorm::PerHead(stored) => (dim, stored),
+                QueryKeyNorm::WholeRow => (heads * dim, VectorTransform::Plain),
+            };
+            weights.vector(&module(name), &[len], stored).map(Some)
         };
         let scale = (dim as f32).sqrt().recip();
         Ok(AttentionSpec {
@@ -56,8 +69,8 @@ impl Attention<'_> {
             k: weights.projection(&module("k_proj"), kv_heads * dim, hidden)?,
             v: weights.projection(&module("v_proj"), kv_heads * dim, hidden)?,
             o: weights.projection(&module("o_proj"), hidden, heads * dim)?,
-            q_norm: head_norm("q_norm.weight")?,
-            k_norm: head_norm("k_norm.weight")?,
+            q_norm: norm("q_norm.weight", heads)?,
+            k_norm: norm("k_norm.weight", kv_heads)?,
         })
     }
 }

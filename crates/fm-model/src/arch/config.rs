@@ -5,6 +5,8 @@ use serde_json::Value;
 
 use crate::error::{FieldValue, LoadError};
 
+use super::experts::ExpertDims;
+
 mod rope;
 
 pub(super) use rope::RopeConfig;
@@ -56,15 +58,46 @@ impl MoeConfig {
 
     pub(super) fn check(&self) -> Result<(), LoadError> {
         require(self.decoder_sparse_step > 0, "decoder_sparse_step", 0, "expected at least 1")?;
-        let (experts, top_k) = (self.num_experts, self.num_experts_per_tok);
-        require(u16::try_from(experts).is_ok(), "num_experts", experts, "at most 65535")?;
-        require(
-            experts == 0 || (1..=experts).contains(&top_k),
-            "num_experts_per_tok",
-            top_k,
-            "expected at least 1 and at most num_experts",
-        )?;
-        require(self.moe_intermediate_size > 0, "moe_intermediate_size", 0, "expected at least 1")
+        require(self.moe_intermediate_size > 0, "moe_intermediate_size", 0, "expected at least 1")?;
+        if self.num_experts == 0 {
+            return Ok(());
+        }
+        check_experts(("num_experts", self.num_experts), self.num_experts_per_tok)
+    }
+}
+
+/// Refuses numbers of experts that no router can choose from.
+pub(super) fn check_experts(
+    (field, experts): (&'static str, usize),
+    top_k: usize,
+) -> Result<(), LoadError> {
+    let fits = (1..=usize::from(u16::MAX)).contains(&experts);
+    require(fits, field, experts, "expected at least 1 and at most 65535")?;
+    require(
+        (1..=experts).contains(&top_k),
+        "num_experts_per_tok",
+        top_k,
+        "expected at least 1 and at most the number of experts",
+    )
+}
+
+/// The experts of the families that call them local; none of their layers is dense.
+#[derive(Debug, Deserialize)]
+pub(super) struct LocalExpertsConfig {
+    pub(super) num_local_experts: usize,
+    pub(super) num_experts_per_tok: usize,
+    /// Of one expert.
+    pub(super) intermediate_size: usize,
+}
+
+impl LocalExpertsConfig {
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        require(self.intermediate_size > 0, "intermediate_size", 0, "expected at least 1")?;
+        check_experts(("num_local_experts", self.num_local_experts), self.num_experts_per_tok)
+    }
+
+    pub(super) fn dims(&self, hidden: usize) -> ExpertDims {
+        ExpertDims { experts: self.num_local_experts, hidden, ffn: self.intermediate_size }
     }
 }
 

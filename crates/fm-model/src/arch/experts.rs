@@ -44,6 +44,10 @@ impl ExpertDims {
 const ROLES: [(MatrixRole, &str); 3] =
     [(MatrixRole::Gate, "gate_proj"), (MatrixRole::Up, "up_proj"), (MatrixRole::Down, "down_proj")];
 
+/// What some families call the projections of an expert that has tensors of its own.
+const NUMBERED_ROLES: [(MatrixRole, &str); 3] =
+    [(MatrixRole::Gate, "w1"), (MatrixRole::Up, "w3"), (MatrixRole::Down, "w2")];
+
 /// Finds the experts of a layer, whose feed-forward network is called `mlp`.
 pub(super) fn layer_records(
     weights: &Weights<'_>,
@@ -157,12 +161,14 @@ fn stacked_affine<'a>(
 
 /// `experts.{e}.{gate,up,down}_proj.weight`, all experts alike.
 fn separate(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {
+    let numbered = weights.has(&format!("{mlp}.experts.0.w1.weight"));
+    let roles = if numbered { NUMBERED_ROLES } else { ROLES };
     let mut layout: Option<RecordLayout> = None;
     let mut records = Vec::with_capacity(dims.experts);
     for expert in 0..dims.experts {
         let mut tensors = Vec::with_capacity(ROLES.len());
         let mut formats = Vec::with_capacity(ROLES.len());
-        for (role, projection) in ROLES {
+        for (role, projection) in roles {
             let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
             let name = format!("{mlp}.experts.{expert}.{projection}.weight");
             let tensor = weights.shaped(&name, &[shape.rows, shape.cols])?;
@@ -179,7 +185,7 @@ fn separate(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerR
             let (tensor, found) = (tensors[0].name.clone(), tensors[0].dtype);
             return Err(LoadError::Dtype { tensor, expected: "the dtype of expert 0", found });
         }
-        let pieces = ROLES.iter().zip(tensors).map(|((role, _), tensor)| Piece {
+        let pieces = roles.iter().zip(tensors).map(|((role, _), tensor)| Piece {
             extent: tensor.extent,
             place: Place::Copy { at: layout.offset(*role) },
         });

@@ -80,6 +80,13 @@ impl Experts<'_> {
     }
 }
 
+/// What the sparse network of a layer is called: `block_sparse_moe` as Mixtral's authors had it, or
+/// `mlp` as everybody since.
+pub(super) fn sparse_module(layer: &LayerSite<'_, '_>) -> &'static str {
+    let older = layer.weights.has(&layer.name("block_sparse_moe.gate.weight"));
+    if older { "block_sparse_moe" } else { "mlp" }
+}
+
 /// One network for all positions: `{gate,up,down}_proj` of a module.
 pub(super) fn dense(
     weights: &Weights<'_>,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::{error::LoadError, spec::ModelSpec, weights::Weights};
 
 use super::{
-    attention::{Attention, OutputGate},
+    attention::{Attention, OutputGate, QueryKeyNorm},
     config::{MoeConfig, RopeConfig, TrunkConfig, parse},
     decoder_frame::{Frame, LayerSite, names, publisher},
     qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig},
@@ -70,7 +70,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
             trunk: &trunk,
             rotary: rope.rotary(trunk.head_dim(), 0.25)?,
             output_gate: if attn_output_gate { OutputGate::PerHead } else { OutputGate::None },
-            head_norm: Some(norm),
+            norm: QueryKeyNorm::PerHead(norm),
         },
         moe: &moe,
         router_scale: RouterScale::Renormalised, // the family has no key for it

@@ -11,7 +11,7 @@ use crate::{
 };
 
 use super::{
-    attention::{Attention, OutputGate},
+    attention::{Attention, OutputGate, QueryKeyNorm},
     config::{MoeConfig, RopeConfig, TrunkConfig, parse},
     decoder_frame::{Frame, NAMES},
     qwen::{self, Family},
@@ -53,7 +53,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
             trunk: &trunk,
             rotary: rope.rotary(trunk.head_dim(), 1.0)?,
             output_gate: OutputGate::None,
-            head_norm: Some(norm),
+            norm: QueryKeyNorm::PerHead(norm),
         },
         moe: &moe,
         router_scale,

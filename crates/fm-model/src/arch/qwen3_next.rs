@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    attention::{Attention, OutputGate},
+    attention::{Attention, OutputGate, QueryKeyNorm},
     config::{MoeConfig, RopeConfig, TrunkConfig, parse},
     decoder_frame::{Frame, LayerSite, NAMES, publisher},
     qwen::{self, DeltaInputsSpec, Family, Linear, LinearConfig},
@@ -61,7 +61,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
             trunk: &trunk,
             rotary: rope.rotary(trunk.head_dim(), 0.25)?,
             output_gate: OutputGate::PerHead,
-            head_norm: Some(norm),
+            norm: QueryKeyNorm::PerHead(norm),
         },
         moe: &moe,
         router_scale,

@@ -124,6 +124,8 @@ macro_rules! for_each_device_and_family {
 
 macro_rules! for_each_family {
     ($device:expr; $($check:ident)+) => {
+        for_each_check! { mixtral, $device; $($check)+ }
+        for_each_check! { minimax_m2, $device; $($check)+ }
         for_each_check! { qwen3_moe, $device; $($check)+ }
         for_each_check! { qwen3_next, $device; $($check)+ }
         for_each_check! { qwen3_5_moe, $device; $($check)+ }
@@ -139,6 +141,11 @@ macro_rules! for_each_check {
             }
         )+}
     };
+}
+
+/// Whether some layers of a family are delta nets, whose memories cannot be taken back.
+pub(crate) fn is_hybrid(family: &str) -> bool {
+    matches!(family, "qwen3_next" | "qwen3_5_moe")
 }
 
 pub(crate) const ROWS_MAX: usize = 160;

@@ -6,7 +6,7 @@ use fm_format::source::Checkpoint;
 use fm_kernels::reference::Reference;
 use fm_model::{
     Runner,
-    arch::describe,
+    arch::{MODEL_TYPES, describe},
     runner::{Batch, RunError, StepError},
 };
 use fm_testkit::{
@@ -34,7 +34,13 @@ fn an_unknown_family_gets_the_list_of_known_ones() {
     edit_config(dir.path(), |config| config["model_type"] = json!("gpt9"));
     assert_eq!(
         refusal(dir.path()),
-        "model type `gpt9` is not supported; known: qwen3_5_moe, qwen3_moe, qwen3_next"
+        format!("model type `gpt9` is not supported; known: {}", MODEL_TYPES.join(", "))
+    );
+    edit_config(dir.path(), |config| config["model_type"] = json!("qwen2_moe"));
+    let message = refusal(dir.path());
+    assert!(
+        message.contains("`qwen2_moe` is not supported; its nearest relative is `qwen3_moe`"),
+        "{message}"
     );
 }
 

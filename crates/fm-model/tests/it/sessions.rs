@@ -8,7 +8,9 @@ use fm_model::{
     runner::{Batch, SessionId},
 };
 
-use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, open_with_blocks, row};
+use crate::harness::{
+    batch_of, bits, cancel, feed, is_hybrid, mixed_checkpoint, open, open_with_blocks, row,
+};
 
 /// Takes the tokens of a range in and makes a checkpoint after the last of them.
 fn feed_with_checkpoint(runner: &mut dyn Runner, session: SessionId, tokens: &[u32], end: usize) {
@@ -36,7 +38,7 @@ fn forks_and_loaded_sessions_can_fall_back<B: Backend<Bytes = [u8]>>(
     runner.save(session, &mut file).unwrap();
     let fork = runner.fork(session).unwrap();
     let loaded = runner.load(64, &mut file.as_slice()).unwrap();
-    let of_fork = if family == "qwen3_moe" { 13 } else { 10 };
+    let of_fork = if is_hybrid(family) { 10 } else { 13 };
     for (name, session, checkpoint) in [("fork", fork, of_fork), ("loaded", loaded, 13)] {
         cancel(&mut runner, &batch_of(session, &tokens, 13..20), 4);
         assert_eq!(runner.position(session).unwrap(), checkpoint as u32, "{family} {name}");
@@ -78,24 +80,26 @@ fn a_lost_expert_leaves_the_other_sessions_alone<B: Backend<Bytes = [u8]>>(
     let (dir, tokens) = mixed_checkpoint(family);
     let mut runner = open(&dir, device());
     let vocab = runner.vocab();
-    // Tokens that choose differently in the last layer, the one whose routes can be seen.
-    let both = |a, b| {
-        let rows = vec![row(a, tokens[0], 0), row(b, tokens[1], 0)];
+    let both = |a, b, other: u32| {
+        let rows = vec![row(a, tokens[0], 0), row(b, other, 0)];
         Batch { rows, hidden_layer: None }
     };
-    let sessions = [runner.open(8).unwrap(), runner.open(8).unwrap()];
-    let batch = both(sessions[0], sessions[1]);
-    let want = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap().logits.to_vec();
-    sessions.into_iter().for_each(|session| runner.close(session));
-    let top_k = runner.routes().top_k;
-    let ids = runner.routes().ids.clone();
-    let (of_a, of_b) = ids.split_at(top_k);
-    let only_a: Vec<u16> = of_a.iter().filter(|id| !of_b.contains(id)).map(|id| id.0).collect();
-    assert!(!only_a.is_empty(), "{family}: both tokens choose the same experts");
+    // A token that chooses differently in the last layer, the one whose routes can be seen.
+    let mut others = tokens[1..].iter().map(|&other| {
+        let sessions = [runner.open(8).unwrap(), runner.open(8).unwrap()];
+        let batch = both(sessions[0], sessions[1], other);
+        let want = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap().logits.to_vec();
+        sessions.into_iter().for_each(|session| runner.close(session));
+        let (of_a, of_b) = runner.routes().ids.split_at(runner.routes().top_k);
+        let only_a: Vec<u16> = of_a.iter().filter(|id| !of_b.contains(id)).map(|id| id.0).collect();
+        (other, only_a, want)
+    });
+    let differs = others.find(|(_, only_a, _)| !only_a.is_empty());
+    let (other, only_a, want) = differs.expect("some token chooses other experts");
     for expert in only_a {
         let [a, b] = [runner.open(8).unwrap(), runner.open(8).unwrap()];
         runner.experts_mut().broken = vec![(3, expert)];
-        let output = runner.step(&both(a, b), &mut |_| ControlFlow::Continue(())).unwrap();
+        let output = runner.step(&both(a, b, other), &mut |_| ControlFlow::Continue(())).unwrap();
         let spoiled: Vec<SessionId> = output.spoiled.iter().map(|s| s.session).collect();
         assert_eq!(spoiled, [a], "{family}: expert {expert}");
         assert!(output.logits[vocab..] == want[vocab..], "{family}: expert {expert}");

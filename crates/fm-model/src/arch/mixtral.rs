@@ -1,0 +1,71 @@
+//! Mixtral: plain attention, routed experts, no shared one.
+
+use fm_format::source::Checkpoint;
+use fm_kernels::backend::{RouterScale, RouterScoring, RouterSpec};
+use serde::Deserialize;
+
+use crate::{
+    error::LoadError,
+    spec::{MixerSpec, ModelSpec, VectorTransform},
+    weights::Weights,
+};
+
+use super::{
+    attention::{Attention, OutputGate, QueryKeyNorm},
+    config::{LocalExpertsConfig, RopeConfig, TrunkConfig, parse, require},
+    decoder_frame::{self, Frame, LayerHalves, NAMES},
+    ffn::{Experts, Router, sparse_module},
+};
+
+const MODEL_TYPE: &str = "mixtral";
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    trunk: TrunkConfig,
+    #[serde(flatten)]
+    experts: LocalExpertsConfig,
+    #[serde(flatten)]
+    rope: RopeConfig,
+    sliding_window: Option<usize>,
+}
+
+/// See [`super::describe`].
+pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
+    let Config { trunk, experts, rope, sliding_window } = parse(MODEL_TYPE, &checkpoint.config)?;
+    trunk.check()?;
+    experts.check()?;
+    let window = sliding_window.unwrap_or(0);
+    require(sliding_window.is_none(), "sliding_window", window, "expected null")?;
+    let attention = Attention {
+        trunk: &trunk,
+        rotary: rope.rotary(trunk.head_dim(), 1.0)?,
+        output_gate: OutputGate::None,
+        norm: QueryKeyNorm::None,
+    };
+    let experts = Experts {
+        dims: experts.dims(trunk.hidden_size),
+        router: Router::GATE,
+        routing: RouterSpec {
+            top_k: experts.num_experts_per_tok,
+            scoring: RouterScoring::Softmax,
+            scale: RouterScale::Renormalised,
+            groups: None,
+            factor: 1.0,
+        },
+        shared: None,
+    };
+    let frame = Frame {
+        model_type: MODEL_TYPE,
+        trunk: &trunk,
+        names: NAMES,
+        tied: trunk.tie_word_embeddings.unwrap_or(false),
+        norm: VectorTransform::Plain,
+        skipped: &[],
+    };
+    decoder_frame::describe(Weights::new(checkpoint), &frame, |layer| {
+        let mixer = MixerSpec::Attention(Box::new(attention.describe(layer)?));
+        let (ffn, records) = experts.describe(layer, sparse_module(layer))?;
+        Ok(LayerHalves { mixer, ffn, records })
+    })
+}
