@@ -211,7 +211,7 @@ impl Bench {
             let blocks = (position + rows).div_ceil(64);
             let keys = values(blocks * kv_heads * 64 * dim);
             let table: Vec<u32> = (0..blocks as u32).collect();
-            let kv = KvView { keys: &keys, values: &keys, table: &table };
+            let kv = KvView { keys: &keys, values: Some(&keys), table: &table };
             let q = values(rows * heads * dim);
             let mut out = vec![0.0; rows * heads * dim];
             let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim, scale: 0.09 };

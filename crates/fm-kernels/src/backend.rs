@@ -150,6 +150,18 @@ pub trait Backend: Send + Sized + 'static {
         rows: &[ExpertRow],
         y: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;
+    /// Every head has a matrix of its own: `y[i] = W[i % heads] x[i]`. Prepared rows and rows of
+    /// `y` are the heads of tokens, heads of a token side by side; `w` is `[heads · y.cols, cols]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn matmul_heads(
+        &self,
+        w: QMatrix<'_, Self::Bytes>,
+        heads: usize,
+        x: &Self::Acts,
+        y: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
     /// `out[i] = table[ids[i]]`, decoded.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use fm_format::quant::QuantFormat;
 use fm_format::record::MatrixShape;
 
 use crate::{
-    backend::{Backend, DeviceResult, QMatrix, View, ViewMut},
+    backend::{Backend, DeviceResult, QMatrix, View},
     reference::Reference,
 };
 
@@ -27,7 +27,9 @@ pub use bits::{a_prompt_may_be_chunked_anywhere, a_row_does_not_see_its_neighbou
 pub use elementwise::{
     add, add_bias, buffers, gated_norm_heads, rms_norm, rms_norm_heads, rope, sigmoid_mul, silu_mul,
 };
-pub use matmul::{combine_rows, embed, expert_rows, matmul, matmul_rows, scatter_rows};
+pub use matmul::{
+    combine_rows, embed, expert_rows, matmul, matmul_heads, matmul_rows, scatter_rows,
+};
 use noise::noise;
 pub use noise::noise_weights;
 pub use routing::route;
@@ -43,7 +45,7 @@ macro_rules! conformance {
         $crate::conformance! { @each $open;
             a_prompt_may_be_chunked_anywhere a_row_does_not_see_its_neighbours
             add add_bias attention buffers causal_conv combine_rows delta_net embed expert_rows
-            gated_norm_heads kv_copy_block matmul matmul_rows rms_norm rms_norm_heads rope route
+            gated_norm_heads kv_copy_block matmul matmul_heads matmul_rows rms_norm rms_norm_heads rope route
             scatter_rows sigmoid_mul silu_mul
         }
     };
@@ -110,7 +112,11 @@ impl<B: Backend> Weights<B> {
         seed: u64,
     ) -> DeviceResult<Self> {
         let shape = MatrixShape { rows, cols, format };
-        Ok(Self { packed: device.upload_packed(noise_weights(shape, seed))?, shape })
+        Self::of(device, shape, noise_weights(shape, seed))
+    }
+
+    fn of(device: &B, shape: MatrixShape, bytes: Vec<u8>) -> DeviceResult<Self> {
+        Ok(Self { packed: device.upload_packed(bytes)?, shape })
     }
 
     fn matrix(&self) -> QMatrix<'_, B::Bytes> {
@@ -123,11 +129,6 @@ fn read_all<B: Backend>(device: &B, buf: &B::Buf, len: usize) -> DeviceResult<Ve
     let mut values = vec![0.0; len];
     device.read(View::new(buf, 1, len), &mut values)?;
     Ok(values)
-}
-
-/// Columns `first ..` of a wider matrix, as projections that were computed together are used.
-fn columns_mut<Buf>(view: ViewMut<'_, Buf>, first: usize, cols: usize) -> ViewMut<'_, Buf> {
-    ViewMut { offset: view.offset + first, cols, ..view }
 }
 
 #[cfg(test)]

@@ -129,6 +129,17 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
+    fn matmul_heads(
+        &self,
+        w: QMatrix<'_, [u8]>,
+        heads: usize,
+        x: &HostActs,
+        y: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        self.matmul_by_head(w, heads, x, y);
+        Ok(())
+    }
+
     fn embed(
         &self,
         table: QMatrix<'_, [u8]>,

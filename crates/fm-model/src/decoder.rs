@@ -13,6 +13,7 @@ use crate::{
         StepRows,
         attention::{Attention, AttentionScratch},
         delta_net::{DeltaNet, DeltaScratch},
+        mla::{Mla, MlaScratch},
         mlp::Mlp,
         moe::{FfnScratch, Moe},
     },
@@ -43,6 +44,7 @@ struct Layer<B: Backend> {
 #[derive(Debug)]
 enum Mixer<B: Backend> {
     Attention(Attention<B>),
+    Mla(Mla<B>),
     DeltaNet(DeltaNet<B>),
 }
 
@@ -62,6 +64,7 @@ pub(crate) struct Workspace<B: Backend> {
     normed: B::Buf,
     acts: B::Acts,
     attention: AttentionScratch<B>,
+    mla: MlaScratch<B>,
     delta: DeltaScratch<B>,
     ffn: FfnScratch<B>,
     logits: B::Buf,
@@ -91,6 +94,7 @@ impl<B: Backend> Workspace<B> {
             normed: device.alloc(rows * hidden)?,
             acts: device.acts(rows, hidden)?,
             attention: AttentionScratch::new(device, rows, &spec.attention_layers())?,
+            mla: MlaScratch::new(device, rows, &spec.mla_layers())?,
             delta: DeltaScratch::new(device, rows, spec.delta_layers().map(|l| l.shape))?,
             ffn: FfnScratch::new(device, rows, (experts.max().unwrap_or(0), dims.top_k), moe)?,
             logits: device.alloc(options.logits_rows_max * spec.vocab)?,
@@ -165,6 +169,10 @@ impl<B: Backend> Decoder<B> {
                     let eps = spec.norm_eps;
                     Mixer::Attention(Attention::load(loader, attention, kv_layers - 1, eps)?)
                 }
+                MixerSpec::Mla(mla) => {
+                    kv_layers += 1;
+                    Mixer::Mla(Mla::load(loader, mla, kv_layers - 1, spec.norm_eps)?)
+                }
                 MixerSpec::DeltaNet(delta) => {
                     delta_layers += 1;
                     let eps = spec.norm_eps;
@@ -198,7 +206,7 @@ impl<B: Backend> Decoder<B> {
     pub(crate) fn kinds(&self, layer: usize) -> (MixerKind, FfnKind) {
         let layer = &self.layers[layer];
         let mixer = match layer.mixer {
-            Mixer::Attention(_) => MixerKind::Attention,
+            Mixer::Attention(_) | Mixer::Mla(_) => MixerKind::Attention,
             Mixer::DeltaNet(_) => MixerKind::DeltaNet,
         };
         let ffn = match layer.ffn {
@@ -230,10 +238,11 @@ impl<B: Backend> Decoder<B> {
         let rows = step.positions.len();
         let layer = &self.layers[layer];
         self.normalise(device, &layer.mixer_norm, rows, workspace)?;
-        let Workspace { hidden, branch, acts, attention, delta, .. } = workspace;
+        let Workspace { hidden, branch, acts, attention, mla, delta, .. } = workspace;
         let out = ViewMut::new(&mut *branch, rows, self.hidden);
         match &layer.mixer {
             Mixer::Attention(mixer) => mixer.forward(device, step, acts, attention, out)?,
+            Mixer::Mla(mixer) => mixer.forward(device, step, acts, mla, out)?,
             Mixer::DeltaNet(mixer) => mixer.forward(device, step, acts, delta, out)?,
         }
         let branch = View::new(&*branch, rows, self.hidden);

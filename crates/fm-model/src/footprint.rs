@@ -5,7 +5,7 @@ use fm_kernels::backend::KV_BLOCK_TOKENS;
 use crate::{
     decoder::DecoderOptions,
     experts::ARRIVAL_ROWS_MAX,
-    spec::{FfnSpec, ModelSpec, for_each_tensor},
+    spec::{FfnSpec, MlaSpec, ModelSpec, for_each_tensor},
     state::{delta_state::DeltaState, kv_blocks::block_bytes},
 };
 
@@ -37,7 +37,7 @@ impl Footprint {
         let embed = if spec.head.is_some() { spec.embed.shape.bytes() as u64 } else { 0 };
         Self {
             trunk,
-            kv_block: block_bytes(spec.attention_layers().map(|layer| layer.shape)),
+            kv_block: block_bytes(spec.kv_shapes()),
             recurrent,
             scratch_row: scratch_row(spec, top_k),
             scratch_fixed: scratch_fixed(spec, top_k),
@@ -95,6 +95,7 @@ fn scratch_row(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
         let s = layer.shape;
         s.heads * (s.k_dim + 3 * s.v_dim) + s.kv_heads * (s.k_dim + s.v_dim)
     });
+    let mla = spec.mla_layers().map(MlaSpec::scratch_len);
     let delta = spec.delta_layers().map(|layer| {
         let s = layer.shape;
         s.channels() + 3 * s.value_heads * s.v_dim + 2 * s.value_heads
@@ -115,6 +116,7 @@ fn scratch_row(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
     );
     let values = 4 * hidden
         + attention.max().unwrap_or(0)
+        + mla.max().unwrap_or(0)
         + delta.max().unwrap_or(0)
         + router
         + ffn

@@ -2,6 +2,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod delta_net;
+pub(crate) mod mla;
 pub(crate) mod mlp;
 pub(crate) mod moe;
 mod rotation;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use fm_format::{
+    quant::QuantFormat,
     record::{AffinePart, Extent, FileIndex, MatrixShape, ScaleSource, interleave},
     source::{Dtype, Files},
 };
@@ -16,7 +17,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::{
     error::LoadError,
     spec::{
-        MatrixRef, MatrixSource, ModelSpec, Projection, VectorRef, VectorTransform, for_each_tensor,
+        MatrixRef, MatrixSource, MatrixTransform, ModelSpec, Projection, VectorRef,
+        VectorTransform, for_each_tensor,
     },
 };
 
@@ -88,16 +90,78 @@ impl<B: Backend> Loader<'_, B> {
 /// # Errors
 /// If a read fails or comes up short.
 pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<Vec<u8>, LoadError> {
-    let shape = matrix.shape;
+    let mut out = vec![0; matrix.shape.bytes()];
+    match matrix.transform {
+        MatrixTransform::Plain => {
+            read_rows(files, matrix, matrix.shape, &matrix.rows, &mut out)?;
+        }
+        MatrixTransform::TransposedParts(part) => {
+            let mut stored = vec![0; part.bytes()];
+            let parts = out.chunks_exact_mut(part.cols * matrix.shape.row_bytes());
+            for (index, out) in parts.enumerate() {
+                let rows = slice_ranges(&matrix.rows, index * part.rows..(index + 1) * part.rows);
+                read_rows(files, matrix, part, &rows, &mut stored)?;
+                transpose(part, &stored, matrix.shape.format, out);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// What is at `positions` of the ranges, one after the other.
+fn slice_ranges(ranges: &[Range<usize>], positions: Range<usize>) -> Vec<Range<usize>> {
+    let mut first = 0;
+    let mut found = Vec::new();
+    for range in ranges {
+        let from = positions.start.clamp(first, first + range.len()) - first;
+        let to = positions.end.clamp(first, first + range.len()) - first;
+        if from < to {
+            found.push(range.start + from..range.start + to);
+        }
+        first += range.len();
+    }
+    found
+}
+
+/// Transposes a matrix into `out`, whose format is its own or f32.
+fn transpose(shape: MatrixShape, bytes: &[u8], format: &'static QuantFormat, out: &mut [u8]) {
+    let decoded: Vec<u8>;
+    let floats = if format == shape.format {
+        bytes
+    } else {
+        let mut row = vec![0.0; shape.cols];
+        let rows = bytes.chunks_exact(shape.row_bytes()).flat_map(|bytes| {
+            shape.format.decode_row(bytes, &mut row);
+            row.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()
+        });
+        decoded = rows.collect();
+        &decoded
+    };
+    let float_bytes = format.block_bytes;
+    let row_bytes = shape.cols * float_bytes;
+    let places = out.chunks_exact_mut(float_bytes).enumerate();
+    for (at, place) in places {
+        let (col, row) = (at / shape.rows, at % shape.rows);
+        place.copy_from_slice(&floats[row * row_bytes + col * float_bytes..][..float_bytes]);
+    }
+}
+
+/// Reads the given rows of a matrix as they are stored.
+fn read_rows(
+    files: &Files,
+    matrix: &MatrixRef,
+    shape: MatrixShape,
+    ranges: &[Range<usize>],
+    out: &mut [u8],
+) -> Result<(), LoadError> {
     let row_bytes = shape.row_bytes();
-    let mut out = vec![0; shape.bytes()];
-    let mut rest = out.as_mut_slice();
+    let mut rest = out;
     // Every part has one row per weight row.
     let part_rows = |range: &Range<usize>, extent: Extent| {
         let bytes = extent.bytes / matrix.source_rows as u64;
         PartRows { file: extent.file, offset: extent.offset + range.start as u64 * bytes, bytes }
     };
-    for range in &matrix.rows {
+    for range in ranges {
         let (rows, tail) = rest.split_at_mut(range.len() * row_bytes);
         rest = tail;
         match matrix.source {
@@ -117,7 +181,7 @@ pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<Vec<u8>, LoadErr
             }
         }
     }
-    Ok(out)
+    Ok(())
 }
 
 /// Rows of one part of a matrix on disk.
@@ -208,4 +272,67 @@ pub fn fingerprint(files: &Files, spec: &ModelSpec) -> Result<u128, LoadError> {
         hash.update(&files.read_extent(extent)?);
     }
     Ok(hash.digest128())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use fm_format::quant::{self, by_name};
+
+    /// A matrix of `[5, 3]`, of which rows 0, 1, 3 and 4 are two parts.
+    fn parts(format: &'static QuantFormat, bytes: &[u8], cols: usize) -> (Vec<u8>, MatrixRef) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        fs::write(&path, bytes).unwrap();
+        let extent = Extent { file: FileIndex(0), offset: 0, bytes: bytes.len() as u64 };
+        let whole = MatrixRef {
+            name: "kv_b_proj".to_owned(),
+            shape: MatrixShape { rows: 5, cols, format },
+            source: MatrixSource::Plain(extent),
+            source_rows: 5,
+            rows: std::iter::once(0..5).collect(),
+            transform: MatrixTransform::Plain,
+        };
+        let turned = whole.select(vec![0..2, 3..5]).transpose_parts(2);
+        (read_matrix(&Files::new(vec![path]), &turned).unwrap(), turned)
+    }
+
+    #[test]
+    fn parts_are_transposed_each_by_itself_in_their_own_format() {
+        let stored: Vec<u8> = (0..15_u16).flat_map(u16::to_le_bytes).collect();
+        let (read, turned) = parts(by_name("bf16").unwrap(), &stored, 3);
+        let expected = [0, 3, 1, 4, 2, 5, 9, 12, 10, 13, 11, 14_u16];
+        assert_eq!(read, expected.map(u16::to_le_bytes).concat());
+        assert_eq!((turned.shape.rows, turned.shape.cols), (6, 2));
+    }
+
+    #[test]
+    fn parts_that_are_packed_come_out_as_f32() {
+        let format = by_name("affine4_g32").unwrap();
+        let values: Vec<f32> = (0..5 * 32).map(|i| (i as f32).sin()).collect();
+        let mut stored = vec![0; 5 * format.row_bytes(32).unwrap()];
+        let mut decoded = vec![vec![0.0; 32]; 5];
+        let rows = stored.chunks_exact_mut(format.row_bytes(32).unwrap());
+        for ((bytes, values), decoded) in rows.zip(values.chunks(32)).zip(&mut decoded) {
+            format.encode_row(values, bytes);
+            format.decode_row(bytes, decoded);
+        }
+        let (read, turned) = parts(format, &stored, 32);
+        assert_eq!(turned.shape.format, quant::float_format(quant::FloatKind::F32));
+        for (at, bytes) in read.chunks_exact(4).enumerate() {
+            let (part, col, row) = (at / 64, at / 2 % 32, at % 2);
+            let expected: f32 = decoded[[0, 1, 3, 4][2 * part + row]][col];
+            assert_eq!(bytes, expected.to_le_bytes(), "weight {at}");
+        }
+    }
+
+    #[test]
+    fn rows_are_found_across_ranges() {
+        let ranges = [4..6, 8..9, 0..3];
+        assert_eq!(slice_ranges(&ranges, 0..2), ranges[..1]);
+        assert_eq!(slice_ranges(&ranges, 1..5), [5..6, 8..9, 0..2]);
+        assert_eq!(slice_ranges(&ranges, 3..6), ranges[2..]);
+    }
 }

@@ -9,7 +9,7 @@ use std::{
 use fm_format::key::LayerIndex;
 use fm_kernels::{
     Backend,
-    backend::{AttentionShape, DeltaShape, DeviceResult, Routes, View, ViewMut},
+    backend::{DeltaShape, DeviceResult, Routes, View, ViewMut},
 };
 
 use crate::{
@@ -82,10 +82,9 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         spec: &ModelSpec,
         options: RunnerOptions,
     ) -> DeviceResult<Self> {
-        let shapes = spec.attention_layers().map(|layer| -> AttentionShape { layer.shape });
         Ok(Self {
             workspace: Workspace::new(&device, spec, options.decoder)?,
-            pool: KvPool::new(&device, shapes, options.kv_blocks)?,
+            pool: KvPool::new(&device, spec.kv_shapes(), options.kv_blocks)?,
             device,
             experts,
             decoder,

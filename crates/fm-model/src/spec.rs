@@ -5,13 +5,16 @@
 use std::{ops::Range, sync::Arc};
 
 use fm_format::{
+    quant::{FloatKind, FormatKind, float_format},
     record::{Catalog, Extent, MatrixShape, ScaleSource},
     source::Dtype,
 };
 use fm_kernels::backend::{AttentionShape, DeltaShape, RouterSpec};
 
+mod mla;
 mod rotary;
 
+pub use mla::{MlaShape, MlaSpec, QueryCompression};
 pub use rotary::{RopeScaling, Rotary, Yarn};
 
 /// A weight matrix that lies in the checkpoint.
@@ -27,6 +30,18 @@ pub struct MatrixRef {
     pub source_rows: usize,
     /// Those of them that make it up, in order.
     pub rows: Vec<Range<usize>>,
+    /// What happens to them on the way.
+    pub transform: MatrixTransform,
+}
+
+/// What happens to a matrix when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixTransform {
+    /// Nothing: its bytes are those on disk.
+    Plain,
+    /// Its rows are matrices of this shape, one below the other, and each is transposed. Floats
+    /// keep their format, anything packed is decoded to f32: both are exact.
+    TransposedParts(MatrixShape),
 }
 
 /// Where the bytes of a matrix are.
@@ -52,6 +67,18 @@ impl MatrixRef {
     pub fn select(&self, rows: Vec<Range<usize>>) -> Self {
         let count = rows.iter().map(ExactSizeIterator::len).sum();
         Self { shape: MatrixShape { rows: count, ..self.shape }, rows, ..self.clone() }
+    }
+
+    /// The same matrix, cut into parts of `part_rows` rows of which each is transposed.
+    pub fn transpose_parts(&self, part_rows: usize) -> Self {
+        let MatrixShape { rows, cols, format } = self.shape;
+        let part = MatrixShape { rows: part_rows, cols, format };
+        let format = match format.kind {
+            FormatKind::Float(_) => format,
+            _ => float_format(FloatKind::F32),
+        };
+        let shape = MatrixShape { rows: rows / part_rows * cols, cols: part_rows, format };
+        Self { shape, transform: MatrixTransform::TransposedParts(part), ..self.clone() }
     }
 }
 
@@ -152,11 +179,19 @@ impl Publisher {
 }
 
 impl ModelSpec {
-    /// The attention layers, in order.
+    /// The attention layers with keys and values of their own, in order.
     pub fn attention_layers(&self) -> impl Iterator<Item = &AttentionSpec> + Clone {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             MixerSpec::Attention(attention) => Some(&**attention),
-            MixerSpec::DeltaNet(_) => None,
+            MixerSpec::Mla(_) | MixerSpec::DeltaNet(_) => None,
+        })
+    }
+
+    /// The latent-attention layers, in order.
+    pub fn mla_layers(&self) -> impl Iterator<Item = &MlaSpec> + Clone {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerSpec::Mla(mla) => Some(&**mla),
+            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) => None,
         })
     }
 
@@ -164,7 +199,21 @@ impl ModelSpec {
     pub fn delta_layers(&self) -> impl Iterator<Item = &DeltaNetSpec> + Clone {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             MixerSpec::DeltaNet(delta) => Some(&**delta),
-            MixerSpec::Attention(_) => None,
+            MixerSpec::Attention(_) | MixerSpec::Mla(_) => None,
+        })
+    }
+
+    /// What every layer with a KV cache keeps of a token, in order.
+    pub fn kv_shapes(&self) -> impl Iterator<Item = KvShape> + Clone {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(attention) => {
+                let AttentionShape { kv_heads, k_dim, v_dim, .. } = attention.shape;
+                Some(KvShape { kv_heads, k_dim, v_dim })
+            }
+            MixerSpec::Mla(mla) => {
+                Some(KvShape { kv_heads: 1, k_dim: mla.shape.key_dim(), v_dim: 0 })
+            }
+            MixerSpec::DeltaNet(_) => None,
         })
     }
 }
@@ -187,8 +236,21 @@ pub struct LayerSpec {
 pub enum MixerSpec {
     /// Softmax attention with a KV cache.
     Attention(Box<AttentionSpec>),
+    /// Softmax attention over a compressed KV cache.
+    Mla(Box<MlaSpec>),
     /// Gated delta net with a recurrent memory.
     DeltaNet(Box<DeltaNetSpec>),
+}
+
+/// What a layer keeps of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Values of a key head.
+    pub k_dim: usize,
+    /// Values of a value head; 0 if values are a part of the keys.
+    pub v_dim: usize,
 }
 
 /// Softmax attention.
@@ -320,6 +382,7 @@ pub fn for_each_tensor(
                 }
                 attention.q_norm.iter().chain(&attention.k_norm).for_each(&mut *on_vector);
             }
+            MixerSpec::Mla(mla) => mla.for_each_tensor(on_matrix, on_vector),
             MixerSpec::DeltaNet(delta) => {
                 let matrices = [&delta.qkv, &delta.z, &delta.b, &delta.a, &delta.out];
                 matrices.into_iter().for_each(&mut *on_matrix);

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::{
     error::LoadError,
-    spec::{MatrixRef, MatrixSource, Projection, VectorRef, VectorTransform},
+    spec::{MatrixRef, MatrixSource, MatrixTransform, Projection, VectorRef, VectorTransform},
 };
 
 /// A checkpoint's tensors, by name.
@@ -74,9 +74,21 @@ impl<'a> Weights<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<MatrixRef, LoadError> {
+        self.stacked_matrix(module, &[rows], cols)
+    }
+
+    /// As [`Weights::matrix`] for matrices that are stacked: `[.., rows, cols]`, here one below the
+    /// other.
+    pub(crate) fn stacked_matrix(
+        &self,
+        module: &str,
+        leading: &[usize],
+        cols: usize,
+    ) -> Result<MatrixRef, LoadError> {
+        let rows = leading.iter().product();
         let weight = format!("{module}.weight");
         let (format, source) = if self.has(&format!("{module}.scales")) {
-            let packing = self.packing(module, &[rows], cols)?;
+            let packing = self.packing(module, leading, cols)?;
             let source = MatrixSource::Affine {
                 codes: self.tensor(&weight)?.extent,
                 scales: self.tensor(&format!("{module}.scales"))?.extent,
@@ -85,12 +97,13 @@ impl<'a> Weights<'a> {
             };
             (packing.format, source)
         } else {
-            let tensor = self.shaped(&weight, &[rows, cols])?;
+            let tensor = self.shaped(&weight, &[leading, &[cols]].concat())?;
             (float_matrix_format(tensor)?, MatrixSource::Plain(tensor.extent))
         };
         let shape = MatrixShape { rows, cols, format };
         let all = std::iter::once(0..rows).collect();
-        Ok(MatrixRef { name: module.to_owned(), shape, source, source_rows: rows, rows: all })
+        let (name, transform) = (module.to_owned(), MatrixTransform::Plain);
+        Ok(MatrixRef { name, shape, source, source_rows: rows, rows: all, transform })
     }
 
     /// A matrix, and its bias if the checkpoint has one.

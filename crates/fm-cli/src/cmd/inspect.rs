@@ -76,7 +76,7 @@ fn inspect(model: String, spec: &ModelSpec) -> Inspection {
         model,
         model_type: spec.model_type,
         layers: spec.layers.len(),
-        attention_layers: spec.attention_layers().count(),
+        attention_layers: spec.kv_shapes().count(),
         delta_net_layers: spec.delta_layers().count(),
         moe_layers: moe_layers.clone().count(),
         experts: moe_layers.map(|layer| layer.records.len()).max().unwrap_or(0),

@@ -188,6 +188,18 @@ impl Named {
                 spec.q_norm.iter().for_each(|norm| self.vector("q_norm", norm));
                 spec.k_norm.iter().for_each(|norm| self.vector("k_norm", norm));
             }
+            MixerSpec::Mla(spec) => {
+                if let Some(q_a) = &spec.q_a {
+                    self.projection("q_a", &q_a.projection);
+                    self.vector("q_a_norm", &q_a.norm);
+                }
+                self.projection("q", &spec.q);
+                self.projection("kv_a", &spec.kv_a);
+                self.vector("kv_a_norm", &spec.kv_a_norm);
+                self.matrix("k_b", &spec.k_b);
+                self.matrix("v_b", &spec.v_b);
+                self.projection("o", &spec.o);
+            }
             MixerSpec::DeltaNet(spec) => {
                 let matrices = [("qkv", &spec.qkv), ("z", &spec.z), ("b", &spec.b), ("a", &spec.a)];
                 matrices.into_iter().for_each(|(name, matrix)| self.matrix(name, matrix));

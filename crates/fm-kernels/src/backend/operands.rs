@@ -193,14 +193,15 @@ pub struct AttentionShape {
 
 /// The keys and values of one layer that one session may see.
 ///
-/// `keys` is `[blocks, kv_heads, KV_BLOCK_TOKENS, k_dim]`, `values` likewise with `v_dim`; both hold
-/// the blocks of all sessions, and `table[position / KV_BLOCK_TOKENS]` is the block of a position.
+/// `keys` is `[blocks, kv_heads, KV_BLOCK_TOKENS, k_dim]`, `values` likewise with `v_dim` if there
+/// are any; both hold the blocks of all sessions, and `table[position / KV_BLOCK_TOKENS]` is the
+/// block of a position.
 #[derive(Debug)]
 pub struct KvView<'a, Buf> {
     /// Keys of the layer's pool.
     pub keys: &'a Buf,
-    /// Values of the layer's pool.
-    pub values: &'a Buf,
+    /// Values of the layer's pool; `None` if they are the first `v_dim` of every key.
+    pub values: Option<&'a Buf>,
     /// Blocks of this session, by position.
     pub table: &'a [u32],
 }

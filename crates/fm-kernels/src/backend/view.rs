@@ -53,6 +53,11 @@ impl<'a, Buf> ViewMut<'a, Buf> {
         Self { buf, offset: 0, rows, cols, stride: cols }
     }
 
+    /// The same rows, but only `cols` columns from `first` on.
+    pub fn columns(self, first: usize, cols: usize) -> Self {
+        Self { offset: self.offset + first, cols, ..self }
+    }
+
     /// The same columns, but only `rows` rows from `first` on.
     pub fn rows(self, first: usize, rows: usize) -> Self {
         Self { offset: self.offset + first * self.stride, rows, ..self }

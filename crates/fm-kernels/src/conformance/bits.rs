@@ -6,10 +6,10 @@ use crate::backend::{AttentionShape, Backend, DeltaShape, DeviceResult, ExpertRo
 
 use super::{
     Case, Weights, noise, read_all,
-    sequence::{Attention, Convolution, DeltaNet},
+    sequence::{Attention, Convolution, DeltaNet, Values},
 };
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
@@ -74,7 +74,9 @@ pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
         }
     }
     let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim: 40, v_dim: 24, scale: 0.3 };
-    check(device, |chunks| Attention { shape, position: 37, chunks });
+    for values in [Values::Own, Values::InKeys] {
+        check(device, |chunks| Attention { shape, position: 37, chunks, values });
+    }
     check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });
     let (key_heads, value_heads, k_dim, v_dim) = (2, 6, 24, 17);
     let shape = DeltaShape { key_heads, value_heads, k_dim, v_dim, conv_taps: 4 };

@@ -5,7 +5,7 @@ use crate::{
     tolerance,
 };
 
-use super::{Case, columns_mut, noise, read_all};
+use super::{Case, noise, read_all};
 
 /// Shapes `(rows, cols)` with columns that do not fill vectors, and many rows.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (1, 16), (3, 40), (2, 77), (5, 1024), (300, 72)];
@@ -43,7 +43,7 @@ impl Case for InColumns {
         let per_head = device.upload(&noise(5, cols / heads))?;
         let x = View::new(&x, rows, stride).columns(1, cols);
         let z = View::new(&z, rows, stride).columns(2, cols);
-        let view = columns_mut(ViewMut::new(&mut out, rows, stride), 3, cols);
+        let view = ViewMut::new(&mut out, rows, stride).columns(3, cols);
         match operation {
             Operation::RmsNorm => device.rms_norm(x, &whole, 1e-6, view),
             Operation::RmsNormHeads => device.rms_norm_heads(view, &per_head, 1e-6),
@@ -121,7 +121,7 @@ impl Case for Rotate {
         let spec = Rope { head_dim, start, pairs, layout, inv_freq, amplitude, positions };
         let cols = 3 * head_dim;
         let mut x = device.upload(&noise(1, rows * (cols + 5)))?;
-        device.rope(&spec, columns_mut(ViewMut::new(&mut x, rows, cols + 5), 2, cols))?;
+        device.rope(&spec, ViewMut::new(&mut x, rows, cols + 5).columns(2, cols))?;
         read_all(device, &x, rows * (cols + 5))
     }
 }
@@ -155,7 +155,7 @@ pub fn buffers<B: Backend>(device: &B) {
     let values = noise(1, 60);
     let mut buf = device.upload(&values).expect("the device has memory");
     let block: Vec<f32> = (0..6).map(|i| i as f32).collect();
-    let view = columns_mut(ViewMut::new(&mut buf, 6, 10), 4, 3).rows(1, 2);
+    let view = ViewMut::new(&mut buf, 6, 10).columns(4, 3).rows(1, 2);
     device.write(&block, view).expect("the device runs");
     let mut want = values.clone();
     want[14..17].copy_from_slice(&block[..3]);
@@ -168,9 +168,9 @@ pub fn buffers<B: Backend>(device: &B) {
     assert_eq!(corner, [want[16], want[17], want[26], want[27]]);
 
     let mut wide = device.upload(&noise(2, 24)).expect("the device has memory");
-    let view = columns_mut(ViewMut::new(&mut wide, 3, 8), 2, 3);
+    let view = ViewMut::new(&mut wide, 3, 8).columns(2, 3);
     device.copy(View::new(&buf, 6, 10).rows(2, 3).columns(1, 3), view).expect("the device runs");
-    let last = columns_mut(ViewMut::new(&mut wide, 3, 8), 6, 2).rows(1, 2);
+    let last = ViewMut::new(&mut wide, 3, 8).columns(6, 2).rows(1, 2);
     device.zero(last).expect("the device runs");
     let mut copied = noise(2, 24);
     for i in 0..3 {

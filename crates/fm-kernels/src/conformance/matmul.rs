@@ -1,6 +1,9 @@
 //! Matrix products, in every format.
 
-use fm_format::quant::{FORMATS, QuantFormat};
+use fm_format::{
+    quant::{FORMATS, QuantFormat},
+    record::MatrixShape,
+};
 
 use crate::{
     backend::{
@@ -9,7 +12,7 @@ use crate::{
     tolerance,
 };
 
-use super::{Case, Weights, noise, read_all};
+use super::{Case, Weights, bits::bits, noise, noise_weights, read_all};
 
 /// Shapes that a format has to cope with: one row, fewer rows than run side by side, more rows
 /// than a task has; one block, and more columns than a kernel decodes at a time.
@@ -91,6 +94,67 @@ pub fn matmul_rows<B: Backend>(device: &B) {
     }
     let chosen = (0..70).step_by(1).collect();
     MatmulRows { format: &FORMATS[0], chosen }.check(device, tolerance::DOT_F32);
+}
+
+/// Every head times a matrix of its own; heads are columns of wider rows on both sides.
+#[derive(Debug)]
+struct MatmulHeads {
+    format: &'static QuantFormat,
+    heads: usize,
+    /// Rows of one head's matrix.
+    rows: usize,
+    tokens: usize,
+    /// By one [`Backend::matmul`] per head instead.
+    one_by_one: bool,
+}
+
+impl Case for MatmulHeads {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let &Self { format, heads, rows, tokens, one_by_one } = self;
+        let (cols, all) = (3 * format.block_len.max(11), tokens * heads);
+        let (in_stride, out_stride) = (cols + 5, rows + 3);
+        let x = device.upload(&noise(2, all * in_stride))?;
+        let mut y = device.upload(&noise(3, all * out_stride))?;
+        let weights = Weights::noise(device, format, (heads * rows, cols), 1)?;
+        let mut acts = device.acts(all, cols)?;
+        if one_by_one {
+            for head in 0..heads {
+                let own = MatrixShape { rows, ..weights.shape };
+                let bytes = noise_weights(weights.shape, 1);
+                let bytes = bytes[head * own.bytes()..][..own.bytes()].to_vec();
+                let weights = Weights::of(device, own, bytes)?;
+                let x = View::new(&x, tokens, heads * in_stride);
+                device.prepare(x.columns(head * in_stride + 4, cols), &mut acts)?;
+                let mut own = device.alloc(tokens * rows)?;
+                device.matmul(weights.matrix(), &acts, ViewMut::new(&mut own, tokens, rows))?;
+                let y = ViewMut::new(&mut y, tokens, heads * out_stride);
+                let y = y.columns(head * out_stride + 2, rows);
+                device.copy(View::new(&own, tokens, rows), y)?;
+            }
+        } else {
+            let x = View::new(&x, all, in_stride).columns(4, cols);
+            let y = ViewMut::new(&mut y, all, out_stride).columns(2, rows);
+            device.prepare(x, &mut acts)?;
+            device.matmul_heads(weights.matrix(), heads, &acts, y)?;
+        }
+        read_all(device, &y, all * out_stride)
+    }
+}
+
+/// [`Backend::matmul_heads`], and that it gives the bits of one product per head.
+///
+/// # Panics
+/// If one bit differs.
+pub fn matmul_heads<B: Backend>(device: &B) {
+    for format in &FORMATS {
+        for (heads, rows, tokens) in [(1, 5, 3), (3, 7, 1), (20, 32, 1), (5, 33, 2), (7, 16, 70)] {
+            let together = MatmulHeads { format, heads, rows, tokens, one_by_one: false };
+            together.check(device, tolerance::DOT_F32);
+            let one_by_one = MatmulHeads { one_by_one: true, ..together };
+            let bits = |case: &MatmulHeads| bits(&case.run(device).expect("the device runs"));
+            assert!(bits(&together) == bits(&one_by_one), "{together:?}");
+        }
+    }
 }
 
 /// Rows of a table.

@@ -8,7 +8,7 @@ use crate::{
     tolerance,
 };
 
-use super::{Case, columns_mut, noise, read_all};
+use super::{Case, bits::bits, noise, read_all};
 
 /// Causal attention of the rows of a session whose first `position` tokens came before.
 #[derive(Clone, Debug)]
@@ -17,6 +17,18 @@ pub(super) struct Attention {
     pub(super) position: usize,
     /// How many rows each call brings, in order.
     pub(super) chunks: Vec<usize>,
+    pub(super) values: Values,
+}
+
+/// Where values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Values {
+    /// In a pool of their own.
+    Own,
+    /// The beginnings of the keys.
+    InKeys,
+    /// In a pool of their own, where they are what [`Values::InKeys`] finds.
+    CopiedFromKeys,
 }
 
 impl Attention {
@@ -55,7 +67,13 @@ impl Case for Attention {
             let at = (self.position + done, *rows);
             Self::write_chunk(device, &mut keys, (3, k_dim, kv_heads), at, &table)?;
             Self::write_chunk(device, &mut values, (4, v_dim, kv_heads), at, &table)?;
-            let kv = KvView { keys: &keys, values: &values, table: &table };
+            if self.values == Values::CopiedFromKeys {
+                let all = blocks * kv_heads * KV_BLOCK_TOKENS;
+                let beginnings = View::new(&keys, all, k_dim).columns(0, v_dim);
+                device.copy(beginnings, ViewMut::new(&mut values, all, v_dim))?;
+            }
+            let values = Some(&values).filter(|_| self.values != Values::InKeys);
+            let kv = KvView { keys: &keys, values, table: &table };
             let all = total - self.position;
             let q = View::new(&q, all, heads * k_dim + 7).columns(3, heads * k_dim);
             let q = q.rows(done, *rows);
@@ -67,14 +85,26 @@ impl Case for Attention {
     }
 }
 
-/// [`Backend::kv_write`] and [`Backend::attention`], within and across blocks.
+/// [`Backend::kv_write`] and [`Backend::attention`], within and across blocks, with values of their
+/// own and inside the keys.
+///
+/// # Panics
+/// If values inside the keys give other bits than the same ones elsewhere.
 pub fn attention<B: Backend>(device: &B) {
     for (k_dim, v_dim) in [(40, 40), (48, 48), (16, 16), (128, 64), (7, 130)] {
         for (position, rows) in [(0, 1), (0, 5), (60, 9), (63, 1), (64, 1), (190, 70)] {
             let scale = 4.0 / (k_dim as f32).sqrt();
             let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim, v_dim, scale };
-            let case = Attention { shape, position, chunks: vec![rows] };
+            let chunks = vec![rows];
+            let case = Attention { shape, position, chunks, values: Values::Own };
             case.check(device, tolerance::CHAINED_F32);
+            if v_dim <= k_dim {
+                let case = Attention { values: Values::InKeys, ..case };
+                case.check(device, tolerance::CHAINED_F32);
+                let copied = Attention { values: Values::CopiedFromKeys, ..case.clone() };
+                let bits = |case: &Attention| bits(&case.run(device).expect("the device runs"));
+                assert!(bits(&case) == bits(&copied), "{case:?}");
+            }
         }
     }
 }
@@ -109,7 +139,7 @@ impl Case for Convolution {
         let mut x = device.upload(&noise(3, rows * (channels + 3)))?;
         let mut done = 0;
         for chunk in &self.chunks {
-            let view = columns_mut(ViewMut::new(&mut x, rows, channels + 3), 1, channels);
+            let view = ViewMut::new(&mut x, rows, channels + 3).columns(1, channels);
             device.causal_conv(&weight, &mut history, view.rows(done, *chunk))?;
             done += chunk;
         }

@@ -135,13 +135,14 @@ impl Kernels for Wrong {
 #[test]
 fn every_mistake_is_noticed() {
     type Check = fn(&Host<Wrong>);
-    let checks: [(Mistake, Check); 15] = [
+    let checks: [(Mistake, Check); 16] = [
         (Mistake::ShortDot, super::rms_norm),
         (Mistake::ShortDot, super::rms_norm_heads),
         (Mistake::UnweightedAxpy, super::scatter_rows),
         (Mistake::UnweightedAxpy, super::expert_rows),
         (Mistake::UnweightedAxpy, super::combine_rows),
         (Mistake::LastColumn, super::matmul),
+        (Mistake::LastColumn, super::matmul_heads),
         (Mistake::SeesNeighbours, super::a_row_does_not_see_its_neighbours),
         (Mistake::NoDecay, super::delta_net),
         (Mistake::NoUp, super::silu_mul),

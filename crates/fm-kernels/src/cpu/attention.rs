@@ -44,8 +44,7 @@ impl Work for Attend<'_> {
             let fade = (peak - higher).exp(); // e^-∞ = 0 for the first block
             peak = higher;
             sum = sum * fade + exp_sum(lanes, peak, scores);
-            let values = &kv.values[lane * shape.v_dim..][..tokens * shape.v_dim];
-            gather(lanes, fade, scores, values, out);
+            gather(lanes, fade, scores, kv.values(shape, lane), out);
         }
         let share = 1.0 / sum;
         out.iter_mut().for_each(|out| *out *= share);
@@ -90,23 +89,29 @@ fn score_keys<L: Lanes, const T: usize>(
     }
 }
 
-/// `out = fade · out + Σ shares[t] · values[t]`, positions ascending.
+/// `out = fade · out + Σ shares[t] · values[t]`, positions ascending; `values` come with their
+/// stride.
 #[inline(always)]
-fn gather<L: Lanes>(lanes: L, fade: f32, shares: &[f32], values: &[f32], out: &mut [f32]) {
-    let v_dim = out.len();
-    let wide = v_dim / (COLUMNS * LANES) * (COLUMNS * LANES);
+fn gather<L: Lanes>(
+    lanes: L,
+    fade: f32,
+    shares: &[f32],
+    (values, stride): (&[f32], usize),
+    out: &mut [f32],
+) {
+    let wide = out.len() / (COLUMNS * LANES) * (COLUMNS * LANES);
     let (many, rest) = out.split_at_mut(wide);
     for (i, out) in many.chunks_exact_mut(COLUMNS * LANES).enumerate() {
         let at = i * COLUMNS * LANES;
-        gather_columns::<L, COLUMNS>(lanes, fade, shares, (&values[at..], v_dim), out);
+        gather_columns::<L, COLUMNS>(lanes, fade, shares, (&values[at..], stride), out);
     }
     for (i, out) in rest.chunks_mut(LANES).enumerate() {
         let at = wide + i * LANES;
-        gather_columns::<L, 1>(lanes, fade, shares, (&values[at..], v_dim), out);
+        gather_columns::<L, 1>(lanes, fade, shares, (&values[at..], stride), out);
     }
 }
 
-/// `C` vectors of the output, the last of which may be short; `values` come with their stride.
+/// `C` vectors of the output, the last of which may be short.
 #[inline(always)]
 fn gather_columns<L: Lanes, const C: usize>(
     lanes: L,

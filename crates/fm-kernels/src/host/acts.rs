@@ -58,23 +58,43 @@ impl HostActs {
 #[derive(Clone, Copy, Debug)]
 pub struct RowSelection<'a> {
     acts: &'a HostActs,
-    chosen: Option<&'a [ExpertRow]>,
+    chosen: Chosen<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Chosen<'a> {
+    All,
+    Listed(&'a [ExpertRow]),
+    /// Row `first` and every `step`-th after it.
+    Every {
+        first: usize,
+        step: usize,
+    },
 }
 
 impl<'a> RowSelection<'a> {
     /// All prepared rows.
     pub(super) fn all(acts: &'a HostActs) -> Self {
-        Self { acts, chosen: None }
+        Self { acts, chosen: Chosen::All }
     }
 
     /// The rows that chose an expert.
     pub(super) fn chosen(acts: &'a HostActs, rows: &'a [ExpertRow]) -> Self {
-        Self { acts, chosen: Some(rows) }
+        Self { acts, chosen: Chosen::Listed(rows) }
+    }
+
+    /// One head of every token: rows are the heads of tokens.
+    pub(super) fn head(acts: &'a HostActs, head: usize, heads: usize) -> Self {
+        Self { acts, chosen: Chosen::Every { first: head, step: heads } }
     }
 
     /// Number of rows.
     pub fn rows(&self) -> usize {
-        self.chosen.map_or(self.acts.rows, <[_]>::len)
+        match self.chosen {
+            Chosen::All => self.acts.rows,
+            Chosen::Listed(rows) => rows.len(),
+            Chosen::Every { step, .. } => self.acts.rows / step,
+        }
     }
 
     /// Values in a row.
@@ -94,6 +114,10 @@ impl<'a> RowSelection<'a> {
     }
 
     fn acts_row(&self, i: usize) -> usize {
-        self.chosen.map_or(i, |chosen| chosen[i].row as usize)
+        match self.chosen {
+            Chosen::All => i,
+            Chosen::Listed(rows) => rows[i].row as usize,
+            Chosen::Every { first, step } => first + i * step,
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::{QMatrix, ViewMut};
 
-use super::{Host, Kernels, RowSelection};
+use super::{Host, HostActs, Kernels, RowSelection};
 
 /// Tasks per thread: enough that a late thread costs little, few enough that a task streams a
 /// long run of weights.
@@ -31,9 +31,8 @@ impl<K: Kernels> Host<K> {
         if tokens == 0 {
             return;
         }
-        let small = w.shape.rows * w.shape.cols * tokens < PRODUCTS_PER_FORK;
-        let tasks = if small { 1 } else { self.kernels.threads() * TASKS_PER_THREAD };
-        let rows_per_task = w.shape.rows.div_ceil(tasks).next_multiple_of(ROWS_PER_TASK_ALIGN);
+        let rows_per_task =
+            w.shape.rows.div_ceil(self.tasks(w, tokens)).next_multiple_of(ROWS_PER_TASK_ALIGN);
         let row_bytes = w.shape.row_bytes();
         // One weight row gives one value per token: `out` is [w.rows, tokens].
         let kernels = &self.kernels;
@@ -45,16 +44,80 @@ impl<K: Kernels> Host<K> {
         if tokens == 1 {
             return self.kernels.for_each_chunk(y.row(0), rows_per_task, products);
         }
-        let mut scratch = self.scratch.borrow_mut();
-        let needed = w.shape.rows * tokens;
-        if scratch.len() < needed {
-            scratch.resize(needed, 0.0);
+        self.with_scratch(w.shape.rows * tokens, |by_weight| {
+            self.kernels.for_each_chunk(by_weight, rows_per_task * tokens, products);
+            self.turn(by_weight, (tokens, w.shape.rows), y.contiguous(), |row| row);
+        });
+    }
+
+    /// See [`crate::Backend::matmul_heads`].
+    pub(super) fn matmul_by_head(
+        &self,
+        w: QMatrix<'_, [u8]>,
+        heads: usize,
+        x: &HostActs,
+        mut y: ViewMut<'_, Vec<f32>>,
+    ) {
+        let (cols, tokens) = (y.cols, RowSelection::head(x, 0, heads).rows());
+        assert_eq!(w.shape.rows, heads * cols, "w is [heads · y.cols, cols]");
+        assert_eq!(w.shape.cols, RowSelection::all(x).cols(), "weights fit the activations");
+        assert_eq!((y.rows, RowSelection::all(x).rows()), (tokens * heads, tokens * heads));
+        if tokens == 0 {
+            return;
         }
-        self.kernels.for_each_chunk(&mut scratch[..needed], rows_per_task * tokens, products);
-        let by_weight = &scratch[..needed];
-        self.kernels.for_each_chunk(y.contiguous(), w.shape.rows * TURN_TOKENS, |part, y| {
+        let heads_per_task = heads.div_ceil(self.tasks(w, tokens));
+        let head_bytes = cols * w.shape.row_bytes();
+        let (kernels, format) = (&self.kernels, w.shape.format);
+        // `out` is [w.rows, tokens], cut into heads: `stride` from one to the next.
+        let products = |task: usize, stride: usize, out: &mut [f32]| {
+            for (i, out) in out.chunks_mut(stride).enumerate() {
+                let head = task * heads_per_task + i;
+                let rows = &w.bytes[head * head_bytes..][..head_bytes];
+                let x = RowSelection::head(x, head, heads);
+                kernels.rows_dots(format, rows, &x, &mut out[..cols * tokens]);
+            }
+        };
+        let stride = y.stride;
+        let y = y.spread();
+        if tokens == 1 {
+            let products = |task: usize, out: &mut [f32]| products(task, stride, out);
+            return kernels.for_each_chunk(y, heads_per_task * stride, products);
+        }
+        self.with_scratch(w.shape.rows * tokens, |by_weight| {
+            let head = cols * tokens;
+            let products = |task: usize, out: &mut [f32]| products(task, head, out);
+            kernels.for_each_chunk(by_weight, heads_per_task * head, products);
+            self.turn(by_weight, (tokens, heads * stride), y, |row| {
+                row / cols * stride + row % cols
+            });
+        });
+    }
+
+    /// Tasks that a product is worth.
+    fn tasks(&self, w: QMatrix<'_, [u8]>, tokens: usize) -> usize {
+        let small = w.shape.rows * w.shape.cols * tokens < PRODUCTS_PER_FORK;
+        if small { 1 } else { self.kernels.threads() * TASKS_PER_THREAD }
+    }
+
+    fn with_scratch(&self, len: usize, work: impl FnOnce(&mut [f32])) {
+        let mut scratch = self.scratch.borrow_mut();
+        if scratch.len() < len {
+            scratch.resize(len, 0.0);
+        }
+        work(&mut scratch[..len]);
+    }
+
+    /// `y[t · stride + place(r)] = by_weight[r · tokens + t]`.
+    fn turn(
+        &self,
+        by_weight: &[f32],
+        (tokens, stride): (usize, usize),
+        y: &mut [f32],
+        place: impl Fn(usize) -> usize + Sync,
+    ) {
+        self.kernels.for_each_chunk(y, stride * TURN_TOKENS, |part, y| {
             for (row, products) in by_weight.chunks_exact(tokens).enumerate() {
-                let places = y[row..].iter_mut().step_by(w.shape.rows);
+                let places = y[place(row)..].iter_mut().step_by(stride);
                 for (y, product) in places.zip(&products[part * TURN_TOKENS..]) {
                     *y = *product;
                 }

@@ -1,6 +1,6 @@
 //! Views into host buffers.
 
-use crate::backend::{KV_BLOCK_TOKENS, View, ViewMut};
+use crate::backend::{AttentionShape, KV_BLOCK_TOKENS, KvView, View, ViewMut};
 
 use super::Parallel;
 
@@ -32,6 +32,17 @@ pub(super) fn for_each_row(
     });
 }
 
+impl KvView<'_, Vec<f32>> {
+    /// The values that begin at a lane of a block, `kv_head · KV_BLOCK_TOKENS` of them after the
+    /// block's first, and how far apart they are.
+    pub(crate) fn values(&self, shape: AttentionShape, lane: usize) -> (&[f32], usize) {
+        match self.values {
+            Some(values) => (&values[lane * shape.v_dim..], shape.v_dim),
+            None => (&self.keys[lane * shape.k_dim..], shape.k_dim),
+        }
+    }
+}
+
 impl View<'_, Vec<f32>> {
     /// Row `i`.
     pub(crate) fn row(&self, i: usize) -> &[f32] {
@@ -49,15 +60,20 @@ impl ViewMut<'_, Vec<f32>> {
 
     /// Runs `task(i, row)` for every row, in parallel if there is enough to do.
     pub(super) fn for_each_row(
-        self,
+        mut self,
         parallel: &impl Parallel,
         task: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         if self.rows > 0 && self.cols > 0 {
-            let len = (self.rows - 1) * self.stride + self.cols;
-            let data = &mut self.buf[self.offset..][..len];
-            for_each_row(parallel, data, (self.cols, self.stride), task);
+            let shape = (self.cols, self.stride);
+            for_each_row(parallel, self.spread(), shape, task);
         }
+    }
+
+    /// From the first value to the last, with what lies between the rows.
+    pub(super) fn spread(&mut self) -> &mut [f32] {
+        let len = self.rows.saturating_sub(1) * self.stride + self.cols;
+        &mut self.buf[self.offset..][..len]
     }
 
     /// All rows as one slice.

@@ -41,11 +41,11 @@ pub fn attend<K: Kernels>(
         peak = higher;
         sum *= fade;
         out.iter_mut().for_each(|out| *out *= fade);
-        let values = kv.values[lane * shape.v_dim..].chunks_exact(shape.v_dim);
-        for (score, value) in scores.iter().zip(values) {
+        let (values, stride) = kv.values(shape, lane);
+        for (score, value) in scores.iter().zip(values.chunks(stride)) {
             let share = (score - peak).exp();
             sum += share;
-            kernels.axpy(share, value, out);
+            kernels.axpy(share, &value[..shape.v_dim], out);
         }
     }
     out.iter_mut().for_each(|out| *out /= sum);
@@ -84,7 +84,7 @@ mod tests {
             let keys = noise(seed, blocks * 3 * KV_BLOCK_TOKENS * 5);
             let values = noise(seed + 1, blocks * 3 * KV_BLOCK_TOKENS * 7);
             let q = noise(seed + 2, 5);
-            let kv = KvView { keys: &keys, values: &values, table: &table };
+            let kv = KvView { keys: &keys, values: Some(&values), table: &table };
             for head in 0..shape.heads {
                 let mut out = vec![0.0; 7];
                 attend(&Scalar, shape, &q, (&kv, head), position, &mut out);

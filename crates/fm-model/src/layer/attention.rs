@@ -120,7 +120,7 @@ impl<B: Backend> Attention<B> {
             let keys = segment.of(k, kv_heads * k_dim);
             let values = segment.of(v, kv_heads * v_dim);
             let place = (self.kv_layer, table);
-            step.pool.write(device, place, segment.position, keys, values)?;
+            step.pool.write(device, place, segment.position, keys, Some(values))?;
             let kv = step.pool.view(self.kv_layer, table);
             let queries = segment.of(q, heads * k_dim);
             let mixed = segment.of_mut(mixed, heads * v_dim);

@@ -5,8 +5,10 @@
 
 use fm_kernels::{
     Backend, DeviceError,
-    backend::{AttentionShape, DeviceResult, KV_BLOCK_TOKENS, KvView, View, ViewMut},
+    backend::{DeviceResult, KV_BLOCK_TOKENS, KvView, View, ViewMut},
 };
+
+use crate::spec::KvShape;
 
 /// Why a session cannot grow.
 #[derive(Debug, thiserror::Error)]
@@ -41,8 +43,9 @@ impl BlockTable {
 #[derive(Debug)]
 struct KvLayer<B: Backend> {
     keys: B::Buf,
-    values: B::Buf,
-    shape: AttentionShape,
+    /// `None` if they are a part of the keys.
+    values: Option<B::Buf>,
+    shape: KvShape,
 }
 
 impl<B: Backend> KvLayer<B> {
@@ -52,6 +55,19 @@ impl<B: Backend> KvLayer<B> {
 
     fn value_block_len(&self) -> usize {
         self.shape.kv_heads * KV_BLOCK_TOKENS * self.shape.v_dim
+    }
+
+    /// Its pools, each with the values of a head.
+    fn pools(&self) -> impl Iterator<Item = (&B::Buf, usize)> {
+        let values = self.values.iter().map(|values| (values, self.shape.v_dim));
+        std::iter::once((&self.keys, self.shape.k_dim)).chain(values)
+    }
+
+    /// Its pools, each with the length of a block.
+    fn pools_mut(&mut self) -> impl Iterator<Item = (&mut B::Buf, usize)> {
+        let (keys_len, values_len) = (self.key_block_len(), self.value_block_len());
+        let values = self.values.iter_mut().map(move |values| (values, values_len));
+        std::iter::once((&mut self.keys, keys_len)).chain(values)
     }
 }
 
@@ -66,7 +82,7 @@ pub struct KvPool<B: Backend> {
 }
 
 /// Bytes of one block over all layers of the given shapes.
-pub fn block_bytes(shapes: impl Iterator<Item = AttentionShape>) -> u64 {
+pub fn block_bytes(shapes: impl Iterator<Item = KvShape>) -> u64 {
     let values = shapes.map(|shape| shape.kv_heads * (shape.k_dim + shape.v_dim));
     4 * (values.sum::<usize>() * KV_BLOCK_TOKENS) as u64
 }
@@ -75,13 +91,14 @@ impl<B: Backend> KvPool<B> {
     /// A pool of `blocks` blocks for attention layers of these shapes.
     pub(crate) fn new(
         device: &B,
-        shapes: impl Iterator<Item = AttentionShape>,
+        shapes: impl Iterator<Item = KvShape>,
         blocks: usize,
     ) -> DeviceResult<Self> {
-        let lane = |shape: AttentionShape| blocks * shape.kv_heads * KV_BLOCK_TOKENS;
         let layers = shapes.map(|shape| {
-            let keys = device.alloc(lane(shape) * shape.k_dim)?;
-            Ok(KvLayer { keys, values: device.alloc(lane(shape) * shape.v_dim)?, shape })
+            let lane = blocks * shape.kv_heads * KV_BLOCK_TOKENS;
+            let keys = device.alloc(lane * shape.k_dim)?;
+            let values = (shape.v_dim > 0).then(|| device.alloc(lane * shape.v_dim));
+            Ok(KvLayer { keys, values: values.transpose()?, shape })
         });
         Ok(Self {
             layers: layers.collect::<DeviceResult<_>>()?,
@@ -105,9 +122,9 @@ impl<B: Backend> KvPool<B> {
         if let Some(&block) = table.0.get(first).filter(|b| self.references[**b as usize] > 1) {
             let own = self.take()?;
             for layer in &mut self.layers {
-                let (keys, values) = (layer.key_block_len(), layer.value_block_len());
-                device.kv_copy_block(block, own, keys, &mut layer.keys)?;
-                device.kv_copy_block(block, own, values, &mut layer.values)?;
+                for (pool, len) in layer.pools_mut() {
+                    device.kv_copy_block(block, own, len, pool)?;
+                }
             }
             self.references[block as usize] -= 1;
             table.0[first] = own;
@@ -150,25 +167,32 @@ impl<B: Backend> KvPool<B> {
         self.free.len()
     }
 
-    /// Writes keys and values of consecutive positions of one session into layer `layer`.
+    /// Writes keys and values of consecutive positions of one session into layer `layer`. Values
+    /// come where the layer keeps them.
     pub(crate) fn write(
         &mut self,
         device: &B,
         (layer, table): (usize, &BlockTable),
         position: u32,
         keys: View<'_, B::Buf>,
-        values: View<'_, B::Buf>,
+        values: Option<View<'_, B::Buf>>,
     ) -> DeviceResult {
         let layer = &mut self.layers[layer];
         let shape = layer.shape;
         device.kv_write(keys, position, &table.0, shape.k_dim, &mut layer.keys)?;
-        device.kv_write(values, position, &table.0, shape.v_dim, &mut layer.values)
+        match (values, &mut layer.values) {
+            (Some(values), Some(pool)) => {
+                device.kv_write(values, position, &table.0, shape.v_dim, pool)
+            }
+            (None, None) => Ok(()),
+            _ => unreachable!("a layer brings values if it keeps them"),
+        }
     }
 
     /// What the rows of a session may read in layer `layer`.
     pub(crate) fn view<'a>(&'a self, layer: usize, table: &'a BlockTable) -> KvView<'a, B::Buf> {
         let layer = &self.layers[layer];
-        KvView { keys: &layer.keys, values: &layer.values, table: &table.0 }
+        KvView { keys: &layer.keys, values: layer.values.as_ref(), table: &table.0 }
     }
 
     /// Number of f32 values of one block over all layers.
@@ -187,10 +211,9 @@ impl<B: Backend> KvPool<B> {
     ) -> DeviceResult {
         let mut rest = out;
         for layer in &self.layers {
-            let AttentionShape { kv_heads, k_dim, v_dim, .. } = layer.shape;
-            for (buf, dim) in [(&layer.keys, k_dim), (&layer.values, v_dim)] {
+            for (buf, dim) in layer.pools() {
                 let lane = KV_BLOCK_TOKENS * dim;
-                let (values, tail) = rest.split_at_mut(kv_heads * lane);
+                let (values, tail) = rest.split_at_mut(layer.shape.kv_heads * lane);
                 let offset = block as usize * values.len();
                 device.read(View { offset, ..View::new(buf, 1, values.len()) }, values)?;
                 for lane in values.chunks_exact_mut(lane) {
@@ -206,8 +229,7 @@ impl<B: Backend> KvPool<B> {
     pub(crate) fn write_block(&mut self, device: &B, block: u32, values: &[f32]) -> DeviceResult {
         let mut rest = values;
         for layer in &mut self.layers {
-            let lens = [layer.key_block_len(), layer.value_block_len()];
-            for (buf, len) in [&mut layer.keys, &mut layer.values].into_iter().zip(lens) {
+            for (buf, len) in layer.pools_mut() {
                 let (values, tail) = rest.split_at(len);
                 let view = ViewMut { offset: block as usize * len, ..ViewMut::new(buf, 1, len) };
                 device.write(values, view)?;
@@ -224,7 +246,7 @@ mod tests {
     use fm_kernels::reference::Reference;
 
     fn pool(blocks: usize) -> (Reference, KvPool<Reference>) {
-        let shape = AttentionShape { heads: 1, kv_heads: 1, k_dim: 2, v_dim: 1, scale: 1.0 };
+        let shape = KvShape { kv_heads: 1, k_dim: 2, v_dim: 1 };
         let device = Reference::open();
         let pool = KvPool::new(&device, [shape].into_iter(), blocks).unwrap();
         (device, pool)
@@ -237,14 +259,14 @@ mod tests {
         pool.prepare(&device, &mut a, 0, 2).unwrap();
         let (keys, values) = (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]);
         let rows = (View::new(&keys, 2, 2), View::new(&values, 2, 1));
-        pool.write(&device, (0, &a), 0, rows.0, rows.1).unwrap();
+        pool.write(&device, (0, &a), 0, rows.0, Some(rows.1)).unwrap();
 
         pool.share(&a, &mut b);
         pool.prepare(&device, &mut b, 1, 2).unwrap();
         assert_ne!(a.blocks(), b.blocks());
         let (keys, values) = (vec![9.0, 9.0], vec![9.0]);
         let rows = (View::new(&keys, 1, 2), View::new(&values, 1, 1));
-        pool.write(&device, (0, &b), 1, rows.0, rows.1).unwrap();
+        pool.write(&device, (0, &b), 1, rows.0, Some(rows.1)).unwrap();
 
         let read = |table: &BlockTable| {
             let mut out = vec![0.0; pool.block_len()];
