@@ -10,8 +10,10 @@ pub(crate) use self::relatives::nearest;
 mod attention;
 mod config;
 mod decoder_frame;
+mod deepseek;
 mod experts;
 mod ffn;
+mod mla;
 mod qwen;
 mod relatives;
 
@@ -37,7 +39,9 @@ macro_rules! architectures {
     };
 }
 
-architectures! { minimax_m2, mixtral, qwen3_5_moe, qwen3_moe, qwen3_next }
+architectures! {
+    deepseek_v3, glm4_moe_lite, minimax_m2, mixtral, qwen3_5_moe, qwen3_moe, qwen3_next
+}
 
 fn model_type(checkpoint: &Checkpoint) -> &str {
     checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default()

@@ -15,7 +15,12 @@ use crate::harness::{argmax, batch_of, feed, is_hybrid, open};
 /// How far logits of standard deviation 3 may lie apart: the f32 implementations of
 /// `tools/golden/README.md` lie up to 4e-5 apart, and where delta nets amplify rounding 2e-4.
 fn tolerance(family: &str) -> f64 {
-    if is_hybrid(family) { 5e-4 } else { 1e-4 }
+    match family {
+        // transformers norms its latents with an epsilon of 1e-6, whatever `rms_norm_eps` says.
+        "glm4_moe_lite" => 3e-4,
+        family if is_hybrid(family) => 5e-4,
+        _ => 1e-4,
+    }
 }
 
 /// Teacher-forced layer outputs, relative to the largest value.
@@ -88,7 +93,10 @@ fn layers_alone_and_their_routes<B: Backend<Bytes = [u8]>>(family: &str, device:
         let largest = want.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
         let worst = max_abs_diff(&out, want) / f64::from(largest);
         assert!(worst <= LAYER_TOLERANCE, "{family} layer {layer}: {worst:e}");
-        check_routes(&golden, runner.routes(), &format!("hf_f32.layers.{layer}"));
+        let name = format!("hf_f32.layers.{layer}");
+        if golden.has_f32(&format!("{name}.router_w")) {
+            check_routes(&golden, runner.routes(), &name);
+        }
         runner.close(session);
         input = want.to_vec();
     }

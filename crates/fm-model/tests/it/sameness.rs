@@ -10,7 +10,15 @@ use fm_model::{
 
 use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, row};
 
-const FAMILIES: [&str; 5] = ["mixtral", "minimax_m2", "qwen3_moe", "qwen3_next", "qwen3_5_moe"];
+const FAMILIES: [&str; 7] = [
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mixtral",
+    "minimax_m2",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_moe",
+];
 
 fn logits_do_not_depend_on_chunking<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
     let (dir, tokens) = mixed_checkpoint(family);

@@ -1,0 +1,195 @@
+//! What the families after DeepSeek-V3 share: latent attention, dense layers before the routed ones,
+//! a router that scores by sigmoid, chooses by a corrected score and looks at the best groups only,
+//! a shared expert without a gate. Source: DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024,
+//! arXiv:2412.19437.
+
+use fm_format::{record::LayerRecords, source::Checkpoint};
+use fm_kernels::backend::{
+    ROUTER_GROUPS_MAX, RouterGroups, RouterScale, RouterScoring, RouterSpec,
+};
+use serde::Deserialize;
+
+use crate::{
+    error::LoadError,
+    spec::{FfnSpec, MixerSpec, ModelSpec, VectorTransform},
+    weights::Weights,
+};
+
+use super::{
+    config::{RopeConfig, TrunkConfig, parse, require},
+    decoder_frame::{self, Frame, LayerHalves, LayerSite, NAMES},
+    experts::ExpertDims,
+    ffn::{Experts, Router, SharedExpert, dense},
+    mla::MlaConfig,
+};
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    trunk: TrunkConfig,
+    #[serde(flatten)]
+    mla: MlaConfig,
+    #[serde(flatten)]
+    moe: GroupedConfig,
+    #[serde(flatten)]
+    rope: RopeConfig,
+}
+
+/// The feed-forward networks, as `config.json` spells them.
+#[derive(Debug, Deserialize)]
+struct GroupedConfig {
+    n_routed_experts: usize,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    intermediate_size: usize,
+    n_shared_experts: Option<usize>,
+    first_k_dense_replace: Option<usize>,
+    moe_layer_freq: Option<usize>,
+    mlp_layer_types: Option<Vec<String>>,
+    n_group: Option<usize>,
+    topk_group: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    routed_scaling_factor: f32,
+    scoring_func: Option<String>,
+    topk_method: Option<String>,
+    /// Layers that predict tokens further ahead; they come after all others.
+    num_nextn_predict_layers: Option<usize>,
+}
+
+/// Dense layers before the routed ones where the configuration is silent.
+pub(super) struct DenseDefault(pub(super) usize);
+
+/// Describes a checkpoint of a family.
+pub(super) fn describe(
+    checkpoint: &Checkpoint,
+    model_type: &'static str,
+    dense_default: DenseDefault,
+) -> Result<ModelSpec, LoadError> {
+    let Config { trunk, mla, moe, rope } = parse(model_type, &checkpoint.config)?;
+    trunk.check()?;
+    let mla = mla.check(&trunk, &rope)?;
+    let routing = moe.routing()?;
+    let dense = moe.dense_layers(trunk.num_hidden_layers, dense_default)?;
+    let ahead = moe.num_nextn_predict_layers.unwrap_or(1);
+    let ahead = (0..ahead).map(|i| format!("{}layers.{}.", NAMES.0, trunk.num_hidden_layers + i));
+    let ahead: Vec<String> = ahead.collect();
+    let frame = Frame {
+        model_type,
+        trunk: &trunk,
+        names: NAMES,
+        tied: trunk.tie_word_embeddings.unwrap_or(false),
+        norm: VectorTransform::Plain,
+        skipped: &ahead.iter().map(String::as_str).collect::<Vec<_>>(),
+    };
+    decoder_frame::describe(Weights::new(checkpoint), &frame, |layer| {
+        let mixer = MixerSpec::Mla(Box::new(mla.describe(layer)?));
+        let (ffn, records) = moe.describe(layer, routing, dense[layer.index])?;
+        Ok(LayerHalves { mixer, ffn, records })
+    })
+}
+
+impl GroupedConfig {
+    fn routing(&self) -> Result<RouterSpec, LoadError> {
+        let (experts, top_k) = (self.n_routed_experts, self.num_experts_per_tok);
+        require((1..=65535).contains(&experts), "n_routed_experts", experts, "from 1 to 65535")?;
+        let scoring = self.scoring_func.as_deref().unwrap_or("sigmoid");
+        require(scoring == "sigmoid", "scoring_func", scoring, "this family uses `sigmoid`")?;
+        let method = self.topk_method.as_deref().unwrap_or("noaux_tc");
+        require(method == "noaux_tc", "topk_method", method, "this family uses `noaux_tc`")?;
+        let groups = self.groups()?;
+        let scale = match self.norm_topk_prob {
+            Some(false) => RouterScale::Plain,
+            Some(true) | None => RouterScale::Renormalised,
+        };
+        let factor = self.routed_scaling_factor;
+        let scoring = RouterScoring::Sigmoid;
+        let spec = RouterSpec { top_k, scoring, scale, groups, factor };
+        require(
+            (1..=spec.reachable(experts)).contains(&top_k),
+            "num_experts_per_tok",
+            top_k,
+            "expected at least 1 and at most the experts of topk_group groups",
+        )?;
+        Ok(spec)
+    }
+
+    /// `None` if every expert can be chosen anyway.
+    fn groups(&self) -> Result<Option<RouterGroups>, LoadError> {
+        let (count, experts) = (self.n_group.unwrap_or(1), self.n_routed_experts);
+        let chosen = self.topk_group.unwrap_or(count);
+        require(
+            (1..=ROUTER_GROUPS_MAX).contains(&count) && experts.is_multiple_of(count),
+            "n_group",
+            count,
+            "expected a divisor of n_routed_experts, at most 64",
+        )?;
+        let in_range = (1..=count).contains(&chosen);
+        require(in_range, "topk_group", chosen, "expected at least 1 and at most n_group")?;
+        if chosen == count {
+            return Ok(None);
+        }
+        require(experts / count > 1, "n_group", count, "a group has two experts at least")?;
+        Ok(Some(RouterGroups { count, chosen }))
+    }
+
+    /// Which layers have one network for all positions.
+    fn dense_layers(
+        &self,
+        layers: usize,
+        DenseDefault(dense_default): DenseDefault,
+    ) -> Result<Vec<bool>, LoadError> {
+        let every = self.moe_layer_freq.unwrap_or(1);
+        require(every == 1, "moe_layer_freq", every, "this build knows 1")?;
+        let Some(kinds) = &self.mlp_layer_types else {
+            let first = self.first_k_dense_replace.unwrap_or(dense_default);
+            return Ok((0..layers).map(|layer| layer < first).collect());
+        };
+        require(kinds.len() == layers, "mlp_layer_types", kinds.len(), "one entry per layer")?;
+        let dense = kinds.iter().map(|kind| match kind.as_str() {
+            "dense" => Ok(true),
+            "sparse" => Ok(false),
+            other => Err(LoadError::Field {
+                field: "mlp_layer_types",
+                found: other.into(),
+                expected: "`dense` or `sparse`",
+            }),
+        });
+        let dense: Vec<bool> = dense.collect::<Result<_, _>>()?;
+        if let Some(first) = self.first_k_dense_replace {
+            let agrees = dense.iter().enumerate().all(|(layer, dense)| *dense == (layer < first));
+            require(agrees, "first_k_dense_replace", first, "expected what mlp_layer_types says")?;
+        }
+        Ok(dense)
+    }
+
+    /// `mlp` of a layer.
+    fn describe(
+        &self,
+        layer: &LayerSite<'_, '_>,
+        routing: RouterSpec,
+        is_dense: bool,
+    ) -> Result<(FfnSpec, Option<LayerRecords>), LoadError> {
+        let hidden = layer.hidden;
+        if is_dense {
+            let width = self.intermediate_size;
+            require(width > 0, "intermediate_size", width, "dense layers need it")?;
+            let mlp = dense(layer.weights, &layer.name("mlp"), width, hidden)?;
+            return Ok((FfnSpec::Mlp(Box::new(mlp)), None));
+        }
+        let ffn = self.moe_intermediate_size;
+        require(ffn > 0, "moe_intermediate_size", ffn, "expected at least 1")?;
+        let shared = self.n_shared_experts.filter(|count| *count > 0);
+        let experts = Experts {
+            dims: ExpertDims { experts: self.n_routed_experts, hidden, ffn },
+            router: Router { choice_bias: Some("gate.e_score_correction_bias"), ..Router::GATE },
+            routing,
+            // Several are stored as one wide one.
+            shared: shared.map(|count| SharedExpert {
+                module: "shared_experts",
+                width: count * ffn,
+                gate: None,
+            }),
+        };
+        experts.describe(layer, "mlp")
+    }
+}

@@ -1,0 +1,12 @@
+//! GLM-4.7-Flash: latent attention, routed experts in one group and a shared one.
+
+use fm_format::source::Checkpoint;
+
+use crate::{error::LoadError, spec::ModelSpec};
+
+use super::deepseek::{self, DenseDefault};
+
+/// See [`super::describe`].
+pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
+    deepseek::describe(checkpoint, "glm4_moe_lite", DenseDefault(1))
+}
