@@ -38,7 +38,7 @@ def main() -> None:
         numbers = [f"0x{number:04x}" for number in entries(kind, values)]
         print(f"\n/// {what.capitalize()}.")
         print("#[rustfmt::skip]")
-        print(f"pub(super) static {name}: [u16; {len(numbers)}] = [")
+        print(f"pub static {name}: [u16; {len(numbers)}] = [")
         for first in range(0, len(numbers), PER_LINE):
             print("    " + ", ".join(numbers[first : first + PER_LINE]) + ",")
         print("];")

@@ -16,7 +16,7 @@ use half::f16;
 use super::{FloatKind, FormatKind};
 
 pub mod fp4;
-mod grids;
+pub mod grids;
 pub mod iq;
 pub mod iq4;
 pub mod k_quants;

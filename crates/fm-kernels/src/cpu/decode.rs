@@ -6,23 +6,45 @@ use fm_format::quant::affine;
 
 use super::lanes::{LANES, Lanes, Sixteen, Work};
 
-/// How the weights of a row lie in its bytes: blocks, each a header and runs of sixteen weights.
+pub(super) mod ggml;
+
+/// How the weights of a row lie in its bytes: blocks, each a header and groups of runs of sixteen
+/// weights.
 pub(super) trait Decoder: Copy + Sync {
     /// What a block's header says.
     type Head<L: Lanes>: Copy;
+    /// What the runs of a group have in common.
+    type Group<L: Lanes>: Copy;
 
     /// Bytes of a block.
     fn block_bytes(self) -> usize;
-    /// Runs of sixteen weights in a block.
+    /// Groups of a block.
+    fn groups(self) -> usize;
+    /// Runs of sixteen weights in a group.
     fn runs(self) -> usize;
-    /// Reads the header of `block`.
-    fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> Self::Head<L>;
     /// Whether a row may end inside a run.
     fn may_end_short(self) -> bool {
         false
     }
-    /// Weights `16 · run ..` of `block`.
-    fn decode<L: Lanes>(self, lanes: L, head: Self::Head<L>, block: &[u8], run: usize) -> L::F;
+    /// Reads the header of `block`.
+    fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> Self::Head<L>;
+    /// Prepares a group.
+    fn group<L: Lanes>(
+        self,
+        lanes: L,
+        head: &Self::Head<L>,
+        block: &[u8],
+        group: usize,
+    ) -> Self::Group<L>;
+    /// Sixteen weights.
+    fn decode<L: Lanes>(self, lanes: L, shared: &Self::Group<L>, block: &[u8], at: Run) -> L::F;
+}
+
+/// Which weights of a block: run `run` of group `group`.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) group: usize,
+    pub(super) run: usize,
 }
 
 /// Plain floats: a block is one run, the last of a row may be short.
@@ -39,10 +61,15 @@ macro_rules! float_decoder {
     ($name:ident, $bytes:literal, $decode:ident) => {
         impl Decoder for $name {
             type Head<L: Lanes> = ();
+            type Group<L: Lanes> = ();
 
             #[inline(always)]
             fn block_bytes(self) -> usize {
                 $bytes
+            }
+            #[inline(always)]
+            fn groups(self) -> usize {
+                1
             }
             #[inline(always)]
             fn runs(self) -> usize {
@@ -55,7 +82,9 @@ macro_rules! float_decoder {
             #[inline(always)]
             fn head<L: Lanes>(self, _: L, _: &[u8]) {}
             #[inline(always)]
-            fn decode<L: Lanes>(self, lanes: L, (): (), block: &[u8], _: usize) -> L::F {
+            fn group<L: Lanes>(self, _: L, (): &(), _: &[u8], _: usize) {}
+            #[inline(always)]
+            fn decode<L: Lanes>(self, lanes: L, (): &(), block: &[u8], _: Run) -> L::F {
                 lanes.$decode(block.first_chunk::<$bytes>().expect("a block is a whole run"))
             }
         }
@@ -76,7 +105,12 @@ impl<const BITS: usize, const GROUP: usize> Affine<BITS, GROUP> {
 
 impl<const BITS: usize, const GROUP: usize> Decoder for Affine<BITS, GROUP> {
     type Head<L: Lanes> = L::Palette;
+    type Group<L: Lanes> = L::Palette;
 
+    #[inline(always)]
+    fn groups(self) -> usize {
+        1
+    }
     #[inline(always)]
     fn block_bytes(self) -> usize {
         Self::HEAD + GROUP / 8 * BITS
@@ -91,8 +125,12 @@ impl<const BITS: usize, const GROUP: usize> Decoder for Affine<BITS, GROUP> {
         lanes.palette::<BITS>(scale, bias)
     }
     #[inline(always)]
-    fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
-        lanes.affine::<BITS>(head, block, Self::HEAD + run * 2 * BITS)
+    fn group<L: Lanes>(self, _: L, head: &L::Palette, _: &[u8], _: usize) -> L::Palette {
+        *head
+    }
+    #[inline(always)]
+    fn decode<L: Lanes>(self, lanes: L, shared: &L::Palette, block: &[u8], at: Run) -> L::F {
+        lanes.affine::<BITS>(*shared, block, Self::HEAD + at.run * 2 * BITS)
     }
 }
 
@@ -108,7 +146,12 @@ impl<const BITS: usize> WideAffine<BITS> {
 
 impl<const BITS: usize> Decoder for WideAffine<BITS> {
     type Head<L: Lanes> = L::Palette;
+    type Group<L: Lanes> = L::Palette;
 
+    #[inline(always)]
+    fn groups(self) -> usize {
+        1
+    }
     #[inline(always)]
     fn block_bytes(self) -> usize {
         Self::HEAD + self.group / 8 * BITS
@@ -125,8 +168,12 @@ impl<const BITS: usize> Decoder for WideAffine<BITS> {
         lanes.palette::<BITS>(number(0), number(1))
     }
     #[inline(always)]
-    fn decode<L: Lanes>(self, lanes: L, head: L::Palette, block: &[u8], run: usize) -> L::F {
-        lanes.affine::<BITS>(head, block, Self::HEAD + run * 2 * BITS)
+    fn group<L: Lanes>(self, _: L, head: &L::Palette, _: &[u8], _: usize) -> L::Palette {
+        *head
+    }
+    #[inline(always)]
+    fn decode<L: Lanes>(self, lanes: L, shared: &L::Palette, block: &[u8], at: Run) -> L::F {
+        lanes.affine::<BITS>(*shared, block, Self::HEAD + at.run * 2 * BITS)
     }
 }
 
@@ -145,35 +192,44 @@ impl<D: Decoder, const N: usize> Work for DecodeRows<'_, D, N> {
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         let Self { decoder, rows, runs, out } = self;
-        let first = runs.start / decoder.runs() * decoder.block_bytes();
+        let first = runs.start / block_runs(decoder) * decoder.block_bytes();
         for (row, out) in rows.iter().zip(out) {
             decode_row(lanes, decoder, &row[first..], &mut out[..runs.len()]);
         }
     }
 }
 
+/// Runs of sixteen weights in a block.
+#[inline(always)]
+pub(super) fn block_runs<D: Decoder>(decoder: D) -> usize {
+    decoder.groups() * decoder.runs()
+}
+
 /// Decodes consecutive blocks until `out` is full.
 #[inline(always)]
 fn decode_row<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8], out: &mut [Sixteen]) {
     let mut blocks = bytes.chunks_exact(decoder.block_bytes());
-    for out in out.chunks_exact_mut(decoder.runs()) {
+    for out in out.chunks_exact_mut(block_runs(decoder)) {
         let Some(block) = blocks.next() else {
             assert!(decoder.may_end_short(), "the row has as many blocks as runs ask for");
-            let block = padded_block(bytes.chunks_exact(decoder.block_bytes()).remainder());
-            let weights = decoder.decode(lanes, decoder.head(lanes, &block), &block, 0);
-            return lanes.store(weights, &mut out[0]);
+            let bytes = bytes.chunks_exact(decoder.block_bytes()).remainder();
+            return lanes.store(short_run(lanes, decoder, bytes), &mut out[0]);
         };
         let head = decoder.head(lanes, block);
-        for (run, out) in out.iter_mut().enumerate() {
-            lanes.store(decoder.decode(lanes, head, block, run), out);
+        for (group, out) in out.chunks_exact_mut(decoder.runs()).enumerate() {
+            let shared = decoder.group(lanes, &head, block, group);
+            for (run, out) in out.iter_mut().enumerate() {
+                lanes.store(decoder.decode(lanes, &shared, block, Run { group, run }), out);
+            }
         }
     }
 }
 
 /// The short last run of a row of floats, filled up with zeros.
 #[inline(always)]
-pub(super) fn padded_block(bytes: &[u8]) -> [u8; 64] {
+pub(super) fn short_run<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8]) -> L::F {
     let mut block = [0; 64];
     block[..bytes.len()].copy_from_slice(bytes);
-    block
+    let shared = decoder.group(lanes, &decoder.head(lanes, &block), &block, 0);
+    decoder.decode(lanes, &shared, &block, Run { group: 0, run: 0 })
 }

@@ -25,6 +25,8 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     type Part: Copy;
     /// What the codes of one block stand for, see [`Lanes::palette`].
     type Palette: Copy;
+    /// Sixteen bytes in a register.
+    type Bytes: Copy;
 
     /// Registers that hold sixteen floats.
     const PARTS: usize;
@@ -83,6 +85,8 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn bf16(self, bytes: &[u8; 32]) -> Self::F;
     /// Two little-endian bf16, each in every lane.
     fn bf16_pair(self, bytes: [u8; 4]) -> (Self::F, Self::F);
+    /// One little-endian f16 in every lane.
+    fn f16_splat(self, bytes: [u8; 2]) -> Self::F;
     /// Prepares `code · scale + bias` for codes of `BITS` bits.
     fn palette<const BITS: usize>(self, scale: Self::F, bias: Self::F) -> Self::Palette;
     /// Sixteen codes of `BITS` bits, LSB first from byte `at` of `block` on, as the weights they
@@ -92,6 +96,25 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// # Panics
     /// If `block` ends before the codes do, or is shorter than 16 bytes and `BITS` above 4.
     fn affine<const BITS: usize>(self, palette: Self::Palette, block: &[u8], at: usize) -> Self::F;
+
+    /// Sixteen bytes from memory.
+    fn bytes(self, bytes: &[u8; 16]) -> Self::Bytes;
+    /// `byte >> count & mask`. Bits that a byte does not have are any: the mask takes them away.
+    fn right(self, bytes: Self::Bytes, count: usize, mask: u8) -> Self::Bytes;
+    /// `byte << count & mask`, as in [`Lanes::right`].
+    fn left(self, bytes: Self::Bytes, count: usize, mask: u8) -> Self::Bytes;
+    /// `a | b`
+    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `table[code]`; codes are below 16.
+    fn look_up(self, table: &[i8; 16], codes: Self::Bytes) -> Self::Bytes;
+    /// Bytes without a sign as floats.
+    fn unsigned(self, bytes: Self::Bytes) -> Self::F;
+    /// Bytes with a sign as floats.
+    fn signed(self, bytes: Self::Bytes) -> Self::F;
+    /// The weights that the lower four bits of bytes stand for, if products of codes and the scale
+    /// of the palette are exact.
+    fn nibbles(self, palette: Self::Palette, codes: Self::Bytes) -> Self::F;
+
     /// Asks for the cache line `ahead` bytes behind the start of `bytes`, which may lie anywhere:
     /// it is a hint.
     fn prefetch(self, bytes: &[u8], ahead: usize);

@@ -8,12 +8,16 @@
 
 use std::ops::Range;
 
-use fm_format::quant::{FloatKind, FormatKind, QuantFormat, ScaleKind};
+use fm_format::quant::{FloatKind, FormatKind, GgmlKind, QuantFormat, ScaleKind};
 
 use crate::host::RowSelection;
 
 use super::{
-    decode::{Affine, Bf16, DecodeRows, Decoder, F16, F32, WideAffine, padded_block},
+    decode::{
+        Affine, Bf16, DecodeRows, Decoder, F16, F32, Run, WideAffine, block_runs,
+        ggml::{self, codebooks, k_quants},
+        short_run,
+    },
     lanes::{LANES, Lanes, OnLines, Sixteen, Work},
 };
 
@@ -35,6 +39,9 @@ const TOKENS_PER_PASS: usize = 96;
 /// How far ahead weights are asked for. Of 1 to 16 KB the best on Zen 5, one thread: without it
 /// half of the memory's speed, with 2 or 16 KB a tenth less.
 const PREFETCH_BYTES: usize = 6 << 10;
+
+/// What a prefetch brings.
+const LINE_BYTES: usize = 64;
 
 /// `out[r · tokens + t] = rows[r] · x[t]`; `rows` are whole rows of `format`.
 ///
@@ -75,7 +82,41 @@ pub(super) fn rows_dots<L: Lanes>(
             }
             affine!(2 3 4 5 6 8);
         }
+        FormatKind::Ggml(kind) => ggml_rows_dots(lanes, (format, kind), shape, x, out),
         _ => unknown(lanes, format, shape, x, out),
+    }
+}
+
+/// See [`rows_dots`].
+fn ggml_rows_dots<L: Lanes>(
+    lanes: L,
+    (format, kind): (&'static QuantFormat, GgmlKind),
+    rows: Rows<'_>,
+    x: &RowSelection<'_>,
+    out: &mut [f32],
+) {
+    match kind {
+        GgmlKind::Q4_0 => known(lanes, ggml::Q4_0, rows, x, out),
+        GgmlKind::Q4_1 => buffered(lanes, ggml::Q4_1, rows, x, out),
+        GgmlKind::Q5_0 => buffered(lanes, ggml::Q5_0, rows, x, out),
+        GgmlKind::Q5_1 => buffered(lanes, ggml::Q5_1, rows, x, out),
+        GgmlKind::Q8_0 => known(lanes, ggml::Q8_0, rows, x, out),
+        GgmlKind::Q2K => known(lanes, k_quants::Q2K, rows, x, out),
+        GgmlKind::Q3K => known(lanes, k_quants::Q3K, rows, x, out),
+        GgmlKind::Q4K => known(lanes, k_quants::Q4K, rows, x, out),
+        GgmlKind::Q5K => known(lanes, k_quants::Q5K, rows, x, out),
+        GgmlKind::Q6K => known(lanes, k_quants::Q6K, rows, x, out),
+        GgmlKind::Iq1S => buffered(lanes, codebooks::Iq1S, rows, x, out),
+        GgmlKind::Iq1M => buffered(lanes, codebooks::Iq1M, rows, x, out),
+        GgmlKind::Iq2Xxs => buffered(lanes, codebooks::Iq2Xxs, rows, x, out),
+        GgmlKind::Iq2Xs => buffered(lanes, codebooks::Iq2Xs, rows, x, out),
+        GgmlKind::Iq2S => buffered(lanes, codebooks::Iq2S, rows, x, out),
+        GgmlKind::Iq3Xxs => buffered(lanes, codebooks::Iq3Xxs, rows, x, out),
+        GgmlKind::Iq3S => buffered(lanes, codebooks::Iq3S, rows, x, out),
+        GgmlKind::Iq4Nl => known(lanes, ggml::Iq4Nl, rows, x, out),
+        GgmlKind::Iq4Xs => known(lanes, ggml::Iq4Xs, rows, x, out),
+        GgmlKind::Mxfp4 => known(lanes, ggml::Mxfp4, rows, x, out),
+        GgmlKind::Tq1_0 | GgmlKind::Tq2_0 | GgmlKind::Nvfp4 => unknown(lanes, format, rows, x, out),
     }
 }
 
@@ -186,7 +227,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
     rows: [&[u8]; ROWS],
     x: &[Sixteen],
 ) -> [f32; ROWS] {
-    let (block_bytes, runs) = (decoder.block_bytes(), decoder.runs());
+    let (block_bytes, runs) = (decoder.block_bytes(), block_runs(decoder));
     let row_bytes = rows[0].len();
     let mut sums = [lanes.splat(0.0); ROWS];
     let mut ahead = Ahead::new(row_bytes, ROWS);
@@ -200,23 +241,30 @@ fn fused_rows<L: Lanes, D: Decoder>(
         let mut heads = [decoder.head(lanes, blocks[0]); ROWS];
         for r in 0..ROWS {
             heads[r] = decoder.head(lanes, blocks[r]);
-            lanes.prefetch(blocks[r], ahead.offset);
+            for line in (0..block_bytes).step_by(LINE_BYTES) {
+                lanes.prefetch(blocks[r], ahead.offset + line);
+            }
         }
         ahead.advance(block_bytes);
-        for (run, x) in x.iter().enumerate() {
-            let x = lanes.load(x);
-            for r in 0..ROWS {
-                let weights = decoder.decode(lanes, heads[r], blocks[r], run);
-                sums[r] = lanes.fma(weights, x, sums[r]);
+        for (group, x) in x.chunks_exact(decoder.runs()).enumerate() {
+            let mut shared = [decoder.group(lanes, &heads[0], blocks[0], group); ROWS];
+            for r in 1..ROWS {
+                shared[r] = decoder.group(lanes, &heads[r], blocks[r], group);
+            }
+            for (run, x) in x.iter().enumerate() {
+                let x = lanes.load(x);
+                for r in 0..ROWS {
+                    let weights = decoder.decode(lanes, &shared[r], blocks[r], Run { group, run });
+                    sums[r] = lanes.fma(weights, x, sums[r]);
+                }
             }
         }
     }
     if let ([x], true) = (x_short, decoder.may_end_short()) {
         let x = lanes.load(x);
         for r in 0..ROWS {
-            let block = padded_block(&rows[r][row_bytes / block_bytes * block_bytes..]);
-            let weights = decoder.decode(lanes, decoder.head(lanes, &block), &block, 0);
-            sums[r] = lanes.fma(weights, x, sums[r]);
+            let end = &rows[r][row_bytes / block_bytes * block_bytes..];
+            sums[r] = lanes.fma(short_run(lanes, decoder, end), x, sums[r]);
         }
     }
     lanes.sums(sums)

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// Twice the values of the codes. The negative zero is a zero here.
-const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// A power of two for 32 weights.
 pub const MXFP4: QuantFormat = QuantFormat {
@@ -52,8 +52,8 @@ fn decode_group(half_scale: f32, nibbles: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `2^(scale - 128)`: the exponent of an f32, which has a denormal for the two smallest.
-fn half_of_e8m0(scale: u8) -> f32 {
+/// `2^(scale - 128)`, for [`DOUBLED`] values: the exponent of an f32, with denormals for 0 and 1.
+pub fn half_of_e8m0(scale: u8) -> f32 {
     f32::from_bits(match scale {
         0 => 0x0020_0000,
         1 => 0x0040_0000,

@@ -31,6 +31,12 @@ use super::{
     GgmlKind, LARGE, grids, half_at,
 };
 
+/// What the codes of `iq2` stand for; there is no 3.
+pub const TWO_BIT_VALUES: [u8; 4] = [8, 25, 43, 0];
+
+/// What the codes of `iq3_xxs` stand for; those of `iq3_s` are the odd numbers.
+pub const THREE_BIT_VALUES: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+
 /// About 1.6 bits per weight.
 pub const IQ1_S: QuantFormat = QuantFormat {
     name: "iq1_s",
@@ -131,14 +137,13 @@ pub const IQ3_XXS: QuantFormat = QuantFormat {
     block_bytes: 98,
     kind: FormatKind::Ggml(GgmlKind::Iq3Xxs),
     decode: |block, out| {
-        const VALUES: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
         let d = half_at(block, 0);
         for (i, out) in out.chunks_exact_mut(8).enumerate() {
             let head = u32_at(block, 66 + i / 4 * 4);
             let scale = d * (0.5 + (head >> 28) as f32) * 0.5;
             let entry = |at: usize| grids::IQ3_XXS[usize::from(block[2 + i * 2 + at])];
             let codes = three_bit_codes([entry(0), entry(1)]);
-            let values = codes.map(|code| VALUES[usize::from(code)]);
+            let values = codes.map(|code| THREE_BIT_VALUES[usize::from(code)]);
             signed(out, scale, values, even_signs(head >> (i % 4 * 7)));
         }
     },
@@ -186,7 +191,7 @@ fn signed(out: &mut [f32], scale: f32, values: [u8; 8], signs: u8) {
 
 /// The values of an `iq2` entry.
 fn two_bit_codes(entry: u16) -> [u8; 8] {
-    std::array::from_fn(|k| [8, 25, 43, 0][usize::from(entry >> (2 * k) & 3)])
+    std::array::from_fn(|k| TWO_BIT_VALUES[usize::from(entry >> (2 * k) & 3)])
 }
 
 /// The codes of two `iq3` entries.

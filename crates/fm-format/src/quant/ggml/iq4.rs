@@ -14,7 +14,8 @@ use super::{
 };
 
 /// What the codes stand for.
-const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const VALUES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// One scale for 32 weights.
 pub const IQ4_NL: QuantFormat = QuantFormat {

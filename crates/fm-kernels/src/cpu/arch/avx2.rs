@@ -82,6 +82,7 @@ impl Lanes for Avx2 {
     type F = Halves;
     type Part = __m256;
     type Palette = (__m256, __m256);
+    type Bytes = __m128i;
 
     const PARTS: usize = 2;
     const CHAINS: usize = 12;
@@ -229,6 +230,12 @@ impl Lanes for Avx2 {
         ((first, first), (second, second))
     }
     #[inline(always)]
+    fn f16_splat(self, bytes: [u8; 2]) -> Halves {
+        // SAFETY: `self` proves the features of `splat_f16`.
+        let x = unsafe { splat_f16(bytes) };
+        (x, x)
+    }
+    #[inline(always)]
     fn palette<const BITS: usize>(self, scale: Halves, bias: Halves) -> (__m256, __m256) {
         (scale.0, bias.0)
     }
@@ -245,6 +252,49 @@ impl Lanes for Avx2 {
         // SAFETY: `self` proves avx2.
         let codes = (unsafe { _mm256_cvtepi32_ps(low) }, unsafe { _mm256_cvtepi32_ps(high) });
         self.add(self.mul(codes, (scale, scale)), (bias, bias))
+    }
+
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; 16]) -> __m128i {
+        // SAFETY: `self` proves sse2; sixteen readable bytes of any alignment.
+        unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn right(self, bytes: __m128i, count: usize, mask: u8) -> __m128i {
+        // SAFETY: `self` proves the features of `bytes_right`.
+        unsafe { bytes_right(bytes, count, mask) }
+    }
+    #[inline(always)]
+    fn left(self, bytes: __m128i, count: usize, mask: u8) -> __m128i {
+        // SAFETY: `self` proves the features of `bytes_left`.
+        unsafe { bytes_left(bytes, count, mask) }
+    }
+    #[inline(always)]
+    fn or(self, a: __m128i, b: __m128i) -> __m128i {
+        // SAFETY: `self` proves sse2.
+        unsafe { _mm_or_si128(a, b) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], codes: __m128i) -> __m128i {
+        // SAFETY: `self` proves sse2; sixteen readable bytes of any alignment.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        // SAFETY: `self` proves ssse3.
+        unsafe { _mm_shuffle_epi8(table, codes) }
+    }
+    #[inline(always)]
+    fn unsigned(self, bytes: __m128i) -> Halves {
+        // SAFETY: `self` proves the features of `widen_u8`.
+        unsafe { widen_u8(bytes) }
+    }
+    #[inline(always)]
+    fn signed(self, bytes: __m128i) -> Halves {
+        // SAFETY: `self` proves the features of `widen_i8`.
+        unsafe { widen_i8(bytes) }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, (scale, bias): (__m256, __m256), codes: __m128i) -> Halves {
+        self.fma(self.unsigned(self.right(codes, 0, 15)), (scale, scale), (bias, bias))
     }
 
     #[inline(always)]
@@ -304,6 +354,44 @@ fn splat_bf16_pair(bytes: [u8; 4]) -> (__m256, __m256) {
     let both = _mm256_set1_epi32(i32::from_le_bytes(bytes));
     let upper = _mm256_and_si256(both, _mm256_set1_epi32(!0xffff));
     (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(both)), _mm256_castsi256_ps(upper))
+}
+
+/// Whole words are shifted: the mask takes away what came from the neighbour.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(super) fn bytes_right(bytes: __m128i, count: usize, mask: u8) -> __m128i {
+    let words = _mm_srl_epi16(bytes, _mm_cvtsi64_si128(count as i64));
+    if mask == u8::MAX { words } else { _mm_and_si128(words, _mm_set1_epi8(mask.cast_signed())) }
+}
+
+/// See [`bytes_right`].
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(super) fn bytes_left(bytes: __m128i, count: usize, mask: u8) -> __m128i {
+    let words = _mm_sll_epi16(bytes, _mm_cvtsi64_si128(count as i64));
+    if mask == u8::MAX { words } else { _mm_and_si128(words, _mm_set1_epi8(mask.cast_signed())) }
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn widen_u8(bytes: __m128i) -> Halves {
+    let high = _mm_srli_si128::<8>(bytes);
+    let numbers = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    (numbers(bytes), numbers(high))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn widen_i8(bytes: __m128i) -> Halves {
+    let high = _mm_srli_si128::<8>(bytes);
+    let numbers = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    (numbers(bytes), numbers(high))
+}
+
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn splat_f16(bytes: [u8; 2]) -> __m256 {
+    _mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(bytes)))
 }
 
 #[target_feature(enable = "avx2")]

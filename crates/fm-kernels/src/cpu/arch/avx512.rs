@@ -5,6 +5,8 @@ use std::arch::x86_64::*;
 
 use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
+use super::avx2::{bytes_left, bytes_right};
+
 /// Proof that this CPU has AVX-512 F, BW, DQ, VL and VBMI, and AVX2, FMA and F16C as all of those have.
 /// The only way to obtain one is [`Avx512::detect`].
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +107,7 @@ impl Lanes for Avx512 {
     type F = __m512;
     type Part = __m512;
     type Palette = Palette;
+    type Bytes = __m128i;
 
     const PARTS: usize = 1;
     const CHAINS: usize = 24;
@@ -239,6 +242,13 @@ impl Lanes for Avx512 {
         unsafe { splat_bf16_pair(bytes) }
     }
     #[inline(always)]
+    fn f16_splat(self, bytes: [u8; 2]) -> __m512 {
+        // SAFETY: `self` proves avx.
+        let halves = unsafe { _mm256_set1_epi16(i16::from_le_bytes(bytes)) };
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_cvtph_ps(halves) }
+    }
+    #[inline(always)]
     fn palette<const BITS: usize>(self, scale: __m512, bias: __m512) -> Palette {
         let weights = |codes: &Sixteen| self.add(self.mul(self.load(codes), scale), bias);
         match BITS {
@@ -271,6 +281,56 @@ impl Lanes for Avx512 {
                 self.add(self.mul(codes, first), second)
             }
         }
+    }
+
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; 16]) -> __m128i {
+        // SAFETY: `self` proves sse2; sixteen readable bytes of any alignment.
+        unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn right(self, bytes: __m128i, count: usize, mask: u8) -> __m128i {
+        // SAFETY: `self` proves the features of `bytes_right`.
+        unsafe { bytes_right(bytes, count, mask) }
+    }
+    #[inline(always)]
+    fn left(self, bytes: __m128i, count: usize, mask: u8) -> __m128i {
+        // SAFETY: `self` proves the features of `bytes_left`.
+        unsafe { bytes_left(bytes, count, mask) }
+    }
+    #[inline(always)]
+    fn or(self, a: __m128i, b: __m128i) -> __m128i {
+        // SAFETY: `self` proves sse2.
+        unsafe { _mm_or_si128(a, b) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], codes: __m128i) -> __m128i {
+        // SAFETY: `self` proves sse2; sixteen readable bytes of any alignment.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        // SAFETY: `self` proves ssse3.
+        unsafe { _mm_shuffle_epi8(table, codes) }
+    }
+    #[inline(always)]
+    fn unsigned(self, bytes: __m128i) -> __m512 {
+        // SAFETY: `self` proves avx512f.
+        let numbers = unsafe { _mm512_cvtepu8_epi32(bytes) };
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_cvtepi32_ps(numbers) }
+    }
+    #[inline(always)]
+    fn signed(self, bytes: __m128i) -> __m512 {
+        // SAFETY: `self` proves avx512f.
+        let numbers = unsafe { _mm512_cvtepi8_epi32(bytes) };
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_cvtepi32_ps(numbers) }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, Palette(weights, _): Palette, codes: __m128i) -> __m512 {
+        // SAFETY: `self` proves avx512f.
+        let lanes = unsafe { _mm512_cvtepu8_epi32(codes) };
+        // SAFETY: `self` proves avx512f. The permutation looks at the lower four bits only.
+        unsafe { _mm512_permutexvar_ps(lanes, weights) }
     }
 
     #[inline(always)]

@@ -28,6 +28,7 @@ impl Lanes for Portable {
     type F = Sixteen;
     type Part = [f32; 4];
     type Palette = (f32, f32);
+    type Bytes = [u8; 16];
 
     const PARTS: usize = 4;
     const CHAINS: usize = 12;
@@ -130,6 +131,10 @@ impl Lanes for Portable {
         (number([a, b]), number([c, d]))
     }
     #[inline(always)]
+    fn f16_splat(self, bytes: [u8; 2]) -> Sixteen {
+        self.splat(f16::from_le_bytes(bytes).to_f32())
+    }
+    #[inline(always)]
     fn palette<const BITS: usize>(self, scale: Sixteen, bias: Sixteen) -> (f32, f32) {
         (scale[0], bias[0])
     }
@@ -147,6 +152,40 @@ impl Lanes for Portable {
             let code = (stream >> (i * BITS)) as u32 & ((1 << BITS) - 1);
             code as f32 * scale + bias
         })
+    }
+
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; 16]) -> [u8; 16] {
+        *bytes
+    }
+    #[inline(always)]
+    fn right(self, bytes: [u8; 16], count: usize, mask: u8) -> [u8; 16] {
+        bytes.map(|byte| byte >> count & mask)
+    }
+    #[inline(always)]
+    fn left(self, bytes: [u8; 16], count: usize, mask: u8) -> [u8; 16] {
+        bytes.map(|byte| byte << count & mask)
+    }
+    #[inline(always)]
+    fn or(self, a: [u8; 16], b: [u8; 16]) -> [u8; 16] {
+        array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], codes: [u8; 16]) -> [u8; 16] {
+        codes.map(|code| table[usize::from(code & 15)].cast_unsigned())
+    }
+    #[inline(always)]
+    fn unsigned(self, bytes: [u8; 16]) -> Sixteen {
+        bytes.map(f32::from)
+    }
+    #[inline(always)]
+    fn signed(self, bytes: [u8; 16]) -> Sixteen {
+        bytes.map(|byte| f32::from(byte.cast_signed()))
+    }
+
+    #[inline(always)]
+    fn nibbles(self, (scale, bias): (f32, f32), codes: [u8; 16]) -> Sixteen {
+        codes.map(|code| f32::from(code & 15) * scale + bias)
     }
 
     #[inline(always)]
