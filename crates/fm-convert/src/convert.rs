@@ -22,7 +22,7 @@ use crate::{
     output::{self, State},
     progress::{Meter, OnProgress, Phase},
     records::each_batch,
-    source::{Source, each_file_chunk, existing_ancestor, is_inside},
+    source::{Source, existing_ancestor, is_inside},
     staged::{self, Staged, refusal},
     trunk::Trunk,
 };
@@ -180,7 +180,7 @@ impl Run<'_> {
             let meter = &mut self.meter;
             let path = self.out.join(file.name);
             let entry = staged::write_file(self.disk, &path, |to| {
-                each_file_chunk(&file.path, |chunk| {
+                file.each_chunk(|chunk| {
                     to.write(chunk)?;
                     meter.advance(chunk.len() as u64)
                 })

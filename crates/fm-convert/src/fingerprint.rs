@@ -9,7 +9,7 @@ use fm_format::{
     FormatError,
     container::manifest::Fingerprint,
     record::Extent,
-    source::{Checkpoint, Files, safetensors},
+    source::{Checkpoint, Files, header_bytes},
 };
 use fm_model::spec::ModelSpec;
 use xxhash_rust::xxh3::Xxh3;
@@ -35,7 +35,7 @@ pub(crate) fn of(
     }
     for path in &checkpoint.files {
         hash.add(path.file_name().unwrap_or_default().as_encoded_bytes());
-        hash.add(&safetensors::header_text(path)?);
+        hash.add(&header_bytes(path)?);
     }
     for extent in samples(checkpoint, spec) {
         hash.add(&files.read_extent(extent)?);

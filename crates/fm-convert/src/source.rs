@@ -8,14 +8,14 @@ use std::{
 use fm_format::{
     FormatError,
     container::{
-        COPIED,
+        COPIED, METADATA,
         manifest::{Checksum, FileEntry, Fingerprint},
     },
     record::LayerRecords,
-    source::{Checkpoint, Files},
+    source::{Checkpoint, Files, gguf},
 };
 use fm_model::{arch, spec::ModelSpec};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::{error::ConvertError, fingerprint};
 
@@ -29,11 +29,53 @@ pub(crate) struct Source {
     pub(crate) fingerprint: Fingerprint,
 }
 
-/// A small file that is copied as it is.
+/// A small file of the container.
 pub(crate) struct Copied {
     pub(crate) name: &'static str,
-    pub(crate) path: PathBuf,
+    origin: Origin,
     pub(crate) entry: FileEntry,
+}
+
+/// Where the bytes of a small file come from.
+enum Origin {
+    /// A file that is copied as it is.
+    File(PathBuf),
+    /// What a GGUF file says before its tensors.
+    Metadata(Vec<u8>),
+}
+
+impl Copied {
+    fn new(name: &'static str, origin: Origin) -> Result<Self, ConvertError> {
+        let entry = FileEntry { bytes: 0, xxh3: Checksum(0) };
+        let mut copied = Self { name, origin, entry };
+        copied.entry = copied.each_chunk(|_| Ok(()))?;
+        Ok(copied)
+    }
+
+    /// Hands over the bytes piece by piece and says what they were.
+    pub(crate) fn each_chunk(
+        &self,
+        mut take: impl FnMut(&[u8]) -> Result<(), ConvertError>,
+    ) -> Result<FileEntry, ConvertError> {
+        match &self.origin {
+            Origin::File(path) => each_file_chunk(path, take),
+            Origin::Metadata(bytes) => {
+                take(bytes)?;
+                Ok(FileEntry { bytes: bytes.len() as u64, xxh3: Checksum(xxh3_64(bytes)) })
+            }
+        }
+    }
+}
+
+/// The small files of a checkpoint, ascending by name.
+fn copied(checkpoint: &Checkpoint) -> Result<Vec<Copied>, ConvertError> {
+    if checkpoint.metadata.is_some() {
+        let bytes = gguf::without_tensors(&checkpoint.path)?;
+        return Ok(vec![Copied::new(METADATA, Origin::Metadata(bytes))?]);
+    }
+    let paths = COPIED.into_iter().map(|name| (name, checkpoint.path.join(name)));
+    let there = paths.filter(|(_, path)| path.is_file());
+    there.map(|(name, path)| Copied::new(name, Origin::File(path))).collect()
 }
 
 impl Source {
@@ -44,14 +86,7 @@ impl Source {
         }
         let spec = arch::describe(&checkpoint)?;
         let files = Files::new(checkpoint.files.clone());
-        let mut copied = Vec::new();
-        for name in COPIED {
-            let path = dir.join(name);
-            if path.is_file() {
-                let entry = each_file_chunk(&path, |_| Ok(()))?;
-                copied.push(Copied { name, path, entry });
-            }
-        }
+        let copied = copied(&checkpoint)?;
         let fingerprint = fingerprint::of(&checkpoint, &spec, &files, &copied)?;
         Ok(Self { checkpoint, spec, files, copied, fingerprint })
     }

@@ -3,7 +3,7 @@
 use fm_format::{
     container::manifest::{Checksum, TrunkEntry},
     record::Extent,
-    source::{Checkpoint, Files, Tensor},
+    source::{Checkpoint, Dtype, Files, Tensor},
 };
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -33,9 +33,10 @@ impl<'a> Trunk<'a> {
         for tensor in &tensors {
             let begin = end;
             end += tensor.extent.bytes;
+            let (dtype, shape) = stored_as(tensor);
             let entry = json!({
-                "dtype": tensor.dtype.name(),
-                "shape": tensor.shape,
+                "dtype": dtype.name(),
+                "shape": shape,
                 "data_offsets": [begin, end],
             });
             entries.insert(tensor.name.clone(), entry);
@@ -65,8 +66,23 @@ impl<'a> Trunk<'a> {
             tensors.insert(tensor.name.clone(), checksum);
         }
         let header = Checksum(xxh3_64(&self.head[8..]));
-        Ok(TrunkEntry { bytes: self.bytes, header, tensors })
+        let formats = self.tensors.iter().filter_map(|tensor| match tensor.dtype {
+            Dtype::Packed(format) => Some((tensor.name.clone(), format.name.to_owned())),
+            _ => None,
+        });
+        Ok(TrunkEntry { bytes: self.bytes, header, tensors, formats: formats.collect() })
     }
+}
+
+/// Element type and shape of a tensor in the trunk: blocks, which safetensors has no type for, are
+/// bytes, and the manifest names their format.
+fn stored_as(tensor: &Tensor) -> (Dtype, Vec<usize>) {
+    let mut shape = tensor.shape.clone();
+    let Dtype::Packed(format) = tensor.dtype else { return (tensor.dtype, shape) };
+    if let Some(cols) = shape.last_mut() {
+        *cols = *cols / format.block_len * format.block_bytes;
+    }
+    (Dtype::Unsigned(1), shape)
 }
 
 /// Reads an extent piece by piece and returns its checksum.

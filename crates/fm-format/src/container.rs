@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! manifest.json            what everything is, and its checksums; written last
-//! config.json, …           copies of the small files, so that a container runs by itself
+//! config.json, …           copies of the small files, so that a container runs by itself; one made
+//!                          from GGUF has metadata.gguf instead
 //! trunk.safetensors        every tensor that is no routed expert
 //! experts/layer-000.bin    the records of a layer, back to back, each a multiple of 4096 bytes
 //! ```
@@ -24,13 +25,13 @@ use crate::{
         Extent, FileIndex, LayerRecords, MatrixShape, PART_ALIGN, Piece, Place, Record,
         RecordLayout,
     },
-    source::{Checkpoint, read_json, safetensors},
+    source::{Checkpoint, Dtype, Tensor, gguf, read_json, safetensors},
 };
 
 pub mod manifest;
 pub mod recorded;
 
-use manifest::{LayerEntry, Manifest, MatrixEntry};
+use manifest::{LayerEntry, Manifest, MatrixEntry, TrunkEntry};
 
 /// The file that makes a directory a container; written last.
 pub const MANIFEST: &str = "manifest.json";
@@ -40,11 +41,15 @@ pub const JOURNAL: &str = "convert.journal";
 pub const TRUNK: &str = "trunk.safetensors";
 /// The directory of the layer files.
 pub const EXPERTS: &str = "experts";
+/// The metadata of the GGUF file that a container was made from: a GGUF file without tensors. It
+/// stands for the configuration, the tokenizer and the chat template.
+pub const METADATA: &str = "metadata.gguf";
 /// Small files of a checkpoint that a container carries along, where they exist.
-pub const COPIED: [&str; 5] = [
+pub const COPIED: [&str; 6] = [
     "chat_template.jinja",
     "config.json",
     "generation_config.json",
+    METADATA,
     "tokenizer.json",
     "tokenizer_config.json",
 ];
@@ -93,10 +98,16 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
         }
         check_file(&dir.join(name), entry.bytes)?;
     }
-    let config = read_json(&dir.join("config.json"))?;
+    let (config, metadata) = if manifest.files.contains_key(METADATA) {
+        let header = gguf::read_header(&dir.join(METADATA), FileIndex(0))?;
+        (serde_json::Value::Null, Some(header.metadata))
+    } else {
+        (read_json(&dir.join("config.json"))?, None)
+    };
     let mut files = vec![dir.join(TRUNK)];
-    let trunk = safetensors::read_header(&files[0], FileIndex(0))?;
+    let mut trunk = safetensors::read_header(&files[0], FileIndex(0))?;
     check_file(&files[0], manifest.trunk.bytes)?;
+    trunk.iter_mut().try_for_each(|tensor| restore_format(&path, &manifest.trunk, tensor))?;
     let named: BTreeSet<&str> = trunk.iter().map(|tensor| tensor.name.as_str()).collect();
     let listed = manifest.trunk.tensors.keys().map(String::as_str).collect();
     if let Some(tensor) = named.symmetric_difference(&listed).next() {
@@ -112,7 +123,32 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
     }
     let tensors = trunk.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     let container = Some(Container { manifest, layers });
-    Ok(Some(Checkpoint { dir: dir.to_path_buf(), config, files, tensors, container }))
+    let path = dir.to_path_buf();
+    Ok(Some(Checkpoint { path, config, metadata, files, tensors, container }))
+}
+
+/// Gives a tensor that the trunk has as bytes the format that the manifest names.
+fn restore_format(
+    manifest: &Path,
+    trunk: &TrunkEntry,
+    tensor: &mut Tensor,
+) -> Result<(), FormatError> {
+    let Some(name) = trunk.formats.get(&tensor.name) else { return Ok(()) };
+    let wrong = || FormatError::ManifestFormat {
+        path: manifest.into(),
+        tensor: tensor.name.clone(),
+        format: name.clone(),
+    };
+    let format = quant::by_name(name).ok_or_else(wrong)?;
+    let bytes = tensor.shape.last().copied().unwrap_or(0);
+    if tensor.dtype != Dtype::Unsigned(1) || !bytes.is_multiple_of(format.block_bytes) {
+        return Err(wrong());
+    }
+    let cols = (bytes / format.block_bytes).checked_mul(format.block_len).ok_or_else(wrong)?;
+    tensor.shape.pop();
+    tensor.shape.push(cols);
+    tensor.dtype = Dtype::Packed(format);
+    Ok(())
 }
 
 fn read_manifest(path: &Path) -> Result<Vec<u8>, FormatError> {

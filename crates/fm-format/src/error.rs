@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use crate::source::gguf::GgufError;
+
 /// Why a checkpoint cannot be read. Messages name the file and, where there is one, the tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,10 +18,31 @@ pub enum FormatError {
     },
 
     /// The directory holds no weights.
-    #[error("no model found: {} has no config.json with safetensors beside it", path.display())]
+    #[error(
+        "no model found: {} has neither config.json with safetensors beside it nor a GGUF file",
+        path.display()
+    )]
     NoModel {
         /// The directory.
         path: PathBuf,
+    },
+
+    /// A directory with the files of several models.
+    #[error("{} holds several models: {}; name one of the files", dir.display(), files.join(", "))]
+    SeveralModels {
+        /// The directory.
+        dir: PathBuf,
+        /// The first file of each.
+        files: Vec<String>,
+    },
+
+    /// A GGUF header is wrong.
+    #[error("cannot read the GGUF file {}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: GgufError,
     },
 
     /// A JSON file does not parse.
@@ -179,6 +202,17 @@ pub enum FormatError {
         /// The layer.
         layer: usize,
         /// What it says.
+        format: String,
+    },
+
+    /// A trunk tensor that cannot be of the format the manifest names.
+    #[error("{}: tensor `{tensor}` cannot be `{format}`", path.display())]
+    ManifestFormat {
+        /// The manifest.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What the manifest says.
         format: String,
     },
 

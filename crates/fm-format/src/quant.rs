@@ -74,9 +74,11 @@ pub enum ScaleKind {
 }
 
 impl QuantFormat {
-    /// Bytes one row of `cols` weights occupies, or `None` if the row does not tile into blocks.
+    /// Bytes one row of `cols` weights occupies, or `None` if the row does not tile into blocks
+    /// or cannot be counted.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
-        cols.is_multiple_of(self.block_len).then(|| cols / self.block_len * self.block_bytes)
+        let tiles = cols.is_multiple_of(self.block_len);
+        tiles.then(|| (cols / self.block_len).checked_mul(self.block_bytes)).flatten()
     }
 
     /// Average bits per weight, scales included.

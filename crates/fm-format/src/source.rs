@@ -1,5 +1,5 @@
-//! Checkpoints as they are published: a directory with `config.json` and safetensors files. A
-//! container is opened as one, too.
+//! Checkpoints as they are published: a directory with `config.json` and safetensors files, or a
+//! GGUF file. A container is opened as one, too.
 
 use std::{
     collections::BTreeMap,
@@ -15,17 +15,22 @@ use crate::{
     record::{Extent, FileIndex},
 };
 
+pub mod gguf;
 pub mod safetensors;
+mod tensor;
 
-pub use safetensors::{Dtype, Tensor};
+use tensor::refuse_overlaps;
+pub use tensor::{Dtype, Tensor};
 
 /// An opened checkpoint: its configuration and where every tensor lies. Holds no weights.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// The directory.
-    pub dir: PathBuf,
-    /// `config.json`, unparsed: a model family reads what it knows.
+    /// The directory, or the GGUF file: the first of them if there are several.
+    pub path: PathBuf,
+    /// `config.json`, unparsed: a model family reads what it knows. Null if there is metadata.
     pub config: serde_json::Value,
+    /// What a GGUF file has instead of `config.json` and tokenizer files.
+    pub metadata: Option<gguf::Metadata>,
     /// Weight files, addressed by [`FileIndex`].
     pub files: Vec<PathBuf>,
     /// Every tensor of every file, by name.
@@ -35,17 +40,30 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads configuration and headers of the checkpoint or container in `dir`.
+    /// Reads configuration and headers of the checkpoint or container at `path`: a directory, or
+    /// any GGUF file of a model.
     ///
     /// # Errors
     /// If a file is missing, unreadable, truncated or contradicts itself. Every count and offset
     /// is checked against the file before anything is allocated for it.
-    pub fn open(dir: &Path) -> Result<Self, FormatError> {
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        if path.is_file() && gguf::is_gguf(path) {
+            return gguf::open(path);
+        }
+        Self::open_dir(path)
+    }
+
+    fn open_dir(dir: &Path) -> Result<Self, FormatError> {
         if let Some(container) = container::open(dir)? {
             return Ok(container);
         }
         let config_path = dir.join("config.json");
         if !config_path.is_file() {
+            if dir.is_dir()
+                && let Some(file) = gguf::find(dir)?
+            {
+                return gguf::open(&file);
+            }
             return Err(FormatError::NoModel { path: dir.to_path_buf() });
         }
         let config = read_json(&config_path)?;
@@ -73,13 +91,32 @@ impl Checkpoint {
                 return Err(FormatError::MissingFromShard { tensor, shard });
             }
         }
-        Ok(Self { dir: dir.to_path_buf(), config, files, tensors, container: None })
+        let path = dir.to_path_buf();
+        Ok(Self { path, config, metadata: None, files, tensors, container: None })
     }
 
     /// Bytes of all tensors together; of a container, those of its trunk.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.extent.bytes).sum()
     }
+}
+
+/// The first bytes of a file, all of them.
+fn file_prefix(path: &Path, bytes: u64) -> Result<Vec<u8>, FormatError> {
+    use io::Read;
+    let io_error = |source| FormatError::Io { path: path.into(), source };
+    let mut prefix = vec![0; bytes as usize];
+    let mut opened = File::open(path).map_err(io_error)?;
+    opened.read_exact(&mut prefix).map_err(io_error)?;
+    Ok(prefix)
+}
+
+/// The header of a weight file of whatever kind, unparsed but whole.
+///
+/// # Errors
+/// If it cannot be read, or is longer than the file.
+pub fn header_bytes(path: &Path) -> Result<Vec<u8>, FormatError> {
+    if gguf::is_gguf(path) { gguf::header_bytes(path) } else { safetensors::header_text(path) }
 }
 
 /// Reads a JSON file.

@@ -3,10 +3,7 @@
 use fm_format::{
     quant::{FORMATS, FormatKind, GgmlKind, QuantFormat, ScaleKind, by_kind},
     record::{AffinePart, FileIndex, MatrixShape, ScaleSource, interleave},
-    source::{
-        Files,
-        safetensors::{Tensor, read_header},
-    },
+    source::{Files, Tensor, safetensors::read_header},
 };
 use fm_testkit::golden::{Golden, workspace_dir};
 

@@ -18,7 +18,7 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend, Cpu,
-    backend::{AttentionShape, DeltaInputs, DeltaShape, KvView, QMatrix, View, ViewMut},
+    backend::{AttentionShape, DeltaInputs, DeltaShape, HeadOrder, KvView, QMatrix, View, ViewMut},
     conformance::noise_weights,
     cpu::{Level, probe},
 };
@@ -172,7 +172,9 @@ impl Bench {
                 continue;
             }
             let (k_dim, v_dim) = (128, 128);
-            let shape = DeltaShape { key_heads: 16, value_heads, k_dim, v_dim, conv_taps: 4 };
+            let (head_order, conv_taps) = (HeadOrder::Grouped, 4);
+            let shape =
+                DeltaShape { key_heads: 16, value_heads, head_order, k_dim, v_dim, conv_taps };
             let mut qkv = values(shape.channels());
             let (a, b) = (values(value_heads), values(value_heads));
             let (neg_a, dt_bias) = (vec![-0.1; value_heads], vec![0.5; value_heads]);

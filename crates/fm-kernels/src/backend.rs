@@ -10,8 +10,8 @@ mod view;
 
 pub use operands::{
     AttentionShape, Combine, DeltaInputs, DeltaShape, ExpertRow, ExpertScratch, ExpertWeights,
-    KvView, QMatrix, ROUTER_GROUPS_MAX, Rope, RopeLayout, RouterGroups, RouterLogits, RouterScale,
-    RouterScoring, RouterSpec, Routes,
+    HeadOrder, KvView, QMatrix, ROUTER_GROUPS_MAX, Rope, RopeLayout, RouterGroups, RouterLogits,
+    RouterScale, RouterScoring, RouterSpec, Routes,
 };
 pub use view::{View, ViewMut};
 

@@ -2,6 +2,7 @@
 //! family means adding a file under `arch/` and its name here.
 
 use fm_format::source::Checkpoint;
+use serde_json::Value;
 
 use crate::{error::LoadError, spec::ModelSpec};
 
@@ -13,6 +14,7 @@ mod decoder_frame;
 mod deepseek;
 mod experts;
 mod ffn;
+pub(crate) mod gguf;
 mod mla;
 mod qwen;
 mod relatives;
@@ -30,9 +32,12 @@ macro_rules! architectures {
         /// # Errors
         /// If the family is unknown, or configuration and tensors do not match it exactly.
         pub fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
-            let model_type = model_type(checkpoint);
+            let translated = checkpoint.metadata.as_ref();
+            let translated = translated.map(|keys| gguf::config(checkpoint, keys)).transpose()?;
+            let config = translated.as_ref().unwrap_or(&checkpoint.config);
+            let model_type = model_type(config);
             $(if model_type == stringify!($model_type) {
-                return $model_type::describe(checkpoint);
+                return $model_type::describe(checkpoint, config);
             })+
             Err(LoadError::UnknownModel { model_type: model_type.to_owned() })
         }
@@ -43,6 +48,6 @@ architectures! {
     deepseek_v3, glm4_moe_lite, minimax_m2, mixtral, qwen3_5_moe, qwen3_moe, qwen3_next
 }
 
-fn model_type(checkpoint: &Checkpoint) -> &str {
-    checkpoint.config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default()
+fn model_type(config: &Value) -> &str {
+    config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default()
 }

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use fm_format::{FormatError, source::Dtype};
+use fm_format::{
+    FormatError,
+    source::{Dtype, gguf::GgufError},
+};
 use fm_kernels::DeviceError;
 
 use crate::arch::{self, MODEL_TYPES};
@@ -31,8 +34,53 @@ pub enum LoadError {
         model_type: String,
     },
 
+    /// An architecture of GGUF that is none of our families.
+    #[error("GGUF architecture `{architecture}` is not supported; known: {}", known.join(", "))]
+    UnknownArchitecture {
+        /// What the file says.
+        architecture: String,
+        /// What this build runs.
+        known: Vec<&'static str>,
+    },
+
+    /// A key of a GGUF file is of the wrong type.
+    #[error("the GGUF metadata does not describe a model")]
+    Metadata(#[source] GgufError),
+
+    /// A GGUF file lacks a key.
+    #[error("the GGUF metadata lacks `{key}`")]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+
+    /// A key that may change the arithmetic in a way we do not know.
+    #[error("the GGUF metadata has the unknown key `{key}`; nothing is ignored silently")]
+    UnknownKey {
+        /// The key.
+        key: String,
+    },
+
+    /// Layers that differ where all layers of the family are alike.
+    #[error("the GGUF metadata has different values per layer for `{key}`")]
+    PerLayer {
+        /// The key.
+        key: String,
+    },
+
+    /// A key has a value the family has no meaning for.
+    #[error("the GGUF metadata has `{key}` = {found}, expected {expected}")]
+    KeyValue {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: u64,
+        /// What it has to be.
+        expected: u64,
+    },
+
     /// `config.json` lacks a field or has it in another type.
-    #[error("config.json does not describe a {model_type} model")]
+    #[error("the configuration does not describe a {model_type} model")]
     Config {
         /// The family that tried to read it.
         model_type: &'static str,
@@ -41,7 +89,7 @@ pub enum LoadError {
     },
 
     /// A field has a value the family has no meaning for.
-    #[error("config.json: `{field}` is {found}; {expected}")]
+    #[error("`{field}` in the configuration is {found}; {expected}")]
     Field {
         /// The field.
         field: &'static str,
@@ -68,7 +116,7 @@ pub enum LoadError {
     },
 
     /// A tensor has another shape than the configuration asks for.
-    #[error("tensor `{tensor}` has shape {found:?}, config.json asks for {expected:?}")]
+    #[error("tensor `{tensor}` has shape {found:?}, the configuration asks for {expected:?}")]
     Shape {
         /// The tensor.
         tensor: String,

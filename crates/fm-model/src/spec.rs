@@ -159,16 +159,20 @@ pub enum Publisher {
     HuggingFace,
     /// mlx-lm: norms already `1 + w`, experts stacked, convolutions `[C, K, 1]`.
     Mlx,
+    /// llama.cpp's converter: as mlx-lm, with other names, `A_log` already `-exp`, and in some
+    /// families heads in another order.
+    Gguf,
 }
 
 impl Publisher {
-    const ALL: [Self; 2] = [Self::HuggingFace, Self::Mlx];
+    const ALL: [Self; 3] = [Self::HuggingFace, Self::Mlx, Self::Gguf];
 
     /// What a container's manifest calls it.
     pub fn name(self) -> &'static str {
         match self {
             Self::HuggingFace => "hugging_face",
             Self::Mlx => "mlx",
+            Self::Gguf => "gguf",
         }
     }
 

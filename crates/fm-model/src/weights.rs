@@ -3,7 +3,7 @@
 //! Whatever was not asked for and is not skipped by name is an error in the end: nothing is ignored
 //! silently.
 
-use std::{cell::RefCell, collections::BTreeSet};
+use std::{borrow::Cow, cell::RefCell, collections::BTreeSet};
 
 use fm_format::{
     quant::{FloatKind, FormatKind, QuantFormat, ScaleKind, by_kind, float_format},
@@ -13,6 +13,7 @@ use fm_format::{
 use serde_json::Value;
 
 use crate::{
+    arch::gguf,
     error::LoadError,
     spec::{MatrixRef, MatrixSource, MatrixTransform, Projection, VectorRef, VectorTransform},
 };
@@ -23,6 +24,8 @@ pub(crate) struct Weights<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     /// `quantization` of `config.json`, if there is one.
     quantization: Option<&'a Value>,
+    /// What the norm before a feed-forward half is called, if tensors have GGUF's names.
+    gguf_ffn_norm: Option<&'static str>,
     used: RefCell<BTreeSet<&'a str>>,
     skipped: RefCell<BTreeSet<&'a str>>,
 }
@@ -34,21 +37,35 @@ pub(crate) struct Packing {
 }
 
 impl<'a> Weights<'a> {
-    pub(crate) fn new(checkpoint: &'a Checkpoint) -> Self {
+    pub(crate) fn new(checkpoint: &'a Checkpoint) -> Result<Self, LoadError> {
         let quantization = checkpoint.config.get("quantization");
         let quantization = quantization.or_else(|| checkpoint.config.get("quantization_config"));
+        let gguf_ffn_norm = checkpoint.metadata.as_ref().map(gguf::ffn_norm).transpose()?;
         let (used, skipped) = Default::default();
-        Self { checkpoint, quantization, used, skipped }
+        Ok(Self { checkpoint, quantization, gguf_ffn_norm, used, skipped })
+    }
+
+    /// What the checkpoint calls a tensor; nothing if its publisher has no name for it.
+    fn published_name<'n>(&self, name: &'n str) -> Option<Cow<'n, str>> {
+        match self.gguf_ffn_norm {
+            None => Some(Cow::Borrowed(name)),
+            Some(ffn_norm) => gguf::names::tensor_name(name, ffn_norm).map(Cow::Owned),
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<(&'a String, &'a Tensor)> {
+        self.checkpoint.tensors.get_key_value(&*self.published_name(name)?)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.checkpoint.tensors.contains_key(name)
+        self.find(name).is_some()
     }
 
     /// A tensor by name; from now on it counts as used.
     pub(crate) fn tensor(&self, name: &str) -> Result<&'a Tensor, LoadError> {
-        let Some((key, tensor)) = self.checkpoint.tensors.get_key_value(name) else {
-            return Err(LoadError::MissingTensor { tensor: name.to_owned() });
+        let Some((key, tensor)) = self.find(name) else {
+            let tensor = self.published_name(name).unwrap_or(Cow::Borrowed(name)).into_owned();
+            return Err(LoadError::MissingTensor { tensor });
         };
         self.used.borrow_mut().insert(key);
         Ok(tensor)
@@ -57,9 +74,14 @@ impl<'a> Weights<'a> {
     /// A tensor of exactly this shape.
     pub(crate) fn shaped(&self, name: &str, expected: &[usize]) -> Result<&'a Tensor, LoadError> {
         let tensor = self.tensor(name)?;
-        if tensor.shape != expected {
+        // GGUF files leave out or write dimensions of one as their converter pleased.
+        let same = match self.gguf_ffn_norm {
+            Some(_) => without_ones(&tensor.shape) == without_ones(expected),
+            None => tensor.shape == expected,
+        };
+        if !same {
             return Err(LoadError::Shape {
-                tensor: name.to_owned(),
+                tensor: tensor.name.clone(),
                 expected: expected.to_vec(),
                 found: tensor.shape.clone(),
             });
@@ -98,7 +120,7 @@ impl<'a> Weights<'a> {
             (packing.format, source)
         } else {
             let tensor = self.shaped(&weight, &[leading, &[cols]].concat())?;
-            (float_matrix_format(tensor)?, MatrixSource::Plain(tensor.extent))
+            (plain_matrix_format(tensor)?, MatrixSource::Plain(tensor.extent))
         };
         let shape = MatrixShape { rows, cols, format };
         let all = std::iter::once(0..rows).collect();
@@ -133,7 +155,7 @@ impl<'a> Weights<'a> {
         let tensor = self.shaped(name, shape)?;
         if !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
             return Err(LoadError::Dtype {
-                tensor: name.to_owned(),
+                tensor: tensor.name.clone(),
                 expected: "F32, F16 or BF16",
                 found: tensor.dtype,
             });
@@ -141,7 +163,7 @@ impl<'a> Weights<'a> {
         let len: usize = shape.iter().product();
         let (extent, dtype) = (tensor.extent, tensor.dtype);
         let all = std::iter::once(0..len).collect();
-        Ok(VectorRef { name: name.to_owned(), extent, dtype, len, transform, rows: all })
+        Ok(VectorRef { name: tensor.name.clone(), extent, dtype, len, transform, rows: all })
     }
 
     /// Format of a module with scales, from its shapes. `leading` are the dimensions before the
@@ -216,7 +238,8 @@ impl<'a> Weights<'a> {
 
     /// Every tensor whose name begins like this is none of ours.
     pub(crate) fn skip(&self, prefix: &str) {
-        let names = self.checkpoint.tensors.keys().filter(|name| name.starts_with(prefix));
+        let Some(prefix) = self.published_name(prefix) else { return };
+        let names = self.checkpoint.tensors.keys().filter(|name| name.starts_with(&*prefix));
         self.skipped.borrow_mut().extend(names.map(String::as_str));
     }
 
@@ -237,7 +260,7 @@ impl<'a> Weights<'a> {
             let differs =
                 |layer: &usize| container.layers.get(*layer) != catalog.layers.get(*layer);
             if let Some(layer) = (0..layers).find(differs) {
-                return Err(LoadError::Container { layer, dir: self.checkpoint.dir.clone() });
+                return Err(LoadError::Container { layer, dir: self.checkpoint.path.clone() });
             }
         }
         let records = catalog.layers.iter().flatten().flat_map(|layer| &layer.records);
@@ -254,16 +277,23 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Format of a matrix that is published as plain floats.
-pub(crate) fn float_matrix_format(tensor: &Tensor) -> Result<&'static QuantFormat, LoadError> {
+/// A shape without leading dimensions of one.
+fn without_ones(shape: &[usize]) -> &[usize] {
+    let ones = shape.iter().take_while(|dim| **dim == 1).count();
+    &shape[ones.min(shape.len().saturating_sub(1))..]
+}
+
+/// Format of a matrix that is one tensor: plain floats, or blocks.
+pub(crate) fn plain_matrix_format(tensor: &Tensor) -> Result<&'static QuantFormat, LoadError> {
     let kind = match tensor.dtype {
         Dtype::F32 => FloatKind::F32,
         Dtype::F16 => FloatKind::F16,
         Dtype::Bf16 => FloatKind::Bf16,
+        Dtype::Packed(format) => return Ok(format),
         found => {
             return Err(LoadError::Dtype {
                 tensor: tensor.name.clone(),
-                expected: "F32, F16 or BF16",
+                expected: "F32, F16, BF16 or a quant format",
                 found,
             });
         }

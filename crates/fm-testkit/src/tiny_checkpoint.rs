@@ -13,6 +13,7 @@
 mod affine;
 mod config_json;
 mod disk;
+mod gguf;
 mod layout;
 mod weights;
 
@@ -20,7 +21,7 @@ use std::{fs, path::Path};
 
 pub use crate::oracle::Family;
 
-pub use self::affine::Affine;
+pub use self::{affine::Affine, gguf::GgufLayout};
 
 /// How numbers are stored that are not packed into integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,9 @@
 //! Real models are all powers of two, so code that mixes up two sizes passes on them. Here every
 //! two sizes that could be mixed up differ.
 
-use crate::tiny_checkpoint::{Affine, Family, Float, LinearShape, MlxLayout, TinyModel};
+use crate::tiny_checkpoint::{
+    Affine, Family, Float, GgufLayout, LinearShape, MlxLayout, TinyModel,
+};
 
 /// Delta-net heads with three values per key, and five sizes of which no two are equal.
 const THREE_VALUES_PER_KEY: LinearShape =
@@ -328,6 +330,65 @@ fn mixed_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
     ]
 }
 
+/// Models for GGUF. The format knows no dense layers and no unscaled routes in these families.
+pub fn ugly_gguf_models() -> Vec<(&'static str, TinyModel, GgufLayout)> {
+    let (moe, next, qwen35) = (Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe);
+    let small = odd_shapes_in_groups;
+    let mixed = |format, overrides: &[(&'static str, &'static str)]| GgufLayout {
+        overrides: overrides.to_vec(),
+        ..GgufLayout::uniform(format)
+    };
+    vec![
+        (
+            // Rows of 72 and 24 are no whole blocks: everything becomes f16.
+            "gguf_moe_five_experts_biases",
+            TinyModel { experts: 5, attention_bias: true, seed: 81, ..odd_shapes(moe) },
+            GgufLayout { alignment: 8, ..GgufLayout::uniform("q8_0") },
+        ),
+        (
+            "gguf_moe_formats_per_tensor_and_layer",
+            TinyModel { tie_embeddings: true, seed: 82, ..small(moe, 64) },
+            GgufLayout {
+                parts: 3,
+                ..mixed(
+                    "q4_0",
+                    &[
+                        ("blk.0.ffn_down_exps", "q5_1"),
+                        ("ffn_gate_exps", "q5_0"),
+                        ("attn_v", "q8_0"),
+                        ("token_embd", "bf16"),
+                    ],
+                )
+            },
+        ),
+        (
+            "gguf_moe_k_quants",
+            TinyModel { hidden: 256, moe_ffn: 256, experts: 5, seed: 83, ..odd_shapes(moe) },
+            mixed("q4_k", &[("down_exps", "q6_k"), ("attn_v", "q5_k"), ("output", "q6_k")]),
+        ),
+        (
+            "gguf_next_three_values_per_key",
+            TinyModel { seed: 84, ..odd_shapes(next) },
+            GgufLayout::uniform("f32"),
+        ),
+        (
+            "gguf_next_packed",
+            TinyModel { experts: 9, seed: 85, ..small(next, 32) },
+            GgufLayout { alignment: 64, parts: 2, ..mixed("q8_0", &[("exps", "q4_1")]) },
+        ),
+        (
+            "gguf_qwen35_three_values_per_key",
+            TinyModel { partial_rotary: 0.5, seed: 86, ..odd_shapes(qwen35) },
+            GgufLayout::uniform("bf16"),
+        ),
+        (
+            "gguf_qwen35_one_layer_packed",
+            TinyModel { layers: 1, experts: 5, seed: 87, ..small(qwen35, 32) },
+            mixed("q8_0", &[("ssm_out", "q5_0"), ("ffn_up_exps", "q4_0")]),
+        ),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -377,10 +438,20 @@ mod tests {
     }
 
     #[test]
+    fn every_ugly_gguf_model_is_a_sane_model() {
+        for (name, model, gguf) in ugly_gguf_models() {
+            let dir = tempfile::tempdir().unwrap();
+            model.write_gguf(dir.path(), &gguf);
+            assert_sane(name, &dir.path().join("hf"));
+        }
+    }
+
+    #[test]
     fn names_are_unique() {
         let names = ugly_models().into_iter().map(|(name, _)| name);
         let mlx_names = ugly_mlx_models().into_iter().map(|(name, ..)| name);
-        let mut all: Vec<&str> = names.chain(mlx_names).collect();
+        let gguf_names = ugly_gguf_models().into_iter().map(|(name, ..)| name);
+        let mut all: Vec<&str> = names.chain(mlx_names).chain(gguf_names).collect();
         let count = all.len();
         all.sort_unstable();
         all.dedup();

@@ -65,7 +65,7 @@ impl<'a> Check<'a> {
 
     fn check_files(&mut self, manifest: &Manifest) -> Result<(), ConvertError> {
         for (name, entry) in &manifest.files {
-            let path = self.checkpoint.dir.join(name);
+            let path = self.checkpoint.path.join(name);
             let meter = &mut self.meter;
             let found = each_file_chunk(&path, |chunk| meter.advance(chunk.len() as u64))?;
             self.report.files += 1;

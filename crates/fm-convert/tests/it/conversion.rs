@@ -15,7 +15,7 @@ use fm_model::{
 use fm_testkit::{
     golden::golden_dir,
     tiny_checkpoint::{Family, Layout, MlxLayout, TinyModel},
-    ugly::{ugly_mlx_models, ugly_models},
+    ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models},
 };
 
 use crate::harness::{Case, assert_same, convert, files_in, go_on};
@@ -35,6 +35,17 @@ fn what_mlx_publishes_is_all_there() {
         let case = Case::new(&model, &Layout::Mlx(layout), 1 + i % 3);
         case.convert().unwrap();
         assert_same_model(name, &case.source(), &case.out());
+    }
+}
+
+#[test]
+fn what_a_gguf_file_has_is_all_there() {
+    for (name, model, layout) in ugly_gguf_models() {
+        let (source, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        model.write_gguf(source.path(), &layout);
+        convert(source.path(), out.path()).unwrap();
+        assert_same_model(name, source.path(), out.path());
+        assert!(matches!(convert(source.path(), out.path()), Ok(Outcome::AlreadyDone)), "{name}");
     }
 }
 
@@ -70,6 +81,7 @@ fn assert_same_model(name: &str, published: &Path, container: &Path) {
     let (expected, found) = (open(published), open(container));
     assert!(expected.1.container.is_none() && found.1.container.is_some());
     assert_eq!(found.1.config, expected.1.config, "{name}");
+    assert_eq!(found.1.metadata, expected.1.metadata, "{name}");
     assert_eq!(found.2.trunk_tensors, expected.2.trunk_tensors, "{name}");
     let names: Vec<_> = found.1.tensors.keys().cloned().collect();
     assert_eq!(names, expected.2.trunk_tensors, "{name}: nothing else is in the trunk");

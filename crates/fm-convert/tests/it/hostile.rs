@@ -44,8 +44,8 @@ fn another_version_is_refused_by_number() {
 
 #[test]
 fn an_unknown_format_is_refused_by_name() {
-    let error = refusal(|manifest| manifest["layers"][0]["up"]["format"] = json!("q4_k"));
-    assert!(error.to_string().contains("layer 0 has the unknown format `q4_k`"), "{error}");
+    let error = refusal(|manifest| manifest["layers"][0]["up"]["format"] = json!("q9_z"));
+    assert!(error.to_string().contains("layer 0 has the unknown format `q9_z`"), "{error}");
 }
 
 #[test]

@@ -55,6 +55,10 @@ pub struct TrunkEntry {
     pub header: Checksum,
     /// Of every tensor's bytes, by name.
     pub tensors: BTreeMap<String, Checksum>,
+    /// Names in [`crate::quant::FORMATS`] of the tensors that safetensors has no element type for.
+    /// The trunk holds them as `U8`, with the bytes of a row for columns.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub formats: BTreeMap<String, String>,
 }
 
 /// A layer's file.

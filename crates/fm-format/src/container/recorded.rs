@@ -19,7 +19,7 @@ use super::manifest::{Checksum, PartChecksums};
 use crate::{
     error::FormatError,
     record::{Catalog, LayerRecords},
-    source::{Checkpoint, safetensors},
+    source::{Checkpoint, header_bytes},
 };
 
 /// The version this build writes, and the only one it reads.
@@ -69,7 +69,7 @@ impl Recorded {
     pub fn new(checkpoint: &Checkpoint) -> Result<Self, FormatError> {
         Ok(Self {
             version: VERSION,
-            dir: checkpoint.dir.display().to_string(),
+            dir: checkpoint.path.display().to_string(),
             files: identify(checkpoint)?,
             tensors: BTreeMap::new(),
             layers: Vec::new(),
@@ -92,7 +92,7 @@ impl Recorded {
     /// # Errors
     /// If a file of the checkpoint cannot be read. A damaged record counts as stale.
     pub fn find(cache_dir: &Path, checkpoint: &Checkpoint) -> Result<Found, FormatError> {
-        let path = Self::path(cache_dir, &checkpoint.dir)?;
+        let path = Self::path(cache_dir, &checkpoint.path)?;
         let Ok(text) = fs::read(&path) else { return Ok(Found::Absent) };
         let Ok(recorded) = serde_json::from_slice::<Self>(&text) else { return Ok(Found::Stale) };
         let current = recorded.version == VERSION && recorded.files == identify(checkpoint)?;
@@ -135,7 +135,7 @@ fn identify(checkpoint: &Checkpoint) -> Result<Vec<RecordedFile>, FormatError> {
             name,
             bytes: metadata.len(),
             modified_ns: modified.map_or(0, |at| at.as_nanos() as u64),
-            header: Checksum(xxh3_64(&safetensors::header_text(path)?)),
+            header: Checksum(xxh3_64(&header_bytes(path)?)),
         })
     };
     checkpoint.files.iter().map(identify).collect()

@@ -211,8 +211,10 @@ pub struct KvView<'a, Buf> {
 pub struct DeltaShape {
     /// Key (and query) heads.
     pub key_heads: usize,
-    /// Value heads; value head `h` reads key head `h / (value_heads / key_heads)`.
+    /// Value heads.
     pub value_heads: usize,
+    /// Which key head each of them reads.
+    pub head_order: HeadOrder,
     /// Values of a key head.
     pub k_dim: usize,
     /// Values of a value head.
@@ -221,7 +223,24 @@ pub struct DeltaShape {
     pub conv_taps: usize,
 }
 
+/// Which key head a value head reads, where there are several value heads per key head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// Value heads of one key head stand together: `h / (value_heads / key_heads)`.
+    Grouped,
+    /// Value heads go round all key heads: `h % key_heads`.
+    Tiled,
+}
+
 impl DeltaShape {
+    /// The key head that a value head reads.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        match self.head_order {
+            HeadOrder::Grouped => value_head / (self.value_heads / self.key_heads),
+            HeadOrder::Tiled => value_head % self.key_heads,
+        }
+    }
+
     /// Channels of the convolution: queries, keys and values side by side.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.k_dim + self.value_heads * self.v_dim

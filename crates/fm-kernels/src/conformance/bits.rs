@@ -2,7 +2,9 @@
 
 use fm_format::quant::FORMATS;
 
-use crate::backend::{AttentionShape, Backend, DeltaShape, DeviceResult, ExpertRow, View, ViewMut};
+use crate::backend::{
+    AttentionShape, Backend, DeltaShape, DeviceResult, ExpertRow, HeadOrder, View, ViewMut,
+};
 
 use super::{
     Case, Weights, noise, read_all,
@@ -79,6 +81,7 @@ pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
     }
     check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });
     let (key_heads, value_heads, k_dim, v_dim) = (2, 6, 24, 17);
-    let shape = DeltaShape { key_heads, value_heads, k_dim, v_dim, conv_taps: 4 };
+    let head_order = HeadOrder::Grouped;
+    let shape = DeltaShape { key_heads, value_heads, head_order, k_dim, v_dim, conv_taps: 4 };
     check(device, |chunks| DeltaNet { shape, chunks });
 }

@@ -2,8 +2,8 @@
 
 use crate::{
     backend::{
-        AttentionShape, Backend, DeltaInputs, DeltaShape, DeviceResult, KV_BLOCK_TOKENS, KvView,
-        View, ViewMut,
+        AttentionShape, Backend, DeltaInputs, DeltaShape, DeviceResult, HeadOrder, KV_BLOCK_TOKENS,
+        KvView, View, ViewMut,
     },
     tolerance,
 };
@@ -202,8 +202,11 @@ pub fn delta_net<B: Backend>(device: &B) {
     for (key_heads, value_heads, k_dim, v_dim) in
         [(2, 6, 16, 24), (1, 3, 40, 7), (2, 2, 5, 3), (1, 2, 128, 128)]
     {
-        for rows in [1, 2, 9] {
-            let shape = DeltaShape { key_heads, value_heads, k_dim, v_dim, conv_taps: 4 };
+        for (rows, head_order) in
+            [(1, HeadOrder::Grouped), (2, HeadOrder::Tiled), (9, HeadOrder::Grouped)]
+        {
+            let conv_taps = 4;
+            let shape = DeltaShape { key_heads, value_heads, head_order, k_dim, v_dim, conv_taps };
             DeltaNet { shape, chunks: vec![rows] }.check(device, tolerance::CHAINED_F32);
         }
     }

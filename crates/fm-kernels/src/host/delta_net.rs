@@ -30,7 +30,7 @@ impl<K: Kernels> Host<K> {
         let values_at = 2 * keys_at;
         let kernels = &self.kernels;
         let head_rows = |head: usize, memory: &mut [f32], out: &mut [f32]| {
-            let key_head = head / (shape.value_heads / shape.key_heads);
+            let key_head = shape.key_head(head);
             for (i, out) in out.chunks_exact_mut(shape.v_dim).enumerate() {
                 let row = qkv.row(i);
                 let decay = neg_a[head] * softplus(a.row(i)[head] + dt_bias[head]);

@@ -120,6 +120,9 @@ pub(super) fn publisher(checkpoint: &Checkpoint) -> Result<Publisher, LoadError>
         return Publisher::by_name(name)
             .ok_or_else(|| LoadError::Publisher { publisher: name.clone() });
     }
+    if checkpoint.metadata.is_some() {
+        return Ok(Publisher::Gguf);
+    }
     let convolution = checkpoint.tensors.values().find(|t| t.name.ends_with("conv1d.weight"));
     let mlx = match convolution.map(|tensor| tensor.shape.as_slice()) {
         Some([_, taps, 1]) if *taps > 1 => true,

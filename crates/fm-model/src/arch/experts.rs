@@ -11,7 +11,7 @@ use fm_format::{
 
 use crate::{
     error::LoadError,
-    weights::{Weights, float_matrix_format},
+    weights::{Weights, plain_matrix_format},
 };
 
 /// Dimensions of a layer's routed experts.
@@ -60,7 +60,7 @@ pub(super) fn layer_records(
         return records
             .filter(|records| dims.fit(records))
             .cloned()
-            .ok_or_else(|| LoadError::Container { layer, dir: weights.checkpoint.dir.clone() });
+            .ok_or_else(|| LoadError::Container { layer, dir: weights.checkpoint.path.clone() });
     }
     if weights.has(&format!("{mlp}.experts.gate_up_proj")) {
         fused(weights, mlp, dims)
@@ -83,7 +83,7 @@ fn fused(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerReco
     let gate_up =
         weights.shaped(&format!("{mlp}.experts.gate_up_proj"), &[experts, 2 * ffn, hidden])?;
     let down = weights.shaped(&format!("{mlp}.experts.down_proj"), &[experts, hidden, ffn])?;
-    let (upper, lower) = (float_matrix_format(gate_up)?, float_matrix_format(down)?);
+    let (upper, lower) = (plain_matrix_format(gate_up)?, plain_matrix_format(down)?);
     let layout = RecordLayout {
         gate: dims.shape(MatrixRole::Gate, upper),
         up: dims.shape(MatrixRole::Up, upper),
@@ -120,7 +120,7 @@ fn stacked(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRe
             let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
             let expected = [dims.experts, shape.rows, shape.cols];
             let tensor = weights.shaped(&format!("{module}.weight"), &expected)?;
-            formats.push(float_matrix_format(tensor)?);
+            formats.push(plain_matrix_format(tensor)?);
             plain.push((role, tensor));
         }
     }
@@ -172,7 +172,7 @@ fn separate(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerR
             let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
             let name = format!("{mlp}.experts.{expert}.{projection}.weight");
             let tensor = weights.shaped(&name, &[shape.rows, shape.cols])?;
-            formats.push(float_matrix_format(tensor)?);
+            formats.push(plain_matrix_format(tensor)?);
             tensors.push(tensor);
         }
         let own = RecordLayout {

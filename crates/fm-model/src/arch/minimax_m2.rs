@@ -4,6 +4,7 @@
 use fm_format::source::Checkpoint;
 use fm_kernels::backend::{RouterScale, RouterScoring, RouterSpec};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     error::LoadError,
@@ -77,8 +78,8 @@ impl Config {
 }
 
 /// See [`super::describe`].
-pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
-    let config: Config = parse(MODEL_TYPE, &checkpoint.config)?;
+pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelSpec, LoadError> {
+    let config: Config = parse(MODEL_TYPE, config)?;
     config.check()?;
     let trunk = &config.trunk;
     let attention = Attention {
@@ -110,7 +111,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
         norm: VectorTransform::Plain,
         skipped: &["model.mtp", "mtp."],
     };
-    decoder_frame::describe(Weights::new(checkpoint), &frame, |layer| {
+    decoder_frame::describe(Weights::new(checkpoint)?, &frame, |layer| {
         let mixer = MixerSpec::Attention(Box::new(attention.describe(layer)?));
         let (ffn, records) = experts.describe(layer, sparse_module(layer))?;
         Ok(LayerHalves { mixer, ffn, records })

@@ -3,6 +3,7 @@
 use fm_format::source::Checkpoint;
 use fm_kernels::backend::{RouterScale, RouterScoring, RouterSpec};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     error::LoadError,
@@ -31,8 +32,8 @@ struct Config {
 }
 
 /// See [`super::describe`].
-pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
-    let Config { trunk, experts, rope, sliding_window } = parse(MODEL_TYPE, &checkpoint.config)?;
+pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelSpec, LoadError> {
+    let Config { trunk, experts, rope, sliding_window } = parse(MODEL_TYPE, config)?;
     trunk.check()?;
     experts.check()?;
     let window = sliding_window.unwrap_or(0);
@@ -63,7 +64,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
         norm: VectorTransform::Plain,
         skipped: &[],
     };
-    decoder_frame::describe(Weights::new(checkpoint), &frame, |layer| {
+    decoder_frame::describe(Weights::new(checkpoint)?, &frame, |layer| {
         let mixer = MixerSpec::Attention(Box::new(attention.describe(layer)?));
         let (ffn, records) = experts.describe(layer, sparse_module(layer))?;
         Ok(LayerHalves { mixer, ffn, records })

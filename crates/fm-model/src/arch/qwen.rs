@@ -2,7 +2,7 @@
 //! layer. A family's own file reads its configuration and fills in a [`Family`].
 
 use fm_format::record::LayerRecords;
-use fm_kernels::backend::{DeltaShape, RouterScale, RouterScoring, RouterSpec};
+use fm_kernels::backend::{DeltaShape, HeadOrder, RouterScale, RouterScoring, RouterSpec};
 use serde::Deserialize;
 
 use crate::{
@@ -97,7 +97,7 @@ pub(super) struct LinearConfig {
 }
 
 impl LinearConfig {
-    pub(super) fn shape(&self) -> Result<DeltaShape, LoadError> {
+    pub(super) fn shape(&self, head_order: HeadOrder) -> Result<DeltaShape, LoadError> {
         let positive = [
             ("linear_num_key_heads", self.linear_num_key_heads),
             ("linear_num_value_heads", self.linear_num_value_heads),
@@ -120,6 +120,7 @@ impl LinearConfig {
             k_dim: self.linear_key_head_dim,
             v_dim: self.linear_value_head_dim,
             conv_taps: self.linear_conv_kernel_dim,
+            head_order,
         })
     }
 
@@ -158,9 +159,10 @@ impl Linear {
         let (weights, hidden, shape) = (layer.weights, layer.hidden, self.shape);
         let name = |tensor: &str| layer.name(&format!("linear_attn.{tensor}"));
         let (channels, taps, heads) = (shape.channels(), shape.conv_taps, shape.value_heads);
-        let conv_shape = match self.publisher {
-            Publisher::HuggingFace => [channels, 1, taps],
-            Publisher::Mlx => [channels, taps, 1],
+        let (conv_shape, decay): (&[usize], _) = match self.publisher {
+            Publisher::HuggingFace => (&[channels, 1, taps], VectorTransform::NegExp),
+            Publisher::Mlx => (&[channels, taps, 1], VectorTransform::NegExp),
+            Publisher::Gguf => (&[channels, taps], VectorTransform::Plain),
         };
         let transposed = VectorTransform::Transposed { cols: taps };
         let plain = VectorTransform::Plain;
@@ -171,8 +173,8 @@ impl Linear {
             z,
             b,
             a,
-            conv: weights.vector(&name("conv1d.weight"), &conv_shape, transposed)?,
-            neg_a: weights.vector(&name("A_log"), &[heads], VectorTransform::NegExp)?,
+            conv: weights.vector(&name("conv1d.weight"), conv_shape, transposed)?,
+            neg_a: weights.vector(&name("A_log"), &[heads], decay)?,
             dt_bias: weights.vector(&name("dt_bias"), &[heads], plain)?,
             norm: weights.vector(&name("norm.weight"), &[shape.v_dim], plain)?,
             out: weights.matrix(&name("out_proj"), hidden, heads * shape.v_dim)?,

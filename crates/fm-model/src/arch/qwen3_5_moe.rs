@@ -2,10 +2,15 @@
 //! checkpoint whose vision tower and MTP head are skipped by name.
 
 use fm_format::source::Checkpoint;
-use fm_kernels::backend::{DeltaShape, RouterScale};
+use fm_kernels::backend::{DeltaShape, HeadOrder, RouterScale};
 use serde::Deserialize;
+use serde_json::Value;
 
-use crate::{error::LoadError, spec::ModelSpec, weights::Weights};
+use crate::{
+    error::LoadError,
+    spec::{ModelSpec, Publisher},
+    weights::Weights,
+};
 
 use super::{
     attention::{Attention, OutputGate, QueryKeyNorm},
@@ -46,17 +51,19 @@ fn gated() -> bool {
 }
 
 /// See [`super::describe`].
-pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
-    let config = &checkpoint.config;
+pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelSpec, LoadError> {
     let text = config.get("text_config").unwrap_or(config);
     let Config { trunk, moe, rope, linear, attn_output_gate } = parse(MODEL_TYPE, text)?;
     trunk.check()?;
     moe.check()?;
     let publisher = publisher(checkpoint)?;
     let norm = publisher.zero_centred_norm();
-    let weights = Weights::new(checkpoint);
+    // llama.cpp's converter tiles the value heads of this family, and of no other.
+    let head_order =
+        if publisher == Publisher::Gguf { HeadOrder::Tiled } else { HeadOrder::Grouped };
+    let weights = Weights::new(checkpoint)?;
     // The outer configuration decides where both say something.
-    let outer = config.get("tie_word_embeddings").and_then(serde_json::Value::as_bool);
+    let outer = config.get("tie_word_embeddings").and_then(Value::as_bool);
     let family = Family {
         frame: Frame {
             model_type: MODEL_TYPE,
@@ -76,7 +83,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
         router_scale: RouterScale::Renormalised, // the family has no key for it
         linear: Some(Linear {
             attends: linear.attends(trunk.num_hidden_layers)?,
-            shape: linear.shape()?,
+            shape: linear.shape(head_order)?,
             publisher,
             inputs,
         }),

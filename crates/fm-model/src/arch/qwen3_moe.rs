@@ -3,6 +3,7 @@
 use fm_format::source::Checkpoint;
 use fm_kernels::backend::RouterScale;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     error::LoadError,
@@ -30,8 +31,8 @@ struct Config {
 }
 
 /// See [`super::describe`].
-pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
-    let Config { trunk, mut moe, rope } = parse(MODEL_TYPE, &checkpoint.config)?;
+pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelSpec, LoadError> {
+    let Config { trunk, mut moe, rope } = parse(MODEL_TYPE, config)?;
     trunk.check()?;
     moe.check()?;
     moe.shared_expert_intermediate_size = None; // the family has none
@@ -59,5 +60,5 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
         router_scale,
         linear: None,
     };
-    qwen::describe(Weights::new(checkpoint), &family)
+    qwen::describe(Weights::new(checkpoint)?, &family)
 }

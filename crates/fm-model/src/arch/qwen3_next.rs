@@ -7,8 +7,9 @@
 use std::ops::Range;
 
 use fm_format::source::Checkpoint;
-use fm_kernels::backend::{DeltaShape, RouterScale};
+use fm_kernels::backend::{DeltaShape, HeadOrder, RouterScale};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     error::LoadError,
@@ -38,8 +39,8 @@ struct Config {
 }
 
 /// See [`super::describe`].
-pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
-    let Config { trunk, moe, rope, linear } = parse(MODEL_TYPE, &checkpoint.config)?;
+pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelSpec, LoadError> {
+    let Config { trunk, moe, rope, linear } = parse(MODEL_TYPE, config)?;
     trunk.check()?;
     moe.check()?;
     let publisher = publisher(checkpoint)?;
@@ -67,12 +68,12 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> 
         router_scale,
         linear: Some(Linear {
             attends: linear.attends(trunk.num_hidden_layers)?,
-            shape: linear.shape()?,
+            shape: linear.shape(HeadOrder::Grouped)?,
             publisher,
             inputs,
         }),
     };
-    qwen::describe(Weights::new(checkpoint), &family)
+    qwen::describe(Weights::new(checkpoint)?, &family)
 }
 
 fn inputs(layer: &LayerSite<'_, '_>, shape: DeltaShape) -> Result<DeltaInputsSpec, LoadError> {
@@ -81,30 +82,33 @@ fn inputs(layer: &LayerSite<'_, '_>, shape: DeltaShape) -> Result<DeltaInputsSpe
     let values = per_key_head * v_dim;
     let group = 2 * k_dim + 2 * values;
     let matrix = |name: &str, rows| layer.weights.matrix(&layer.name(name), rows, layer.hidden);
-    let qkvz = matrix("linear_attn.in_proj_qkvz", key_heads * group)?;
     let ba = matrix("linear_attn.in_proj_ba", 2 * value_heads)?;
-    let part = |first: usize, len: usize| -> Vec<Range<usize>> {
-        (0..key_heads).map(|head| head * group + first..head * group + first + len).collect()
-    };
     let half = |first: usize| -> Vec<Range<usize>> {
         let begin = |head: usize| (2 * head + first) * per_key_head;
         (0..key_heads).map(|head| begin(head)..begin(head) + per_key_head).collect()
     };
+    let (b, a) = (ba.select(half(0)), ba.select(half(1)));
+    if layer.weights.has(&layer.name("linear_attn.in_proj_z.weight")) {
+        // llama.cpp's converter takes the first of the two matrices apart.
+        let qkv = matrix("linear_attn.in_proj_qkv", shape.channels())?;
+        let z = matrix("linear_attn.in_proj_z", value_heads * v_dim)?;
+        return Ok(DeltaInputsSpec { qkv, z, b, a });
+    }
+    let qkvz = matrix("linear_attn.in_proj_qkvz", key_heads * group)?;
+    let part = |first: usize, len: usize| -> Vec<Range<usize>> {
+        (0..key_heads).map(|head| head * group + first..head * group + first + len).collect()
+    };
     let qkv = [part(0, k_dim), part(k_dim, k_dim), part(2 * k_dim, values)].concat();
-    Ok(DeltaInputsSpec {
-        qkv: qkvz.select(qkv),
-        z: qkvz.select(part(2 * k_dim + values, values)),
-        b: ba.select(half(0)),
-        a: ba.select(half(1)),
-    })
+    let z = qkvz.select(part(2 * k_dim + values, values));
+    Ok(DeltaInputsSpec { qkv: qkvz.select(qkv), z, b, a })
 }
 
 impl Publisher {
-    /// Norms of the hybrids are stored around zero; mlx-lm adds the one when it converts.
+    /// Norms of the hybrids are stored around zero; the other converters add the one.
     pub(super) fn zero_centred_norm(self) -> VectorTransform {
         match self {
             Self::HuggingFace => VectorTransform::PlusOne,
-            Self::Mlx => VectorTransform::Plain,
+            Self::Mlx | Self::Gguf => VectorTransform::Plain,
         }
     }
 }

@@ -81,6 +81,31 @@ fn logits_of_quantised_checkpoints<B: Backend<Bytes = [u8]>>(family: &str, devic
     }
 }
 
+/// `bf16.gguf` is the Hugging Face model, `q8_0.gguf` has a golden of its own.
+fn logits_of_gguf_files<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let dir = golden_dir(family);
+    let logits_of = |file: &str, tokens: &[u32]| {
+        let mut runner = open(&dir.join(file), device());
+        let session = runner.open(64).unwrap();
+        feed(&mut runner, session, tokens, 24)
+    };
+    let golden = Golden::open(&dir.join("golden.safetensors"));
+    let logits = logits_of("bf16.gguf", &golden.tokens("tokens"));
+    let worst = max_abs_diff(&logits.concat(), golden.f32("hf_f32.logits").0);
+    println!("{family} gguf bf16: {worst:.1e}");
+    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+
+    let golden = Golden::open(&dir.join("golden-q8_0.safetensors"));
+    let logits = logits_of("q8_0.gguf", &golden.tokens("tokens"));
+    let (want, shape) = golden.f32("logits");
+    let worst = max_abs_diff(&logits[logits.len() - shape[0]..].concat(), want);
+    println!("{family} gguf q8_0: {worst:.1e}");
+    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+    for (row, want) in logits.iter().zip(golden.tokens("argmax")) {
+        assert_eq!(argmax(row), want, "{family} q8_0");
+    }
+}
+
 fn layers_alone_and_their_routes<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
     let dir = golden_dir(family);
     let golden = Golden::open(&dir.join("golden.safetensors"));
@@ -151,6 +176,7 @@ for_each_device_and_family! {
     logits_of_all_tokens
     logits_of_a_long_prompt
     logits_of_quantised_checkpoints
+    logits_of_gguf_files
     layers_alone_and_their_routes
     hidden_values_and_logits_side_by_side
 }

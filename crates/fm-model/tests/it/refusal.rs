@@ -65,7 +65,7 @@ fn a_wrong_shape_shows_both() {
     edit_config(dir.path(), |config| config["vocab_size"] = json!(17));
     let message = refusal(dir.path());
     assert!(message.contains("embed_tokens.weight` has shape ["), "{message}");
-    assert!(message.contains("config.json asks for [17, "), "{message}");
+    assert!(message.contains("the configuration asks for [17, "), "{message}");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn fields_without_meaning_are_refused() {
         let dir = written(&Layout::Hf);
         edit_config(dir.path(), |config| config[field] = value);
         let message = refusal(dir.path());
-        assert!(message.contains("config.json"), "{field}: {message}");
+        assert!(message.contains("the configuration"), "{field}: {message}");
     }
 }
 
@@ -111,14 +111,14 @@ fn fields_without_meaning_are_refused() {
 fn scaled_positions_need_all_their_numbers_and_no_contradiction() {
     let whole = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
     let edits: [(&str, Value, &str); 8] = [
-        ("factor", json!(0.5), "`factor` is 0.5"),
+        ("factor", json!(0.5), "`factor` in the configuration is 0.5"),
         ("original_max_position_embeddings", Value::Null, "`original_max_position_embeddings`"),
-        ("beta_slow", json!(64), "`beta_fast` is 32"),
-        ("mscale", json!(0.7), "`mscale_all_dim` is `missing`"),
-        ("mscale_all_dim", json!(0.7), "`mscale` is `missing`"),
-        ("attention_factor", json!(0), "`attention_factor` is 0"),
-        ("rope_type", json!("linear"), "`type` is `yarn`"),
-        ("type", json!("llama3"), "`rope_type` is `llama3`"),
+        ("beta_slow", json!(64), "`beta_fast` in the configuration is 32"),
+        ("mscale", json!(0.7), "`mscale_all_dim` in the configuration is `missing`"),
+        ("mscale_all_dim", json!(0.7), "`mscale` in the configuration is `missing`"),
+        ("attention_factor", json!(0), "`attention_factor` in the configuration is 0"),
+        ("rope_type", json!("linear"), "`type` in the configuration is `yarn`"),
+        ("type", json!("llama3"), "`rope_type` in the configuration is `llama3`"),
     ];
     for (field, value, expected) in edits {
         let dir = written(&Layout::Hf);

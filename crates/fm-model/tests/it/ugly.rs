@@ -9,7 +9,7 @@ use fm_testkit::{
     compare::max_abs_diff,
     oracle::{Family, Oracle},
     tiny_checkpoint::{Layout, TinyModel},
-    ugly::{ugly_mlx_models, ugly_models},
+    ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models},
 };
 
 use crate::harness::{feed, open};
@@ -22,11 +22,17 @@ fn tolerance(model: &TinyModel) -> f64 {
 /// Experts must be chosen clearly, or two correct implementations choose differently.
 const ROUTER_GAP: f64 = 0.05;
 
-fn check<B: Backend<Bytes = [u8]>>(name: &str, model: &TinyModel, dir: &Path, device: B) {
-    let oracle = Oracle::load(dir);
+/// The model at `path` against the oracle, which reads the same weights as `published`.
+fn check<B: Backend<Bytes = [u8]>>(
+    name: &str,
+    model: &TinyModel,
+    (path, published): (&Path, &Path),
+    device: B,
+) {
+    let oracle = Oracle::load(published);
     let tokens = oracle.clear_prompt(24, ROUTER_GAP, 11);
     let want = oracle.run(&tokens).logits.concat();
-    let mut runner = open(dir, device);
+    let mut runner = open(path, device);
     let session = runner.open(64).unwrap();
     let worst = max_abs_diff(&feed(&mut runner, session, &tokens, 7).concat(), &want);
     assert!(worst <= tolerance(model), "{name}: {worst:e}");
@@ -47,7 +53,7 @@ fn published_by_hugging_face<B: Backend<Bytes = [u8]>>(family: &str, device: fn(
     for (i, (name, model)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Hf, 1 + i % 3);
-        check(name, &model, dir.path(), device());
+        check(name, &model, (dir.path(), dir.path()), device());
     }
 }
 
@@ -56,11 +62,24 @@ fn published_by_mlx<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
     for (i, (name, model, layout)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Mlx(layout), 1 + i % 3);
-        check(name, &model, dir.path(), device());
+        check(name, &model, (dir.path(), dir.path()), device());
+    }
+}
+
+fn published_as_gguf<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let models = ugly_gguf_models().into_iter().filter(|(_, model, _)| is_of(family, model));
+    for (name, model, layout) in models {
+        let dir = tempfile::tempdir().unwrap();
+        model.write_gguf(dir.path(), &layout);
+        // The directory of one model, or any of its parts.
+        let part = format!("model-{0:05}-of-{0:05}.gguf", layout.parts);
+        let path = if layout.parts > 1 { dir.path().join(part) } else { dir.path().into() };
+        check(name, &model, (&path, &dir.path().join("hf")), device());
     }
 }
 
 for_each_device_and_family! {
+    published_as_gguf
     published_by_hugging_face
     published_by_mlx
 }
