@@ -42,7 +42,12 @@ impl<'a> Weights<'a> {
         let quantization = quantization.or_else(|| checkpoint.config.get("quantization_config"));
         let gguf_ffn_norm = checkpoint.metadata.as_ref().map(gguf::ffn_norm).transpose()?;
         let (used, skipped) = Default::default();
-        Ok(Self { checkpoint, quantization, gguf_ffn_norm, used, skipped })
+        let weights = Self { checkpoint, quantization, gguf_ffn_norm, used, skipped };
+        if let Some(metadata) = &checkpoint.metadata {
+            let ahead = gguf::layers_ahead(metadata)?;
+            ahead.for_each(|layer| weights.skip(&format!("model.layers.{layer}.")));
+        }
+        Ok(weights)
     }
 
     /// What the checkpoint calls a tensor; nothing if its publisher has no name for it.

@@ -8,6 +8,7 @@ use fm_kernels::backend::{
     ROUTER_GROUPS_MAX, RouterGroups, RouterScale, RouterScoring, RouterSpec,
 };
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     error::LoadError,
@@ -61,11 +62,11 @@ pub(super) struct DenseDefault(pub(super) usize);
 
 /// Describes a checkpoint of a family.
 pub(super) fn describe(
-    checkpoint: &Checkpoint,
+    (checkpoint, config): (&Checkpoint, &Value),
     model_type: &'static str,
     dense_default: DenseDefault,
 ) -> Result<ModelSpec, LoadError> {
-    let Config { trunk, mla, moe, rope } = parse(model_type, &checkpoint.config)?;
+    let Config { trunk, mla, moe, rope } = parse(model_type, config)?;
     trunk.check()?;
     let mla = mla.check(&trunk, &rope)?;
     let routing = moe.routing()?;
@@ -81,7 +82,7 @@ pub(super) fn describe(
         norm: VectorTransform::Plain,
         skipped: &ahead.iter().map(String::as_str).collect::<Vec<_>>(),
     };
-    decoder_frame::describe(Weights::new(checkpoint), &frame, |layer| {
+    decoder_frame::describe(Weights::new(checkpoint)?, &frame, |layer| {
         let mixer = MixerSpec::Mla(Box::new(mla.describe(layer)?));
         let (ffn, records) = moe.describe(layer, routing, dense[layer.index])?;
         Ok(LayerHalves { mixer, ffn, records })

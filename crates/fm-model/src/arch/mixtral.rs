@@ -1,20 +1,20 @@
 //! Mixtral: plain attention, routed experts, no shared one.
 
 use fm_format::source::Checkpoint;
-use fm_kernels::backend::{RouterScale, RouterScoring, RouterSpec};
+use fm_kernels::backend::{RopeLayout, RouterScale, RouterScoring, RouterSpec};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
     error::LoadError,
-    spec::{MixerSpec, ModelSpec, VectorTransform},
+    spec::{MixerSpec, ModelSpec, Publisher, Rotary, VectorTransform},
     weights::Weights,
 };
 
 use super::{
     attention::{Attention, OutputGate, QueryKeyNorm},
     config::{LocalExpertsConfig, RopeConfig, TrunkConfig, parse, require},
-    decoder_frame::{self, Frame, LayerHalves, NAMES},
+    decoder_frame::{self, Frame, LayerHalves, NAMES, publisher},
     ffn::{Experts, Router, sparse_module},
 };
 
@@ -38,9 +38,14 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
     experts.check()?;
     let window = sliding_window.unwrap_or(0);
     require(sliding_window.is_none(), "sliding_window", window, "expected null")?;
+    // llama.cpp's converter reorders the rows of queries and keys so that pairs stand together.
+    let layout = match publisher(checkpoint)? {
+        Publisher::Gguf => RopeLayout::Interleaved,
+        Publisher::HuggingFace | Publisher::Mlx => RopeLayout::HalfSplit,
+    };
     let attention = Attention {
         trunk: &trunk,
-        rotary: rope.rotary(trunk.head_dim(), 1.0)?,
+        rotary: Rotary { layout, ..rope.rotary(trunk.head_dim(), 1.0)? },
         output_gate: OutputGate::None,
         norm: QueryKeyNorm::None,
     };

@@ -1,0 +1,109 @@
+//! Metadata of one architecture, and which of its keys have been asked for.
+
+use std::{cell::RefCell, collections::BTreeSet};
+
+use fm_format::source::gguf::{GgufError, Metadata, Value};
+
+use crate::error::LoadError;
+
+/// Keys that change nothing for us: descriptions, and what follows from others.
+const SILENT: &[&str] = &[
+    // Multimodal rope is plain rope for text.
+    "rope.dimension_sections",
+    // The embedding has as many rows.
+    "vocab_size",
+];
+
+/// See the module.
+pub(super) struct Keys<'a> {
+    metadata: &'a Metadata,
+    architecture: &'static str,
+    used: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(metadata: &'a Metadata, architecture: &'static str) -> Self {
+        Self { metadata, architecture, used: RefCell::default() }
+    }
+
+    /// The whole name of a key, which from now on counts as known.
+    pub(super) fn key(&self, key: &'static str) -> String {
+        self.used.borrow_mut().insert(key);
+        format!("{}.{key}", self.architecture)
+    }
+
+    fn value<T>(
+        &self,
+        key: &'static str,
+        read: impl FnOnce(&'a Metadata, &str) -> Result<T, GgufError>,
+    ) -> Result<T, LoadError> {
+        read(self.metadata, &self.key(key)).map_err(LoadError::Metadata)
+    }
+
+    /// A count; where a file has one per layer, those that are not zero have to be equal.
+    pub(super) fn count(&self, key: &'static str) -> Result<Option<u64>, LoadError> {
+        if !matches!(self.metadata.get(&self.key(key)), Some(Value::Numbers(_))) {
+            return self.value(key, Metadata::unsigned);
+        }
+        let each = self.value(key, Metadata::unsigned_array)?;
+        let mut counts = each.into_iter().flatten().filter(|count| *count > 0);
+        let first = counts.next();
+        if counts.any(|count| Some(count) != first) {
+            return Err(LoadError::PerLayer { key: self.key(key) });
+        }
+        Ok(first)
+    }
+
+    pub(super) fn float(&self, key: &'static str) -> Result<Option<f64>, LoadError> {
+        self.value(key, Metadata::float)
+    }
+
+    pub(super) fn bool(&self, key: &'static str) -> Result<Option<bool>, LoadError> {
+        self.value(key, Metadata::bool)
+    }
+
+    pub(super) fn bools(&self, key: &'static str) -> Result<Option<Vec<bool>>, LoadError> {
+        self.value(key, Metadata::bool_array)
+    }
+
+    pub(super) fn text(&self, key: &'static str) -> Result<Option<&'a str>, LoadError> {
+        self.value(key, Metadata::text)
+    }
+
+    pub(super) fn required(&self, key: &'static str) -> Result<u64, LoadError> {
+        self.count(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(super) fn missing(&self, key: &'static str) -> LoadError {
+        LoadError::MissingKey { key: self.key(key) }
+    }
+
+    /// Layers of the decoder; those that predict further tokens are counted, too, and come last.
+    pub(super) fn layers(&self) -> Result<u64, LoadError> {
+        let ahead = self.count("nextn_predict_layers")?.unwrap_or(0);
+        Ok(self.required("block_count")?.saturating_sub(ahead))
+    }
+
+    /// Refuses a key with another value than the family's arithmetic has a meaning for.
+    pub(super) fn expect(&self, key: &'static str, expected: u64) -> Result<(), LoadError> {
+        match self.count(key)? {
+            Some(found) if found != expected => {
+                Err(LoadError::KeyValue { key: self.key(key), found, expected })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Every key of the architecture has been asked for, or changes nothing.
+    pub(super) fn refuse_others(&self) -> Result<(), LoadError> {
+        let used = self.used.borrow();
+        let own = |key: &&str| {
+            let inner = key.strip_prefix(self.architecture).and_then(|key| key.strip_prefix('.'));
+            inner.is_some_and(|inner| !used.contains(inner) && !SILENT.contains(&inner))
+        };
+        match self.metadata.keys().find(own) {
+            Some(key) => Err(LoadError::UnknownKey { key: key.to_owned() }),
+            None => Ok(()),
+        }
+    }
+}
