@@ -7,6 +7,7 @@ mod harness;
 
 mod config;
 mod golden;
+mod latent;
 mod refusal;
 mod sameness;
 mod sessions;
