@@ -47,6 +47,7 @@ fn main() {
     bench.prefill();
     bench.delta_net();
     bench.attention();
+    bench.heads();
 }
 
 impl Bench {
@@ -204,32 +205,72 @@ impl Bench {
     }
 
     fn attention(&self) {
-        for (rows, position) in [(1_usize, 4095_usize), (128, 1024)] {
-            let name = format!("attention {rows} rows at {position}");
-            if self.skips(&name) {
-                continue;
+        let grouped =
+            AttentionShape { heads: 32, kv_heads: 4, k_dim: 128, v_dim: 128, scale: 0.09 };
+        let latent = AttentionShape { heads: 20, kv_heads: 1, k_dim: 576, v_dim: 512, scale: 0.06 };
+        for (name, shape) in [("attention", grouped), ("latent attention", latent)] {
+            for (rows, position) in [(1_usize, 4095_usize), (128, 1024)] {
+                self.attention_case(name, shape, (rows, position));
             }
-            let (heads, kv_heads, dim) = (32, 4, 128);
-            let blocks = (position + rows).div_ceil(64);
-            let keys = values(blocks * kv_heads * 64 * dim);
-            let table: Vec<u32> = (0..blocks as u32).collect();
-            let kv = KvView { keys: &keys, values: Some(&keys), table: &table };
-            let q = values(rows * heads * dim);
-            let mut out = vec![0.0; rows * heads * dim];
-            let shape = AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim, scale: 0.09 };
-            let seen: usize = (0..rows).map(|row| position + row + 1).sum();
-            let operations = (seen * heads * dim * 4) as f64;
-            let mut rounds = Vec::new();
-            for _ in 0..ROUNDS {
-                let start = Instant::now();
-                let q = View::new(&q, rows, heads * dim);
-                let view = ViewMut::new(&mut out, rows, heads * dim);
-                self.device.attention(shape, q, &kv, position as u32, view).expect("the host");
-                let seconds = start.elapsed().as_secs_f64();
-                rounds.push([seconds * 1e6, operations / seconds / 1e9]);
+        }
+    }
+
+    fn attention_case(&self, name: &str, shape: AttentionShape, (rows, position): (usize, usize)) {
+        let name = format!("{name} {rows} rows at {position}");
+        if self.skips(&name) {
+            return;
+        }
+        let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = shape;
+        let blocks = (position + rows).div_ceil(64);
+        let keys = values(blocks * kv_heads * 64 * k_dim);
+        let own_values = (v_dim == k_dim).then_some(&keys);
+        let table: Vec<u32> = (0..blocks as u32).collect();
+        let kv = KvView { keys: &keys, values: own_values, table: &table };
+        let q = values(rows * heads * k_dim);
+        let mut out = vec![0.0; rows * heads * v_dim];
+        let seen: usize = (0..rows).map(|row| position + row + 1).sum();
+        let operations = (seen * heads * (k_dim + v_dim) * 2) as f64;
+        let mut rounds = Vec::new();
+        for _ in 0..ROUNDS {
+            let start = Instant::now();
+            let q = View::new(&q, rows, heads * k_dim);
+            let view = ViewMut::new(&mut out, rows, heads * v_dim);
+            self.device.attention(shape, q, &kv, position as u32, view).expect("the host");
+            let seconds = start.elapsed().as_secs_f64();
+            rounds.push([seconds * 1e6, operations / seconds / 1e9]);
+        }
+        let [us, rate] = medians(&rounds);
+        println!("{name}: {us:.0} us, {rate:.0} GFLOP/s");
+    }
+
+    /// A matrix for every head: the two of a latent-attention layer.
+    fn heads(&self) {
+        for (rows, cols) in [(512, 192), (256, 512)] {
+            for tokens in [1, 128] {
+                let (heads, format) = (20, quant::by_name("bf16").expect("it is in the table"));
+                let name = format!("heads {heads} x [{rows}, {cols}] x {tokens}");
+                if self.skips(&name) {
+                    continue;
+                }
+                let shape = MatrixShape { rows: heads * rows, cols, format };
+                let set = weights(format, shape.bytes());
+                let x = values(tokens * heads * cols);
+                let mut acts = self.device.acts(tokens * heads, cols).expect("memory");
+                self.device.prepare(View::new(&x, tokens * heads, cols), &mut acts).expect("host");
+                let mut y = vec![0.0; tokens * heads * rows];
+                let operations = 2.0 * (heads * rows * cols * tokens) as f64;
+                let mut rounds = Vec::new();
+                for _ in 0..3 * ROUNDS {
+                    let start = Instant::now();
+                    let w = QMatrix { bytes: &set[..], shape };
+                    let y = ViewMut::new(&mut y, tokens * heads, rows);
+                    self.device.matmul_heads(w, heads, &acts, y).expect("the host");
+                    let seconds = start.elapsed().as_secs_f64();
+                    rounds.push([seconds * 1e6, operations / seconds / 1e9]);
+                }
+                let [us, rate] = medians(&rounds);
+                println!("{name}: {us:.0} us, {rate:.0} GFLOP/s");
             }
-            let [us, rate] = medians(&rounds);
-            println!("{name}: {us:.0} us, {rate:.0} GFLOP/s");
         }
     }
 }

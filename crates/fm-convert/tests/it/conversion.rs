@@ -8,7 +8,7 @@ use fm_format::{
     source::{Checkpoint, Files},
 };
 use fm_model::{
-    arch::describe,
+    arch::{MODEL_TYPES, describe},
     load::{read_matrix, read_vector},
     spec::{FfnSpec, MatrixRef, MixerSpec, MlpSpec, ModelSpec, Projection, VectorRef},
 };
@@ -52,8 +52,8 @@ fn what_a_gguf_file_has_is_all_there() {
 #[test]
 fn the_goldens_and_the_demo_models_are_all_there() {
     let models = golden_dir("qwen3_moe").join("../../models");
-    let golden = ["qwen3_moe", "qwen3_next", "qwen3_5_moe"].map(golden_dir);
-    let golden = golden.iter().flat_map(|dir| ["hf", "mlx-4bit", "mlx-mixed"].map(|l| dir.join(l)));
+    let golden = MODEL_TYPES.iter().map(|family| golden_dir(family));
+    let golden = golden.flat_map(|dir| ["hf", "mlx-4bit", "mlx-mixed"].map(|l| dir.join(l)));
     for source in golden.chain(["demo", "demo-bf16"].map(|demo| models.join(demo))) {
         let out = tempfile::tempdir().unwrap();
         convert(&source, out.path()).unwrap();
