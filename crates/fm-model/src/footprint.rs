@@ -1,10 +1,13 @@
 //! How many bytes a model takes, before any of them is allocated: what the memory plan counts with.
 
+use std::collections::HashSet;
+
 use fm_kernels::backend::KV_BLOCK_TOKENS;
 
 use crate::{
     decoder::DecoderOptions,
     experts::ARRIVAL_ROWS_MAX,
+    layer::mla::MLA_ROWS_MAX,
     spec::{FfnSpec, MlaSpec, ModelSpec, for_each_tensor},
     state::{delta_state::DeltaState, kv_blocks::block_bytes},
 };
@@ -20,6 +23,8 @@ pub struct Footprint {
     pub recurrent: u64,
     /// Work space of a step per row of the batch.
     pub scratch_row: u64,
+    /// Beside that for each of the rows whose heads latent attention works on at once.
+    pub scratch_head_row: u64,
     /// Work space of a step whatever its size, with one row of logits.
     pub scratch_fixed: u64,
     /// Weights that one token reads from memory, routed experts included.
@@ -40,6 +45,7 @@ impl Footprint {
             kv_block: block_bytes(spec.kv_shapes()),
             recurrent,
             scratch_row: scratch_row(spec, top_k),
+            scratch_head_row: scratch_head_row(spec),
             scratch_fixed: scratch_fixed(spec, top_k),
             active: trunk - embed + active_experts,
             active_experts,
@@ -50,7 +56,8 @@ impl Footprint {
     pub fn scratch(&self, options: DecoderOptions, vocab: usize) -> u64 {
         // A row of logits is there twice: on the device and for the reader.
         let logits = 8 * options.logits_rows_max.saturating_sub(1) as u64 * vocab as u64;
-        self.scratch_fixed + self.scratch_row * options.rows_max as u64 + logits
+        let heads = self.scratch_head_row * options.rows_max.min(MLA_ROWS_MAX) as u64;
+        self.scratch_fixed + self.scratch_row * options.rows_max as u64 + heads + logits
     }
 
     /// Blocks of keys and values for a context.
@@ -95,7 +102,7 @@ fn scratch_row(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
         let s = layer.shape;
         s.heads * (s.k_dim + 3 * s.v_dim) + s.kv_heads * (s.k_dim + s.v_dim)
     });
-    let mla = spec.mla_layers().map(MlaSpec::scratch_len);
+    let mla = spec.mla_layers().map(MlaSpec::scratch_row);
     let delta = spec.delta_layers().map(|layer| {
         let s = layer.shape;
         s.channels() + 3 * s.value_heads * s.v_dim + 2 * s.value_heads
@@ -103,12 +110,13 @@ fn scratch_row(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
     let experts = spec.catalog.layers.iter().flatten().map(|layer| layer.records.len());
     let router = 2 * experts.max().unwrap_or(0) + 1;
     let ffn = 3 * dims.ffn + hidden;
-    // Results of a product in weight-row order, the widest but the head's.
+    // Results of a product in weight-row order, the widest but the head's and those of few rows.
+    let of_heads: HashSet<&str> = spec.mla_layers().flat_map(MlaSpec::of_few_rows).collect();
     let mut widest = 0;
     for_each_tensor(
         spec,
         &mut |matrix| {
-            if matrix.shape.rows != spec.vocab {
+            if matrix.shape.rows != spec.vocab && !of_heads.contains(matrix.name.as_str()) {
                 widest = matrix.shape.rows.max(widest);
             }
         },
@@ -123,6 +131,10 @@ fn scratch_row(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
         + widest.max(hidden).max(dims.ffn);
     // Prepared activations are padded, and the host keeps a few words per row and choice.
     4 * values as u64 + 512 + 32 * dims.top_k as u64
+}
+
+fn scratch_head_row(spec: &ModelSpec) -> u64 {
+    4 * spec.mla_layers().map(MlaSpec::scratch_head_row).max().unwrap_or(0) as u64
 }
 
 fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
