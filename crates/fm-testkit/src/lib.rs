@@ -3,7 +3,7 @@
 //! * [`noise`]: the same random numbers on every machine, from a seed.
 //! * [`tiny_checkpoint`]: checkpoints of a few hundred kilobytes, made of noise, in the layouts
 //!   and spellings of the real ones; [`ugly`] lists shapes that break wrong assumptions.
-//! * [`oracle`]: the three model families a second time, in f64, written from the equations and
+//! * [`oracle`]: the model families a second time, in f64, written from the equations and
 //!   from nothing else, so that a mistake has to be made twice to stay hidden.
 //! * [`golden`]: what the official implementations answered, read from `golden/`.
 //! * [`counting_alloc`]: a global allocator that counts.

@@ -1,4 +1,4 @@
-//! The oracle: three model families in plain f64, as the equations have them.
+//! The oracle: model families in plain f64, as the equations have them.
 //!
 //! It keeps nothing between tokens but what the mathematics demands: a prompt is computed as a
 //! whole, attention looks at every earlier token again, every expert is a pair of loops. It reads
@@ -9,11 +9,11 @@
 //!
 //! | file | conventions |
 //! |---|---|
-//! | `config.rs` | `rms_norm_eps`, `rope_theta`, `partial_rotary_factor`, `norm_topk_prob`, layer kinds |
-//! | `weights.rs` | norm weights without or with `+1`, gate/up order, experts, packed integers |
-//! | `attention.rs` | query/gate split per head, query to key/value head, rotation in halves |
+//! | `config.rs` | `rms_norm_eps`, `rope_theta`, `YaRN`, `partial_rotary_factor`, `norm_topk_prob`, layer kinds |
+//! | `weights.rs` | norm weights without or with `+1`, gate/up order, experts, packed integers, mxfp4 |
+//! | `attention.rs` | query/gate split per head, query to key/value head, rotation in halves, windows, sinks |
 //! | `delta.rs` | `qkvz` and `ba` packing, taps, value head to key head, `l2_norm`, `1/√d`, `beta`, decay from `A_log`, `dt_bias`; gated norm |
-//! | `ffn.rs` | router, renormalisation, shared expert and its sigmoid |
+//! | `ffn.rs` | router and its bias, renormalisation, activation, shared expert and its sigmoid |
 
 mod attention;
 mod config;
@@ -98,7 +98,7 @@ impl Oracle {
     /// Reads `config.json` and every `*.safetensors` in `dir`, in HF or MLX layout.
     ///
     /// # Panics
-    /// If the checkpoint is not one of the three families or lacks something.
+    /// If the checkpoint is of another family or lacks something.
     pub fn load(dir: &Path) -> Self {
         let config = Config::load(dir);
         let weights = Weights::load(dir, &config);
@@ -165,7 +165,10 @@ impl Oracle {
 
         let normed = self.normed(&format!("{name}.input_layernorm.weight"), x);
         let (mixer_out, memory) = if self.config.attends[layer] {
-            (attention::attention(&self.config, self.weights.scope(&attention), &normed), None)
+            (
+                attention::attention(&self.config, layer, self.weights.scope(&attention), &normed),
+                None,
+            )
         } else {
             let weights = self.weights.scope(&linear);
             let (out, memory) = delta::delta_net(&self.config, weights, &normed);

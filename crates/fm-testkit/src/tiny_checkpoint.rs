@@ -15,6 +15,7 @@ mod config_json;
 mod disk;
 mod gguf;
 mod layout;
+mod mxfp4;
 mod weights;
 
 use std::{fs, path::Path};
@@ -97,28 +98,35 @@ pub struct TinyModel {
     pub top_k: usize,
     /// `moe_intermediate_size`
     pub moe_ffn: usize,
-    /// `shared_expert_intermediate_size`; without effect in `qwen3_moe`
+    /// `shared_expert_intermediate_size`, in hybrids
     pub shared_ffn: usize,
     /// `intermediate_size` of dense layers
     pub dense_ffn: usize,
-    /// Delta-net shapes; without effect in `qwen3_moe`
+    /// Delta-net shapes, in hybrids
     pub linear: LinearShape,
-    /// Every so many layers attend; without effect in `qwen3_moe`
+    /// Every so many layers attend, in hybrids
     pub full_attention_interval: usize,
-    /// Layers with a dense FFN; `qwen3_5_moe` has none
+    /// Layers with a dense FFN, in `qwen3_moe` and `qwen3_next`
     pub mlp_only_layers: Vec<usize>,
-    /// Layer `i` routes if `(i + 1) % step == 0`; `qwen3_5_moe` has no such key
+    /// Layer `i` routes if `(i + 1) % step == 0`, in the same
     pub decoder_sparse_step: usize,
-    /// Whether chosen weights are scaled to sum 1; `qwen3_5_moe` always does
+    /// Whether chosen weights are scaled to sum 1, in the same
     pub norm_topk_prob: bool,
     /// `tie_word_embeddings`
     pub tie_embeddings: bool,
-    /// Biases on q, k, v, o projections
+    /// Biases on q, k, v, o projections; `gpt_oss` always has them
     pub attention_bias: bool,
     /// `rope_theta`
     pub rope_theta: f64,
-    /// `partial_rotary_factor`; `qwen3_moe` rotates everything
+    /// `partial_rotary_factor`, in hybrids and, as `rotary_dim`, in `minimax_m2`; the others rotate
+    /// everything
     pub partial_rotary: f64,
+    /// `sliding_window`: of every second layer in `gpt_oss`, of every layer in `mixtral`
+    pub sliding_window: Option<usize>,
+    /// `original_max_position_embeddings` of `yarn`, in `gpt_oss`
+    pub trained_context: usize,
+    /// `swiglu_limit`, in `gpt_oss`
+    pub swiglu_limit: f64,
     /// `rms_norm_eps`
     pub eps: f64,
     /// Size of the values of an embedding that is not tied. Trained ones are small, and only then
@@ -160,7 +168,10 @@ impl TinyModel {
             tie_embeddings: false,
             attention_bias: false,
             rope_theta: 1e6,
-            partial_rotary: 0.25,
+            partial_rotary: if family == Family::MinimaxM2 { 0.5 } else { 0.25 },
+            sliding_window: (family == Family::GptOss).then_some(16),
+            trained_context: 4096,
+            swiglu_limit: 7.0,
             eps: 1e-6,
             embedding_size: 1.0,
             dtype: Float::Bf16,
@@ -193,7 +204,7 @@ impl TinyModel {
 
     /// Whether the family mixes attention with delta-nets.
     pub fn is_hybrid(&self) -> bool {
-        self.family != Family::Qwen3Moe
+        self.family.is_hybrid()
     }
 
     /// Whether `layer` attends (or is a delta-net).
@@ -216,8 +227,10 @@ impl TinyModel {
         assert!(value_heads.is_multiple_of(key_heads), "value heads share key heads evenly");
         assert!((1..=self.experts).contains(&self.top_k), "some experts are chosen, at most all");
         let all_route = self.mlp_only_layers.is_empty() && self.decoder_sparse_step == 1;
-        assert!(all_route || self.family != Family::Qwen3_5Moe, "qwen3_5_moe has no dense layers");
-        let partial = if self.is_hybrid() { self.partial_rotary } else { 1.0 };
+        let may_be_dense = matches!(self.family, Family::Qwen3Moe | Family::Qwen3Next);
+        assert!(all_route || may_be_dense, "{} has no dense layers", self.family.name());
+        let parts = self.is_hybrid() || self.family == Family::MinimaxM2;
+        let partial = if parts { self.partial_rotary } else { 1.0 };
         let rotary_dim = (self.head_dim as f64 * partial) as usize;
         assert!(rotary_dim.is_multiple_of(2), "{rotary_dim} dimensions cannot be rotated in pairs");
     }
@@ -263,7 +276,7 @@ mod tests {
 
     #[test]
     fn hf_and_mlx_layouts_hold_the_same_model_in_f32() {
-        for family in [Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe] {
+        for (_, family) in Family::ALL {
             let [hf, mlx] = [(); 2].map(|()| tempfile::tempdir().unwrap());
             let model = TinyModel { dtype: Float::F32, ..TinyModel::new(family) };
             model.write(hf.path(), &Layout::Hf, 1);

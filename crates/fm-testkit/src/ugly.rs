@@ -3,9 +3,11 @@
 //! Real models are all powers of two, so code that mixes up two sizes passes on them. Here every
 //! two sizes that could be mixed up differ.
 
-use crate::tiny_checkpoint::{
-    Affine, Family, Float, GgufLayout, LinearShape, MlxLayout, TinyModel,
-};
+mod mlx;
+
+use self::mlx::odd_shapes_in_groups;
+pub use self::mlx::ugly_mlx_models;
+use crate::tiny_checkpoint::{Family, Float, GgufLayout, LinearShape, TinyModel};
 
 /// Delta-net heads with three values per key, and five sizes of which no two are equal.
 const THREE_VALUES_PER_KEY: LinearShape =
@@ -13,7 +15,9 @@ const THREE_VALUES_PER_KEY: LinearShape =
 
 /// Models for HF layout, each named after what is ugly about it.
 pub fn ugly_models() -> Vec<(&'static str, TinyModel)> {
-    [qwen3_moe_models(), qwen3_next_models(), qwen3_5_moe_models()].concat()
+    let qwen = [qwen3_moe_models(), qwen3_next_models(), qwen3_5_moe_models()];
+    let others = [mixtral_models(), minimax_m2_models(), gpt_oss_models()];
+    [qwen.concat(), others.concat()].concat()
 }
 
 /// Three key/value heads, sizes off the powers of two.
@@ -211,121 +215,100 @@ fn qwen3_5_moe_models() -> Vec<(&'static str, TinyModel)> {
     ]
 }
 
-/// Models for MLX layout, with how they are packed. Modules whose rows do not consist of whole
-/// groups stay plain, as `mlx_lm` leaves them.
-pub fn ugly_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
-    [uniform_mlx_models(), mixed_mlx_models()].concat()
-}
-
-/// Ugly, but in multiples of `group` where a matrix reads its input.
-fn odd_shapes_in_groups(family: Family, group: usize) -> TinyModel {
-    TinyModel {
-        hidden: if group == 128 { 128 } else { 192 },
-        heads: 9,
-        head_dim: if group == 128 { 128 } else { 64 },
-        partial_rotary: 0.25,
-        moe_ffn: group,
-        shared_ffn: 2 * group,
-        dense_ffn: 3 * group,
-        linear: LinearShape {
-            key_heads: 2,
-            value_heads: 6,
-            key_dim: 24,
-            value_dim: if group == 32 { 16 } else { 64 },
-            conv: 4,
-        },
-        ..odd_shapes(family)
-    }
-}
-
-fn uniform_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
-    let (moe, next, qwen35) = (Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe);
-    let small = odd_shapes_in_groups;
+fn mixtral_models() -> Vec<(&'static str, TinyModel)> {
+    let odd = odd_shapes(Family::Mixtral);
     vec![
-        ("mlx_moe_plain", small(moe, 32), MlxLayout::default()),
+        ("mixtral_five_experts", TinyModel { experts: 5, seed: 81, ..odd.clone() }),
+        ("mixtral_nine_heads", TinyModel { heads: 9, head_dim: 48, seed: 82, ..odd.clone() }),
         (
-            "mlx_moe_3_bit_dense_layers",
-            TinyModel { mlp_only_layers: vec![1], seed: 42, ..small(moe, 64) },
-            MlxLayout::uniform(3, 64),
+            "mixtral_one_layer_one_of_seven_tied",
+            TinyModel {
+                layers: 1,
+                top_k: 1,
+                tie_embeddings: true,
+                dtype: Float::F16,
+                seed: 83,
+                ..odd.clone()
+            },
         ),
         (
-            "mlx_moe_8_bit_f32_tied",
-            TinyModel { dtype: Float::F32, tie_embeddings: true, seed: 43, ..small(moe, 32) },
-            MlxLayout::uniform(8, 32),
-        ),
-        (
-            // Rows of 40 are no whole groups: down_proj of every expert stays plain.
-            "mlx_moe_plain_down_proj",
-            TinyModel { moe_ffn: 40, experts: 5, seed: 44, ..small(moe, 64) },
-            MlxLayout::uniform(4, 64),
-        ),
-        ("mlx_next_2_bit", TinyModel { seed: 51, ..small(next, 32) }, MlxLayout::uniform(2, 32)),
-        (
-            "mlx_next_6_bit_f16",
-            TinyModel { dtype: Float::F16, experts: 9, seed: 52, ..small(next, 64) },
-            MlxLayout::uniform(6, 64),
-        ),
-        ("mlx_qwen35_plain", TinyModel { seed: 61, ..small(qwen35, 32) }, MlxLayout::default()),
-        (
-            "mlx_qwen35_4_bit_group_128",
-            TinyModel { experts: 5, seed: 62, ..small(qwen35, 128) },
-            MlxLayout::uniform(4, 128),
-        ),
-        (
-            "mlx_qwen35_5_bit_tied",
-            TinyModel { tie_embeddings: true, seed: 63, ..small(qwen35, 32) },
-            MlxLayout::uniform(5, 32),
+            "mixtral_all_of_seven_f32",
+            TinyModel { top_k: 7, dtype: Float::F32, rope_theta: 1e4, seed: 84, ..odd },
         ),
     ]
 }
 
-fn mixed_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
-    let small = odd_shapes_in_groups;
-    let own = |bits, group| Some(Affine { bits, group });
+fn minimax_m2_models() -> Vec<(&'static str, TinyModel)> {
+    let odd = odd_shapes(Family::MinimaxM2);
     vec![
         (
-            "mlx_moe_mixed",
-            TinyModel { layers: 4, seed: 71, ..small(Family::Qwen3Moe, 64) },
-            MlxLayout {
-                overrides: vec![
-                    ("embed_tokens", None),
-                    ("layers.1.mlp.switch_mlp.down_proj", own(6, 32)),
-                    ("switch_mlp.down_proj", own(3, 64)),
-                    ("mlp.gate", None),
-                    ("v_proj", own(8, 64)),
-                ],
-                ..MlxLayout::uniform(4, 64)
+            "minimax_five_experts_negative_scores",
+            TinyModel { experts: 5, partial_rotary: 0.25, seed: 91, ..odd.clone() },
+        ),
+        (
+            "minimax_nine_heads_one_layer",
+            TinyModel { heads: 9, layers: 1, experts: 9, top_k: 4, seed: 92, ..odd.clone() },
+        ),
+        (
+            "minimax_one_of_seven_tied_f16",
+            TinyModel {
+                top_k: 1,
+                head_dim: 48,
+                partial_rotary: 0.75,
+                tie_embeddings: true,
+                dtype: Float::F16,
+                seed: 93,
+                ..odd.clone()
             },
         ),
         (
-            "mlx_next_mixed",
-            TinyModel { layers: 4, seed: 72, ..small(Family::Qwen3Next, 32) },
-            MlxLayout {
-                overrides: vec![
-                    ("in_proj_ba", None),
-                    ("in_proj_qkvz", own(8, 32)),
-                    ("switch_mlp.up_proj", own(2, 32)),
-                    ("layers.3.mlp.switch_mlp.gate_proj", own(5, 64)),
-                    ("lm_head", own(6, 64)),
-                ],
-                ..MlxLayout::uniform(3, 32)
+            "minimax_all_of_seven_large_eps",
+            TinyModel { top_k: 7, eps: 0.02, dtype: Float::F32, seed: 94, ..odd },
+        ),
+    ]
+}
+
+/// Rows of experts are whole groups of 32.
+fn gpt_oss_models() -> Vec<(&'static str, TinyModel)> {
+    let odd = TinyModel {
+        hidden: 96,
+        moe_ffn: 32,
+        rope_theta: 15e4,
+        sliding_window: Some(5),
+        trained_context: 40,
+        swiglu_limit: 1.5,
+        ..odd_shapes(Family::GptOss)
+    };
+    vec![
+        ("gpt_oss_five_experts", TinyModel { experts: 5, seed: 101, ..odd.clone() }),
+        (
+            "gpt_oss_nine_heads_window_of_one",
+            TinyModel {
+                heads: 9,
+                head_dim: 48,
+                sliding_window: Some(1),
+                layers: 4,
+                experts: 9,
+                top_k: 4,
+                moe_ffn: 64,
+                seed: 102,
+                ..odd.clone()
             },
         ),
         (
-            "mlx_qwen35_mixed",
-            TinyModel { layers: 4, dtype: Float::F16, seed: 73, ..small(Family::Qwen3_5Moe, 64) },
-            MlxLayout {
-                overrides: vec![
-                    ("in_proj_a", own(8, 64)),
-                    ("in_proj_b", None),
-                    ("out_proj", own(5, 64)),
-                    ("shared_expert.down_proj", own(2, 128)),
-                    ("layers.2.mlp.switch_mlp.gate_proj", own(4, 32)),
-                    ("embed_tokens", own(8, 32)),
-                    ("lm_head", None),
-                ],
-                ..MlxLayout::uniform(3, 64)
+            "gpt_oss_one_layer_one_of_seven_tied",
+            TinyModel {
+                layers: 1,
+                top_k: 1,
+                tie_embeddings: true,
+                dtype: Float::F16,
+                seed: 103,
+                ..odd.clone()
             },
+        ),
+        (
+            "gpt_oss_all_of_seven_f32",
+            TinyModel { top_k: 7, dtype: Float::F32, hidden: 160, seed: 104, ..odd },
         ),
     ]
 }

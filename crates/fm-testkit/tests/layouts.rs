@@ -13,12 +13,6 @@ use fm_testkit::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-const FAMILIES: [(&str, Family); 3] = [
-    ("qwen3_moe", Family::Qwen3Moe),
-    ("qwen3_next", Family::Qwen3Next),
-    ("qwen3_5_moe", Family::Qwen3_5Moe),
-];
-
 /// Name, type and shape of every tensor.
 fn tensors(dir: &Path) -> BTreeMap<String, String> {
     let bytes = fs::read(dir.join("model.safetensors")).expect("a checkpoint in one file");
@@ -59,7 +53,7 @@ fn written(family: Family, layout: &Layout) -> tempfile::TempDir {
 
 #[test]
 fn hf_checkpoints_have_the_tensors_and_keys_of_published_ones() {
-    for (name, family) in FAMILIES {
+    for (name, family) in Family::ALL {
         let golden = golden_dir(name).join("hf");
         let dir = written(family, &Layout::Hf);
         let mut found = tensors(dir.path());
@@ -83,7 +77,7 @@ fn hf_checkpoints_have_the_tensors_and_keys_of_published_ones() {
 
 #[test]
 fn mlx_checkpoints_have_the_tensors_and_rules_of_converted_ones() {
-    for (name, family) in FAMILIES {
+    for (name, family) in Family::ALL {
         let golden = golden_dir(name).join("mlx-4bit");
         let dir = written(family, &Layout::Mlx(MlxLayout::uniform(4, 32)));
         assert_eq!(tensors(dir.path()), tensors(&golden), "{name}");

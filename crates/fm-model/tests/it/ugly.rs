@@ -7,7 +7,7 @@ use fm_kernels::Backend;
 use fm_model::Runner;
 use fm_testkit::{
     compare::max_abs_diff,
-    oracle::{Family, Oracle},
+    oracle::Oracle,
     tiny_checkpoint::{Layout, TinyModel},
     ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models},
 };
@@ -38,18 +38,8 @@ fn check<B: Backend<Bytes = [u8]>>(
     assert!(worst <= tolerance(model), "{name}: {worst:e}");
 }
 
-/// The shapes of one family.
-fn is_of(family: &str, model: &TinyModel) -> bool {
-    let name = match model.family {
-        Family::Qwen3Moe => "qwen3_moe",
-        Family::Qwen3Next => "qwen3_next",
-        Family::Qwen3_5Moe => "qwen3_5_moe",
-    };
-    name == family
-}
-
 fn published_by_hugging_face<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
-    let models = ugly_models().into_iter().filter(|(_, model)| is_of(family, model));
+    let models = ugly_models().into_iter().filter(|(_, model)| model.family.name() == family);
     for (i, (name, model)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Hf, 1 + i % 3);
@@ -58,7 +48,8 @@ fn published_by_hugging_face<B: Backend<Bytes = [u8]>>(family: &str, device: fn(
 }
 
 fn published_by_mlx<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
-    let models = ugly_mlx_models().into_iter().filter(|(_, model, _)| is_of(family, model));
+    let models =
+        ugly_mlx_models().into_iter().filter(|(_, model, _)| model.family.name() == family);
     for (i, (name, model, layout)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Mlx(layout), 1 + i % 3);
@@ -67,7 +58,8 @@ fn published_by_mlx<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
 }
 
 fn published_as_gguf<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
-    let models = ugly_gguf_models().into_iter().filter(|(_, model, _)| is_of(family, model));
+    let models =
+        ugly_gguf_models().into_iter().filter(|(_, model, _)| model.family.name() == family);
     for (name, model, layout) in models {
         let dir = tempfile::tempdir().unwrap();
         model.write_gguf(dir.path(), &layout);

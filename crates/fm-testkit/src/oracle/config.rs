@@ -7,15 +7,75 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-/// One of the three families, as `model_type` names it.
+/// One of the families, as `model_type` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
+    /// Plain attention, experts in every layer.
+    Mixtral,
+    /// Queries and keys normalised over whole rows; experts by sigmoid and bias.
+    MinimaxM2,
+    /// Sinks, windows, biases everywhere, a clamped activation.
+    GptOss,
     /// Attention in every layer, no shared expert.
     Qwen3Moe,
     /// Hybrid of attention and delta-net; packed `in_proj_qkvz`, one tensor per expert.
     Qwen3Next,
     /// Hybrid; separate delta-net projections, fused experts, config nested in `text_config`.
     Qwen3_5Moe,
+}
+
+impl Family {
+    /// All of them, by name.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("mixtral", Self::Mixtral),
+        ("minimax_m2", Self::MinimaxM2),
+        ("gpt_oss", Self::GptOss),
+        ("qwen3_moe", Self::Qwen3Moe),
+        ("qwen3_next", Self::Qwen3Next),
+        ("qwen3_5_moe", Self::Qwen3_5Moe),
+    ];
+
+    /// The family of a `model_type`.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find_map(|(known, family)| (known == name).then_some(family))
+    }
+
+    /// Its `model_type`.
+    pub fn name(self) -> &'static str {
+        let named = Self::ALL.into_iter().find(|(_, family)| *family == self);
+        named.expect("every family has a name").0
+    }
+
+    /// Whether it mixes attention with delta-nets.
+    pub fn is_hybrid(self) -> bool {
+        matches!(self, Self::Qwen3Next | Self::Qwen3_5Moe)
+    }
+}
+
+/// The norm of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueryKeyNorm {
+    None,
+    PerHead,
+    WholeRow,
+}
+
+/// What experts are chosen and weighed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scoring {
+    /// Softmax over all.
+    Softmax,
+    /// A sigmoid each, and a bias for the choice.
+    Sigmoid,
+    /// Softmax over the chosen.
+    SoftmaxOfChosen,
+}
+
+/// `(up + 1) · gate · sigmoid(alpha · gate)` of clamped inputs instead of `silu(gate) · up`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clamped {
+    pub(super) limit: f64,
+    pub(super) alpha: f64,
 }
 
 /// Shapes of the delta-net mixer.
@@ -38,6 +98,13 @@ pub(super) struct Config {
     pub(super) head_dim: usize,
     pub(super) rotary_dim: usize,
     pub(super) rope_theta: f64,
+    /// `yarn`, if positions are stretched.
+    pub(super) yarn: Option<Yarn>,
+    pub(super) query_key_norm: QueryKeyNorm,
+    /// Per layer: how many positions a token sees, itself included, if not all.
+    pub(super) window: Vec<Option<usize>>,
+    pub(super) scoring: Scoring,
+    pub(super) clamped: Option<Clamped>,
     pub(super) eps: f64,
     pub(super) attention_bias: bool,
     pub(super) tied: bool,
@@ -62,37 +129,47 @@ impl Config {
     }
 
     fn parse(root: &Value) -> Self {
-        let family = match root["model_type"].as_str().expect("model_type is a string") {
-            "qwen3_moe" => Family::Qwen3Moe,
-            "qwen3_next" => Family::Qwen3Next,
-            "qwen3_5_moe" => Family::Qwen3_5Moe,
-            other => panic!("the oracle does not know model_type {other}"),
-        };
+        let model_type = root["model_type"].as_str().expect("model_type is a string");
+        let family = Family::by_name(model_type)
+            .unwrap_or_else(|| panic!("the oracle does not know model_type {model_type}"));
         let text = if family == Family::Qwen3_5Moe { &root["text_config"] } else { root };
         let layers = count(text, "num_hidden_layers");
         let heads = count(text, "num_attention_heads");
         let head_dim =
             maybe_count(text, "head_dim").unwrap_or_else(|| count(text, "hidden_size") / heads);
-        let hybrid = family != Family::Qwen3Moe;
+        let hybrid = family.is_hybrid();
         let partial =
             rope(text, "partial_rotary_factor").unwrap_or(if hybrid { 0.25 } else { 1.0 });
-        assert!(text["rope_scaling"].is_null(), "the oracle has no rope scaling");
-        assert!(!flag(text, "use_sliding_window", false), "the oracle has no sliding window");
+        let rotary_dim = (head_dim as f64 * partial) as usize;
+        assert!(!flag(text, "use_sliding_window", false), "the oracle has no such windows");
         Self {
             family,
             layers,
             heads,
             kv_heads: maybe_count(text, "num_key_value_heads").unwrap_or(heads),
             head_dim,
-            rotary_dim: (head_dim as f64 * partial) as usize,
+            rotary_dim: maybe_count(text, "rotary_dim").unwrap_or(rotary_dim),
             rope_theta: rope(text, "rope_theta").expect("config.json has a rope_theta"),
+            yarn: yarn(&text["rope_scaling"]),
+            query_key_norm: query_key_norm(family, text),
+            window: (0..layers).map(|layer| window(text, layer)).collect(),
+            scoring: match family {
+                Family::MinimaxM2 => Scoring::Sigmoid,
+                Family::GptOss => Scoring::SoftmaxOfChosen,
+                _ => Scoring::Softmax,
+            },
+            clamped: (family == Family::GptOss).then(|| Clamped {
+                limit: text["swiglu_limit"].as_f64().unwrap_or(7.0),
+                alpha: 1.702,
+            }),
             eps: text["rms_norm_eps"].as_f64().expect("rms_norm_eps is a number"),
             attention_bias: flag(text, "attention_bias", false),
             tied: flag(root, "tie_word_embeddings", flag(text, "tie_word_embeddings", false)),
-            experts: count(text, "num_experts"),
+            experts: experts(text),
             top_k: count(text, "num_experts_per_tok"),
             norm_topk_prob: match family {
-                Family::Qwen3_5Moe => true,
+                Family::Mixtral | Family::MinimaxM2 | Family::Qwen3_5Moe => true,
+                Family::GptOss => false,
                 Family::Qwen3Next => flag(text, "norm_topk_prob", true),
                 Family::Qwen3Moe => flag(text, "norm_topk_prob", false),
             },
@@ -112,12 +189,32 @@ impl Config {
     /// Whether `q_proj` also makes a gate for the attention output, and whether HF files store
     /// norm weights around zero.
     pub(super) fn is_hybrid(&self) -> bool {
-        self.family != Family::Qwen3Moe
+        self.family.is_hybrid()
     }
 }
 
+fn query_key_norm(family: Family, text: &Value) -> QueryKeyNorm {
+    match family {
+        Family::MinimaxM2 if flag(text, "use_qk_norm", true) => QueryKeyNorm::WholeRow,
+        Family::Mixtral | Family::MinimaxM2 | Family::GptOss => QueryKeyNorm::None,
+        Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen3_5Moe => QueryKeyNorm::PerHead,
+    }
+}
+
+/// `sliding_window`, in the layers that have it: all, unless `layer_types` tells them apart.
+fn window(text: &Value, layer: usize) -> Option<usize> {
+    match text["layer_types"][layer].as_str() {
+        None | Some("sliding_attention") => maybe_count(text, "sliding_window"),
+        Some(_) => None,
+    }
+}
+
+fn experts(text: &Value) -> usize {
+    maybe_count(text, "num_experts").unwrap_or_else(|| count(text, "num_local_experts"))
+}
+
 fn attends(family: Family, text: &Value, layer: usize) -> bool {
-    if family == Family::Qwen3Moe {
+    if !family.is_hybrid() {
         return true;
     }
     match text["layer_types"][layer].as_str() {
@@ -136,7 +233,57 @@ fn routed(text: &Value, layer: usize) -> bool {
         .as_array()
         .is_some_and(|layers| layers.iter().any(|dense| dense.as_u64() == Some(layer as u64)));
     let step = maybe_count(text, "decoder_sparse_step").unwrap_or(1);
-    !only_dense && count(text, "num_experts") > 0 && (layer + 1).is_multiple_of(step)
+    !only_dense && experts(text) > 0 && (layer + 1).is_multiple_of(step)
+}
+
+/// Positions beyond the training context: slow rotations are slowed down further, fast ones stay.
+/// Source: Peng et al., *`YaRN`*, 2023, arXiv:2309.00071.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Yarn {
+    pub(super) factor: f64,
+    reach: f64,
+    beta_fast: f64,
+    beta_slow: f64,
+    /// Whether the ramp begins and ends at whole dimensions.
+    pub(super) truncate: bool,
+}
+
+impl Yarn {
+    /// Of the frequency of pair `j`, how much is kept; the rest is divided by `factor`.
+    pub(super) fn kept(&self, j: usize, dims: usize, theta: f64) -> f64 {
+        // The pair that turns `turns` times within the training context.
+        let pair_of = |turns: f64| {
+            let wave = self.reach / (turns * 2.0 * std::f64::consts::PI);
+            dims as f64 * wave.ln() / (2.0 * theta.ln())
+        };
+        let (mut low, mut high) = (pair_of(self.beta_fast), pair_of(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
+        let width = if low == high { 0.001 } else { high - low };
+        1.0 - ((j as f64 - low) / width).clamp(0.0, 1.0)
+    }
+
+    /// What sines and cosines are multiplied by.
+    pub(super) fn amplitude(&self) -> f64 {
+        0.1 * self.factor.ln() + 1.0
+    }
+}
+
+fn yarn(scaling: &Value) -> Option<Yarn> {
+    if scaling.is_null() {
+        return None;
+    }
+    assert_eq!(scaling["rope_type"], "yarn", "the oracle has no other rope scaling");
+    let number = |key: &str| scaling[key].as_f64();
+    Some(Yarn {
+        factor: number("factor").expect("yarn has a factor"),
+        reach: number("original_max_position_embeddings").expect("yarn knows the trained context"),
+        beta_fast: number("beta_fast").unwrap_or(32.0),
+        beta_slow: number("beta_slow").unwrap_or(1.0),
+        truncate: flag(scaling, "truncate", true),
+    })
 }
 
 /// A rope setting: in `rope_parameters` (newer configs) or beside the other keys (older ones).

@@ -1,11 +1,12 @@
 //! The second half of a layer: routed experts with a shared one, or a dense FFN.
 //!
-//! Conventions held here: softmax over all experts before the choice; renormalisation of the
-//! chosen weights; the shared expert's own gate is a sigmoid.
+//! Conventions held here: softmax over all experts before the choice, or over the chosen after it,
+//! or sigmoids with a bias that chooses and does not weigh; renormalisation of the chosen weights;
+//! the clamped activation; the shared expert's own gate is a sigmoid.
 
 use super::{
-    config::Config,
-    maths::{sigmoid, silu, softmax},
+    config::{Config, Scoring},
+    maths::{add, sigmoid, silu, softmax},
     weights::Scope,
 };
 
@@ -16,8 +17,9 @@ pub struct Routes {
     pub experts: Vec<usize>,
     /// Their weights, in the order of `experts`.
     pub weights: Vec<f64>,
-    /// Router logit of the last chosen expert minus that of the first rejected one; infinite if
-    /// none is rejected. A small gap means that rounding may choose differently.
+    /// Router logit (with sigmoids: biased score) of the last chosen expert minus that of the first
+    /// rejected one; infinite if none is rejected. A small gap means that rounding may choose
+    /// differently.
     pub gap: f64,
 }
 
@@ -29,43 +31,60 @@ pub(super) fn ffn(
     x: &[f64],
 ) -> (Vec<f64>, Option<Routes>) {
     if !config.routed[layer] {
-        return (gated(weights, "", x), None);
+        return (gated(config, weights, "", x), None);
     }
-    let routes = route(config, &weights.linear("gate", x));
+    let routes = route(config, weights, &weights.linear("gate", x));
     let mut out = vec![0.0; x.len()];
     for (expert, weight) in routes.experts.iter().zip(&routes.weights) {
-        let expert = gated(weights, &format!("experts.{expert}."), x);
+        let expert = gated(config, weights, &format!("experts.{expert}."), x);
         out.iter_mut().zip(&expert).for_each(|(out, y)| *out += weight * y);
     }
     if config.is_hybrid() {
         let gate = sigmoid(weights.linear("shared_expert_gate", x)[0]);
-        let shared = gated(weights, "shared_expert.", x);
+        let shared = gated(config, weights, "shared_expert.", x);
         out.iter_mut().zip(&shared).for_each(|(out, y)| *out += gate * y);
     }
     (out, Some(routes))
 }
 
-/// `down( silu(gate x) · up x )`
-fn gated(weights: Scope<'_>, module: &str, x: &[f64]) -> Vec<f64> {
+/// `down( silu(gate x) · up x )`, or with the clamped activation.
+fn gated(config: &Config, weights: Scope<'_>, module: &str, x: &[f64]) -> Vec<f64> {
     let gate = weights.linear(&format!("{module}gate_proj"), x);
     let up = weights.linear(&format!("{module}up_proj"), x);
-    let inner: Vec<f64> = gate.iter().zip(&up).map(|(gate, up)| silu(*gate) * up).collect();
-    weights.linear(&format!("{module}down_proj"), &inner)
+    let inner = gate.iter().zip(&up).map(|(&gate, &up)| match config.clamped {
+        None => silu(gate) * up,
+        Some(clamped) => {
+            let (gate, up) = (gate.min(clamped.limit), up.clamp(-clamped.limit, clamped.limit));
+            (up + 1.0) * gate * sigmoid(clamped.alpha * gate)
+        }
+    });
+    weights.linear(&format!("{module}down_proj"), &inner.collect::<Vec<_>>())
 }
 
-fn route(config: &Config, logits: &[f64]) -> Routes {
+fn route(config: &Config, weights: Scope<'_>, logits: &[f64]) -> Routes {
     assert_eq!(logits.len(), config.experts, "the router has one row per expert");
-    let probabilities = softmax(logits);
+    let (keys, scores): (Vec<f64>, Vec<f64>) = match config.scoring {
+        Scoring::Softmax => (logits.to_vec(), softmax(logits)),
+        Scoring::SoftmaxOfChosen => (logits.to_vec(), logits.to_vec()),
+        Scoring::Sigmoid => {
+            let scores: Vec<f64> = logits.iter().map(|logit| sigmoid(*logit)).collect();
+            let bias = &weights.get("e_score_correction_bias").data;
+            (add(&scores, bias), scores)
+        }
+    };
     let mut order: Vec<usize> = (0..config.experts).collect();
-    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]).then(a.cmp(&b)));
 
     let mut experts = order[..config.top_k].to_vec();
     let gap = order
         .get(config.top_k)
-        .map_or(f64::INFINITY, |&rejected| logits[experts[config.top_k - 1]] - logits[rejected]);
+        .map_or(f64::INFINITY, |&rejected| keys[experts[config.top_k - 1]] - keys[rejected]);
     experts.sort_unstable();
-    let chosen = experts.iter().map(|&expert| probabilities[expert]);
-    let sum: f64 = if config.norm_topk_prob { chosen.clone().sum() } else { 1.0 };
-    let weights = chosen.map(|probability| probability / sum).collect();
+    let mut chosen: Vec<f64> = experts.iter().map(|&expert| scores[expert]).collect();
+    if config.scoring == Scoring::SoftmaxOfChosen {
+        chosen = softmax(&chosen);
+    }
+    let sum: f64 = if config.norm_topk_prob { chosen.iter().sum() } else { 1.0 };
+    let weights = chosen.iter().map(|score| score / sum).collect();
     Routes { experts, weights, gap }
 }

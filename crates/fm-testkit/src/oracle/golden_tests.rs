@@ -13,11 +13,19 @@ use crate::{
 const ATTENTION: f64 = 1e-4;
 /// Delta-nets amplify rounding: their gated norm divides by numbers of the size of its eps.
 const HYBRID: f64 = 5e-4;
+/// The residuals of gpt-oss are ten times as large, and so is what f32 loses of them.
+const LARGE: f64 = 3e-4;
 /// Nothing amplifies rounding before the memory of the first layer.
 const FIRST_MEMORY: f64 = 1e-5;
 
-const FAMILIES: [(&str, f64); 3] =
-    [("qwen3_moe", ATTENTION), ("qwen3_next", HYBRID), ("qwen3_5_moe", HYBRID)];
+const FAMILIES: [(&str, f64); 6] = [
+    ("mixtral", ATTENTION),
+    ("minimax_m2", ATTENTION),
+    ("gpt_oss", LARGE),
+    ("qwen3_moe", ATTENTION),
+    ("qwen3_next", HYBRID),
+    ("qwen3_5_moe", HYBRID),
+];
 
 fn assert_close(what: &str, diff: f64, tolerance: f64) {
     report(&format!("{what}: {diff:.1e}"));

@@ -8,7 +8,10 @@
 
 use std::mem;
 
-use super::{Family, Oracle, config::LinearConfig};
+use super::{
+    Family, Oracle,
+    config::{LinearConfig, QueryKeyNorm, Scoring},
+};
 use crate::{
     compare::max_abs_diff_rows,
     noise::Noise,
@@ -21,7 +24,21 @@ const NOTICEABLE: f64 = 0.1;
 /// The tolerance itself.
 const UNNOTICEABLE: f64 = 1e-3;
 
-const ALL: &[Family] = &[Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe];
+const ALL: &[Family] = &[
+    Family::Mixtral,
+    Family::MinimaxM2,
+    Family::GptOss,
+    Family::Qwen3Moe,
+    Family::Qwen3Next,
+    Family::Qwen3_5Moe,
+];
+const SUMMED: &[Family] =
+    &[Family::Mixtral, Family::MinimaxM2, Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe];
+const BIASED: &[Family] =
+    &[Family::GptOss, Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe];
+const WINDOWED: &[Family] = &[Family::GptOss];
+const MINIMAX: &[Family] = &[Family::MinimaxM2];
+const GPT_OSS: &[Family] = &[Family::GptOss];
 const HYBRIDS: &[Family] = &[Family::Qwen3Next, Family::Qwen3_5Moe];
 const NEXT: &[Family] = &[Family::Qwen3Next];
 const QWEN35: &[Family] = &[Family::Qwen3_5Moe];
@@ -34,11 +51,47 @@ const MISTAKES: &[Mistake] = &[
     ("rope in the wrong number of dimensions", HYBRIDS, |o| {
         o.config.rotary_dim = o.config.head_dim;
     }),
-    ("norm_topk_prob flipped", ALL, |o| o.config.norm_topk_prob ^= true),
+    ("norm_topk_prob flipped", SUMMED, |o| o.config.norm_topk_prob ^= true),
     ("eps ignored", &[Family::Qwen3Moe], |o| o.config.eps = 0.0),
     ("query head h uses key/value head h % kv_heads", ALL, tile_kv_heads),
-    ("attention biases ignored", ALL, |o| zero(o, "_proj.bias")),
+    ("attention biases ignored", BIASED, |o| {
+        for name in ["q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"] {
+            zero(o, name);
+        }
+    }),
     ("gate_proj and up_proj of experts swapped", ALL, swap_gate_and_up),
+    ("rope in the wrong number of dimensions", MINIMAX, |o| {
+        o.config.rotary_dim = o.config.head_dim;
+    }),
+    ("norm of queries and keys head by head", MINIMAX, norm_head_by_head),
+    ("no norm of queries and keys", MINIMAX, |o| {
+        o.config.query_key_norm = QueryKeyNorm::None;
+    }),
+    ("no bias for the choice", MINIMAX, |o| zero(o, "e_score_correction_bias")),
+    ("softmax instead of sigmoids", MINIMAX, |o| o.config.scoring = Scoring::SoftmaxOfChosen),
+    ("sinks ignored", GPT_OSS, |o| shift(o, "sinks", f64::NEG_INFINITY)),
+    ("no window", WINDOWED, |o| o.config.window.fill(None)),
+    ("a window that does not count the token itself", WINDOWED, |o| {
+        o.config.window.iter_mut().flatten().for_each(|window| *window += 1);
+    }),
+    ("windows in the other layers", GPT_OSS, |o| o.config.window.reverse()),
+    ("no yarn", GPT_OSS, |o| o.config.yarn = None),
+    ("yarn between whole dimensions", GPT_OSS, |o| {
+        o.config.yarn.as_mut().expect("it has one").truncate = true;
+    }),
+    ("router bias ignored", GPT_OSS, |o| zero(o, "mlp.gate.bias")),
+    ("biases of experts ignored", GPT_OSS, |o| {
+        for expert in 0..o.config.experts {
+            for name in ["gate", "up", "down"] {
+                zero(o, &format!("{expert}.{name}_proj.bias"));
+            }
+        }
+    }),
+    ("softmax over all experts", GPT_OSS, |o| o.config.scoring = Scoring::Softmax),
+    ("plain activation", GPT_OSS, |o| o.config.clamped = None),
+    ("nothing clamped", GPT_OSS, |o| {
+        o.config.clamped.as_mut().expect("it is").limit = f64::INFINITY;
+    }),
     ("norm weights without the +1", HYBRIDS, |o| {
         for norm in ["layernorm.weight", "q_norm.weight", "k_norm.weight"] {
             shift(o, norm, -1.0);
@@ -119,6 +172,15 @@ fn shift(oracle: &mut Oracle, suffix: &str, offset: f64) {
     }
 }
 
+/// The weights of the first head for all heads.
+fn norm_head_by_head(oracle: &mut Oracle) {
+    oracle.config.query_key_norm = QueryKeyNorm::PerHead;
+    let dim = oracle.config.head_dim;
+    for norm in ["q_norm.weight", "k_norm.weight"] {
+        oracle.weights.ending_in(norm).for_each(|tensor| tensor.data.truncate(dim));
+    }
+}
+
 /// Gives every query head its own key/value head: a copy of the wrong one.
 fn tile_kv_heads(oracle: &mut Oracle) {
     let (heads, kv_heads) = (oracle.config.heads, mem::replace(&mut oracle.config.kv_heads, 0));
@@ -130,6 +192,11 @@ fn tile_kv_heads(oracle: &mut Oracle) {
             *tensor = tensor.reordered(order());
         }
         for tensor in oracle.weights.ending_in(&format!("{name}.bias")) {
+            tensor.data = order().map(|row| tensor.data[row]).collect();
+        }
+    }
+    if oracle.config.query_key_norm == QueryKeyNorm::WholeRow {
+        for tensor in oracle.weights.ending_in("k_norm.weight") {
             tensor.data = order().map(|row| tensor.data[row]).collect();
         }
     }

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
-use super::config::Config;
+use super::config::{Config, Family};
 
 /// Numbers with a shape, row-major.
 #[derive(Clone, Debug)]
@@ -39,20 +39,14 @@ impl Tensor {
         Self { data: self.data[index * len..][..len].to_vec(), shape }
     }
 
-    /// The rows `order` of a matrix, in that order.
-    #[cfg(test)]
+    /// The rows `order` of a matrix (the values of a vector), in that order.
     pub(super) fn reordered(&self, order: impl Iterator<Item = usize>) -> Self {
-        let rows: Vec<f64> = order.flat_map(|row| self.row(row).to_vec()).collect();
-        Self { shape: vec![rows.len() / self.shape[1], self.shape[1]], data: rows }
-    }
-
-    /// Rows `from..to` of a matrix.
-    fn rows(&self, from: usize, to: usize) -> Self {
-        let columns = self.shape[1];
-        Self {
-            shape: vec![to - from, columns],
-            data: self.data[from * columns..to * columns].to_vec(),
-        }
+        let columns: usize = self.shape[1..].iter().product();
+        let data: Vec<f64> =
+            order.flat_map(|row| self.data[row * columns..][..columns].to_vec()).collect();
+        let mut shape = self.shape.clone();
+        shape[0] = data.len() / columns;
+        Self { shape, data }
     }
 }
 
@@ -76,7 +70,8 @@ impl Weights {
             let zero_centred = config.is_hybrid() && !mlx && is_zero_centred(&name);
             let offset = if zero_centred { 1.0 } else { 0.0 };
             let data = tensor.data.iter().map(|w| w + offset).collect();
-            insert(&mut tensors, name, Tensor { data, ..tensor });
+            let interleaved = config.family == Family::GptOss;
+            insert(&mut tensors, name, Tensor { data, ..tensor }, interleaved);
         }
         Self(tensors)
     }
@@ -144,7 +139,15 @@ fn canonical_name(name: &str) -> Option<String> {
     }
     let prefixes = ["model.language_model.", "language_model.model.", "language_model.", "model."];
     let inner = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-    Some(inner.to_owned())
+    // Mixtral's names of the network and of an expert's matrices, gpt-oss's of the router.
+    let others = [
+        (".block_sparse_moe.", ".mlp."),
+        (".mlp.router.", ".mlp.gate."),
+        (".w1.weight", ".gate_proj.weight"),
+        (".w2.weight", ".down_proj.weight"),
+        (".w3.weight", ".up_proj.weight"),
+    ];
+    Some(others.iter().fold(inner.to_owned(), |name, (other, ours)| name.replace(other, ours)))
 }
 
 /// HF checkpoints of the hybrids store `w − 1` for every norm but the gated one of the delta-net.
@@ -159,29 +162,38 @@ fn is_zero_centred(name: &str) -> bool {
 }
 
 /// Files a tensor under its canonical name, experts one by one.
-fn insert(tensors: &mut HashMap<String, Tensor>, name: String, tensor: Tensor) {
-    let Some((layer, module)) = name.split_once(".mlp.") else {
+fn insert(tensors: &mut HashMap<String, Tensor>, name: String, tensor: Tensor, interleaved: bool) {
+    let stacked = name.split_once(".mlp.").and_then(|(layer, module)| {
+        let inner = ["experts.", "switch_mlp."].iter().find_map(|at| module.strip_prefix(at))?;
+        let named = inner.starts_with(|c: char| c.is_ascii_digit());
+        (!named).then(|| (layer.to_owned(), inner.to_owned()))
+    });
+    let Some((layer, inner)) = stacked else {
         tensors.insert(name, tensor);
         return;
     };
-    let experts = if tensor.shape.len() == 3 { tensor.shape[0] } else { 0 };
-    for expert in 0..experts {
+    // `gate_up_proj`, `gate_up_proj_bias`, `down_proj.bias`, `down_proj.weight`, …
+    let is_bias = inner.ends_with("bias");
+    let matrix = inner.trim_end_matches("bias").trim_end_matches("weight");
+    let matrix = matrix.trim_end_matches(['.', '_']);
+    let kind = if is_bias { "bias" } else { "weight" };
+    for expert in 0..tensor.shape[0] {
         let part = tensor.part(expert);
-        let place = |matrix: &str| format!("{layer}.mlp.experts.{expert}.{matrix}.weight");
-        if module == "experts.gate_up_proj" {
-            let half = part.shape[0] / 2;
-            tensors.insert(place("gate_proj"), part.rows(0, half));
-            tensors.insert(place("up_proj"), part.rows(half, 2 * half));
-        } else {
-            let matrix = module
-                .trim_start_matches("experts.")
-                .trim_start_matches("switch_mlp.")
-                .trim_end_matches(".weight");
+        let place = |matrix: &str| format!("{layer}.mlp.experts.{expert}.{matrix}.{kind}");
+        if matrix != "gate_up_proj" {
             tensors.insert(place(matrix), part);
+            continue;
         }
-    }
-    if experts == 0 {
-        tensors.insert(name, tensor);
+        let rows = part.shape[0];
+        let order = |which: usize| -> Vec<usize> {
+            if interleaved {
+                (which..rows).step_by(2).collect()
+            } else {
+                (which * rows / 2..(which + 1) * rows / 2).collect()
+            }
+        };
+        tensors.insert(place("gate_proj"), part.reordered(order(0).into_iter()));
+        tensors.insert(place("up_proj"), part.reordered(order(1).into_iter()));
     }
 }
 
@@ -200,17 +212,43 @@ fn unpacked(views: &HashMap<String, TensorView<'_>>, config: &Config) -> HashMap
     let mut tensors = HashMap::new();
     for (name, view) in views {
         let module = name.strip_suffix(".weight").unwrap_or(name);
-        if view.dtype() == Dtype::U32 {
-            let scales = floats(&views[&format!("{module}.scales")]);
-            let biases = floats(&views[&format!("{module}.biases")]);
-            let (bits, group) = affine_shape(&config.quantization, module);
-            let tensor = dequantise(&Packed { view, scales, biases, bits, group });
+        if let Some(module) = name.strip_suffix("_blocks") {
+            let scales = &views[&format!("{module}_scales")];
+            tensors.insert(module.to_owned(), mxfp4(view, scales));
+        } else if view.dtype() == Dtype::U32 {
+            let scales = &views[&format!("{module}.scales")];
+            let tensor = if scales.dtype() == Dtype::U8 {
+                mxfp4(view, scales)
+            } else {
+                let biases = floats(&views[&format!("{module}.biases")]);
+                let (bits, group) = affine_shape(&config.quantization, module);
+                let scales = floats(scales);
+                dequantise(&Packed { view, scales, biases, bits, group })
+            };
             tensors.insert(name.clone(), tensor);
-        } else if !(name.ends_with(".scales") || name.ends_with(".biases")) {
+        } else if !["scales", "biases"].iter().any(|part| name.ends_with(part)) {
             tensors.insert(name.clone(), floats(view));
         }
     }
     tensors
+}
+
+/// Codes of four bits, the lower half of a byte first, and a power of two for every 32 of them.
+/// Source: OCP Microscaling Formats (MX), 2023.
+fn mxfp4(codes: &TensorView<'_>, scales: &TensorView<'_>) -> Tensor {
+    const SIZES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let nibbles = codes.data().iter().flat_map(|byte| [byte & 15, byte >> 4]);
+    let data: Vec<f64> = nibbles
+        .enumerate()
+        .map(|(at, code)| {
+            let size = SIZES[usize::from(code & 7)];
+            let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+            sign * size * (f64::from(scales.data()[at / 32]) - 127.0).exp2()
+        })
+        .collect();
+    let mut shape = scales.shape().to_vec();
+    *shape.last_mut().expect("scales have rows") *= 32;
+    Tensor { shape, data }
 }
 
 /// `(bits, group_size)` of a module: its own entry in `quantization`, or the default.

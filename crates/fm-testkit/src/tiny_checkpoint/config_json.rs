@@ -8,6 +8,9 @@ use crate::oracle::Family;
 /// `config.json`; `quantization` is null for a checkpoint that is not packed, absent for HF.
 pub(super) fn config(model: &TinyModel, layout: &Layout, quantization: Option<&Value>) -> Value {
     let mut config = match model.family {
+        Family::Mixtral => mixtral(model),
+        Family::MinimaxM2 => minimax_m2(model),
+        Family::GptOss => gpt_oss(model, layout),
         Family::Qwen3Moe => qwen3_moe(model),
         Family::Qwen3Next => qwen3_next(model),
         Family::Qwen3_5Moe => qwen3_5_moe(model, layout),
@@ -27,7 +30,6 @@ pub(super) fn generation_config() -> Value {
 /// Keys that all families have.
 fn shared_keys(model: &TinyModel) -> Value {
     json!({
-        "attention_bias": model.attention_bias,
         "attention_dropout": 0.0,
         "hidden_act": "silu",
         "initializer_range": 0.02,
@@ -42,11 +44,92 @@ fn shared_keys(model: &TinyModel) -> Value {
         "head_dim": model.head_dim,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
-        "num_experts": model.experts,
         "num_experts_per_tok": model.top_k,
-        "moe_intermediate_size": model.moe_ffn,
         "router_aux_loss_coef": 0.001,
     })
+}
+
+/// Keys of the Qwen families.
+fn qwen_keys(model: &TinyModel) -> Value {
+    json!({
+        "attention_bias": model.attention_bias,
+        "num_experts": model.experts,
+        "moe_intermediate_size": model.moe_ffn,
+    })
+}
+
+/// Keys of the families that call their experts local.
+fn local_keys(model: &TinyModel) -> Value {
+    json!({
+        "intermediate_size": model.moe_ffn,
+        "num_local_experts": model.experts,
+        "rope_theta": model.rope_theta,
+        "torch_dtype": model.dtype.torch_name(),
+    })
+}
+
+fn mixtral(model: &TinyModel) -> Value {
+    let own = json!({
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "bos_token_id": 1,
+        "output_router_logits": false,
+        "sliding_window": model.sliding_window,
+    });
+    merged([own, shared_keys(model), local_keys(model)])
+}
+
+fn minimax_m2(model: &TinyModel) -> Value {
+    let own = json!({
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "model_type": "minimax_m2",
+        "bos_token_id": 0,
+        "num_mtp_modules": 1,
+        "qk_norm_type": "per_layer",
+        "rotary_dim": (model.head_dim as f64 * model.partial_rotary) as usize,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "use_mtp": true,
+        "use_qk_norm": true,
+        "use_routing_bias": true,
+    });
+    merged([own, shared_keys(model), local_keys(model)])
+}
+
+fn gpt_oss(model: &TinyModel, layout: &Layout) -> Value {
+    let kinds = (0..model.layers)
+        .map(|layer| if layer % 2 == 0 { "sliding_attention" } else { "full_attention" });
+    let mut own = json!({
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": true,
+        "experts_per_token": model.top_k,
+        "initial_context_length": model.trained_context,
+        "layer_types": kinds.collect::<Vec<_>>(),
+        "output_router_logits": false,
+        "pad_token_id": 0,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": model.trained_context,
+            "rope_type": "yarn",
+            "truncate": false,
+        },
+        "sliding_window": model.sliding_window,
+        "swiglu_limit": model.swiglu_limit,
+    });
+    if matches!(layout, Layout::Hf) {
+        let plain = [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ];
+        own["quantization_config"] =
+            json!({ "modules_to_not_convert": plain, "quant_method": "mxfp4" });
+    }
+    merged([own, shared_keys(model), local_keys(model)])
 }
 
 /// Keys of the hybrids.
@@ -85,7 +168,7 @@ fn qwen3_moe(model: &TinyModel) -> Value {
         "sliding_window": null,
         "use_sliding_window": false,
     });
-    merged([own, shared_keys(model), flat_keys(model)])
+    merged([own, shared_keys(model), qwen_keys(model), flat_keys(model)])
 }
 
 fn qwen3_next(model: &TinyModel) -> Value {
@@ -94,7 +177,7 @@ fn qwen3_next(model: &TinyModel) -> Value {
         "model_type": "qwen3_next",
         "partial_rotary_factor": model.partial_rotary,
     });
-    merged([own, shared_keys(model), hybrid_keys(model), flat_keys(model)])
+    merged([own, shared_keys(model), qwen_keys(model), hybrid_keys(model), flat_keys(model)])
 }
 
 fn qwen3_5_moe(model: &TinyModel, layout: &Layout) -> Value {
@@ -129,7 +212,7 @@ fn qwen3_5_moe(model: &TinyModel, layout: &Layout) -> Value {
         "vision_start_token_id": model.vocab - 2,
         "vision_end_token_id": model.vocab - 1,
         "tie_word_embeddings": model.tie_embeddings,
-        "text_config": merged([own, shared_keys(model), hybrid_keys(model)]),
+        "text_config": merged([own, shared_keys(model), qwen_keys(model), hybrid_keys(model)]),
     });
     if mlx {
         // mlx_lm.convert drops the vision tower and copies the key from generation_config.json.

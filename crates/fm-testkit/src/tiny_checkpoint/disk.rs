@@ -52,6 +52,10 @@ impl DiskTensor {
         Self { name, dtype, shape, bytes }
     }
 
+    pub(super) fn bytes(name: String, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
+        Self { name, dtype: Dtype::U8, shape, bytes }
+    }
+
     pub(super) fn words(name: String, shape: Vec<usize>, words: &[u32]) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         Self { name, dtype: Dtype::U32, shape, bytes }

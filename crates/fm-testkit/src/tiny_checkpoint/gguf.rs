@@ -204,9 +204,13 @@ fn stored(kind: Kind, values: &[f32]) -> (Vec<f32>, bool) {
     match kind {
         Kind::Norm => (values.iter().map(|w| 1.0 + w).collect(), false),
         Kind::DecayRate => (values.iter().map(|w| -w.exp()).collect(), false),
-        Kind::Matrix | Kind::Experts | Kind::GatedNorm | Kind::Conv | Kind::Vector => {
-            (values.to_vec(), true)
-        }
+        Kind::Matrix
+        | Kind::Experts
+        | Kind::ExpertBiases
+        | Kind::GatedNorm
+        | Kind::Conv
+        | Kind::ChoiceBias
+        | Kind::Vector => (values.to_vec(), true),
     }
 }
 
@@ -311,6 +315,7 @@ impl TinyModel {
             Family::Qwen3Moe => "qwen3moe",
             Family::Qwen3Next => "qwen3next",
             Family::Qwen3_5Moe => "qwen35moe",
+            other => panic!("the kit writes no GGUF of {}", other.name()),
         };
         let mut pairs = Pairs::default();
         pairs.text("general.architecture", architecture);

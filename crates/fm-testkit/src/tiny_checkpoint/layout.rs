@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     Affine, Float, MlxLayout, TinyModel,
     disk::DiskTensor,
+    mxfp4,
     weights::{Kind, Weight},
 };
 use crate::{noise::Noise, oracle::Family};
@@ -33,10 +34,12 @@ pub(super) fn hf(model: &TinyModel, weights: &[Weight]) -> Vec<DiskTensor> {
                 let shape = vec![weight.shape[0], 1, weight.shape[1]];
                 tensors.push(DiskTensor::floats(name, shape, &weight.values, model.dtype));
             }
-            Kind::Experts if model.family == Family::Qwen3_5Moe => {
-                tensors.extend(fused_experts(model, weights, weight));
-            }
-            Kind::Experts => tensors.extend(split_experts(model, weight)),
+            Kind::ChoiceBias => tensors.push(plain(&weight.values, Float::F32)),
+            Kind::Experts | Kind::ExpertBiases => match model.family {
+                Family::Qwen3_5Moe => tensors.extend(fused_experts(model, weights, weight)),
+                Family::GptOss => tensors.extend(interleaved_experts(model, weights, weight)),
+                _ => tensors.extend(split_experts(model, weight)),
+            },
         }
     }
     tensors.extend(decoys(model));
@@ -47,8 +50,42 @@ fn hf_name(family: Family, name: &str) -> String {
     match family {
         _ if name.starts_with("lm_head.") => name.to_owned(),
         Family::Qwen3_5Moe => format!("model.language_model.{name}"),
+        Family::Mixtral | Family::MinimaxM2 => {
+            format!("model.{}", name.replace(".mlp.", ".block_sparse_moe."))
+        }
+        Family::GptOss => format!("model.{}", name.replace(".mlp.gate.", ".mlp.router.")),
         Family::Qwen3Moe | Family::Qwen3Next => format!("model.{name}"),
     }
+}
+
+/// `gate_up_proj` with the rows of gate and up in turns, in the place of the first; matrices in
+/// mxfp4.
+fn interleaved_experts(model: &TinyModel, weights: &[Weight], weight: &Weight) -> Vec<DiskTensor> {
+    let bias = weight.kind == Kind::ExpertBiases;
+    let module = hf_name(model.family, weight.name.trim_end_matches(".bias"));
+    let (mut shape, mut values) = (weight.shape.clone(), weight.values.clone());
+    if weight.name.contains("up_proj") {
+        return Vec::new();
+    }
+    if weight.name.contains("gate_proj") {
+        let up = weight.name.replace("gate_proj", "up_proj");
+        let up = weights.iter().find(|weight| weight.name == up).expect("gate comes with up");
+        let columns = shape.get(2).copied().unwrap_or(1);
+        let rows = weight.values.chunks(columns).zip(up.values.chunks(columns));
+        values = rows.flat_map(|(gate, up)| [gate, up].concat()).collect();
+        shape[1] *= 2;
+    }
+    let module = module.replace("gate_proj", "gate_up_proj");
+    if bias {
+        return vec![DiskTensor::floats(format!("{module}_bias"), shape, &values, model.dtype)];
+    }
+    let groups = shape[2] / mxfp4::GROUP;
+    let packed = mxfp4::pack(&values);
+    let (scales, blocks) = (vec![shape[0], shape[1], groups], vec![shape[0], shape[1], groups, 16]);
+    vec![
+        DiskTensor::bytes(format!("{module}_blocks"), blocks, packed.codes),
+        DiskTensor::bytes(format!("{module}_scales"), scales, packed.scales),
+    ]
 }
 
 /// `experts.gate_proj` and `experts.up_proj` as one `gate_up_proj [E, 2I, H]`, in the place of
@@ -73,6 +110,12 @@ fn split_experts(model: &TinyModel, weight: &Weight) -> Vec<DiskTensor> {
     let (module, matrix) = weight.name.rsplit_once('.').expect("an expert matrix has a module");
     let shape = &weight.shape[1..];
     let parts = weight.values.chunks(shape.iter().product()).enumerate();
+    let matrix = match (model.family, matrix) {
+        (Family::Mixtral | Family::MinimaxM2, "gate_proj") => "w1",
+        (Family::Mixtral | Family::MinimaxM2, "down_proj") => "w2",
+        (Family::Mixtral | Family::MinimaxM2, "up_proj") => "w3",
+        (_, matrix) => matrix,
+    };
     let split = |(expert, values)| {
         let name = hf_name(model.family, &format!("{module}.{expert}.{matrix}.weight"));
         DiskTensor::floats(name, shape.to_vec(), values, model.dtype)
@@ -89,7 +132,7 @@ fn decoys(model: &TinyModel) -> Vec<DiskTensor> {
         ("mtp.layers.0.input_layernorm.weight", vec![hidden]),
     ];
     match model.family {
-        Family::Qwen3Moe => shapes.clear(),
+        Family::Mixtral | Family::MinimaxM2 | Family::GptOss | Family::Qwen3Moe => shapes.clear(),
         Family::Qwen3Next => {
             shapes.push(("mtp.layers.0.mlp.experts.0.gate_proj.weight", vec![inner, hidden]));
         }
@@ -123,16 +166,23 @@ pub(super) fn mlx(
         match weight.kind {
             Kind::Matrix | Kind::Experts => {
                 let module = name.strip_suffix(".weight").expect("a matrix is a weight");
-                let Some(affine) = affine_of(mlx, module, weight) else {
+                if is_mxfp4(model.family, mlx, module, weight) {
+                    tensors.extend(packed_mxfp4(module, weight));
+                    continue;
+                }
+                let Some(affine) = affine_of(model.family, mlx, module, weight) else {
                     tensors.push(plain(&weight.shape, &weight.values, model.dtype));
                     continue;
                 };
                 tensors.extend(packed(module, weight, affine, model.dtype));
-                if Some(affine) != mlx.affine {
-                    let rule = json!({ "group_size": affine.group, "bits": affine.bits });
-                    own_rules.insert(module.to_owned(), rule);
-                }
+                own_rules.extend(own_rule(model.family, mlx, module, affine));
             }
+            Kind::ExpertBiases => {
+                let name = name.replace(".bias.weight", ".bias");
+                let shape = weight.shape.clone();
+                tensors.push(DiskTensor::floats(name, shape, &weight.values, model.dtype));
+            }
+            Kind::ChoiceBias => tensors.push(plain(&weight.shape, &weight.values, Float::F32)),
             Kind::Norm => {
                 tensors.push(plain(&weight.shape, &one_plus(&weight.values), model.dtype));
             }
@@ -150,32 +200,75 @@ pub(super) fn mlx(
             }
         }
     }
-    (tensors, quantization(mlx, own_rules))
+    (tensors, quantization(model.family, mlx, own_rules))
 }
 
 fn mlx_name(family: Family, name: &str) -> String {
     let name = match name.split_once(".experts.") {
+        Some((layer, matrix)) if family == Family::GptOss => {
+            format!("{layer}.experts.{matrix}.weight")
+        }
         Some((layer, matrix)) => format!("{layer}.switch_mlp.{matrix}.weight"),
         None => name.to_owned(),
+    };
+    let name = match family {
+        Family::Mixtral | Family::MinimaxM2 => name.replace(".mlp.", ".block_sparse_moe."),
+        Family::GptOss => name.replace(".mlp.gate.", ".mlp.router."),
+        Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen3_5Moe => name,
     };
     let outer = if family == Family::Qwen3_5Moe { "language_model." } else { "" };
     let inner = if name.starts_with("lm_head.") { "" } else { "model." };
     format!("{outer}{inner}{name}")
 }
 
+/// Whether a module keeps the packing that its publisher gave it.
+fn is_mxfp4(family: Family, mlx: &MlxLayout, module: &str, weight: &Weight) -> bool {
+    let by_rule = mlx.overrides.iter().any(|(suffix, _)| module.ends_with(suffix));
+    family == Family::GptOss && weight.kind == Kind::Experts && mlx.affine.is_some() && !by_rule
+}
+
 /// How a module is packed; `None` if it stays plain: by rule, or because its rows do not consist
 /// of whole groups, which MLX passes over in silence.
-fn affine_of(mlx: &MlxLayout, module: &str, weight: &Weight) -> Option<Affine> {
+fn affine_of(family: Family, mlx: &MlxLayout, module: &str, weight: &Weight) -> Option<Affine> {
     let default = mlx.affine?;
     let by_rule = mlx.overrides.iter().find(|(suffix, _)| module.ends_with(suffix));
-    let router = module.ends_with(".mlp.gate") || module.ends_with(".shared_expert_gate");
+    // mlx_lm has no opinion on Mixtral's.
+    let router = [".gate", ".router", ".shared_expert_gate"].iter().any(|at| module.ends_with(at));
     let affine = match by_rule {
         Some((_, affine)) => (*affine)?,
-        None if router => Affine { bits: 8, group: 64 },
+        None if router && family != Family::Mixtral => Affine { bits: 8, group: 64 },
         None => default,
     };
     let columns = *weight.shape.last().expect("a matrix has columns");
     columns.is_multiple_of(affine.group).then_some(affine)
+}
+
+/// The entry of a module that is packed otherwise than the configuration says of all.
+fn own_rule(
+    family: Family,
+    mlx: &MlxLayout,
+    module: &str,
+    affine: Affine,
+) -> Option<(String, Value)> {
+    let mut rule = json!({ "group_size": affine.group, "bits": affine.bits });
+    match (family, Some(affine) == mlx.affine) {
+        (Family::GptOss, true) => rule["mode"] = json!("affine"),
+        (_, true) => return None,
+        (_, false) => {}
+    }
+    Some((module.to_owned(), rule))
+}
+
+fn packed_mxfp4(module: &str, weight: &Weight) -> [DiskTensor; 2] {
+    let (columns, rows) = weight.shape.split_last().expect("a matrix has columns");
+    let packed = mxfp4::pack(&weight.values);
+    let shape = |columns: usize| [rows, &[columns]].concat();
+    let words = packed.codes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
+    let words: Vec<u32> = words.collect();
+    [
+        DiskTensor::words(format!("{module}.weight"), shape(columns / 8), &words),
+        DiskTensor::bytes(format!("{module}.scales"), shape(columns / 32), packed.scales),
+    ]
 }
 
 fn packed(module: &str, weight: &Weight, affine: Affine, stored: Float) -> [DiskTensor; 3] {
@@ -194,12 +287,14 @@ fn packed(module: &str, weight: &Weight, affine: Affine, stored: Float) -> [Disk
     ]
 }
 
-fn quantization(mlx: &MlxLayout, own_rules: Map<String, Value>) -> Value {
+fn quantization(family: Family, mlx: &MlxLayout, own_rules: Map<String, Value>) -> Value {
     let Some(Affine { bits, group }) = mlx.affine else { return Value::Null };
+    let (bits, group, mode) =
+        if family == Family::GptOss { (4, 32, "mxfp4") } else { (bits, group, "affine") };
     let mut object = Map::new();
     object.insert("group_size".to_owned(), json!(group));
     object.insert("bits".to_owned(), json!(bits));
-    object.insert("mode".to_owned(), json!("affine"));
+    object.insert("mode".to_owned(), json!(mode));
     object.extend(own_rules);
     Value::Object(object)
 }

@@ -4,7 +4,7 @@
 //! with a standard deviation of 1 to 4, routers that prefer some experts clearly, memories that
 //! last for 2 to 100 tokens, norms near neutral.
 
-use super::{LinearShape, TinyModel};
+use super::{LinearShape, TinyModel, mxfp4};
 use crate::{noise::Noise, oracle::Family};
 
 /// Standard deviation of the logits for an output of unit size.
@@ -14,6 +14,14 @@ const LOGIT_SCALE: f64 = 2.5;
 const ROUTER_SCALE: f64 = 4.0;
 /// Of norm weights around their neutral value.
 const NORM_SPREAD: f64 = 0.15;
+/// Of the sinks, which compete with scores of this size.
+const SINK_SPREAD: f64 = 1.5;
+/// Of the biases of experts and routers.
+const BIAS_SPREAD: f64 = 0.3;
+/// Of `e_score_correction_bias`, and its mean: no sigmoid makes up for it, so that every biased
+/// score is negative.
+const CHOICE_SPREAD: f64 = 0.5;
+const CHOICE_MEAN: f64 = -4.0;
 /// Of every other linear map for inputs of unit size.
 const GAIN: f64 = 1.2;
 
@@ -28,10 +36,14 @@ pub(super) enum Kind {
     Norm,
     /// The delta-net's norm: values are `w`, in every layout.
     GatedNorm,
+    /// One vector per expert `[experts, rows]`.
+    ExpertBiases,
     /// `[channels, kernel]`.
     Conv,
     /// `A_log`: kept in f32 by HF.
     DecayRate,
+    /// `e_score_correction_bias`: kept in f32 by everybody.
+    ChoiceBias,
     /// Biases and the like.
     Vector,
 }
@@ -89,12 +101,20 @@ fn attention(model: &TinyModel, all: &mut Maker) {
     ];
     for (name, rows, columns) in projections {
         all.matrix(&format!("self_attn.{name}.weight"), rows, columns, GAIN);
-        if model.attention_bias {
+        if model.attention_bias || model.family == Family::GptOss {
             all.normal(Kind::Vector, &format!("self_attn.{name}.bias"), &[rows], 0.5);
         }
     }
-    all.normal(Kind::Norm, "self_attn.q_norm.weight", &[dim], NORM_SPREAD);
-    all.normal(Kind::Norm, "self_attn.k_norm.weight", &[dim], NORM_SPREAD);
+    if model.family == Family::GptOss {
+        all.normal(Kind::Vector, "self_attn.sinks", &[model.heads], SINK_SPREAD);
+    }
+    let (q_norm, k_norm) = match model.family {
+        Family::Mixtral | Family::GptOss => return,
+        Family::MinimaxM2 => (model.heads * dim, kv_rows),
+        Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen3_5Moe => (dim, dim),
+    };
+    all.normal(Kind::Norm, "self_attn.q_norm.weight", &[q_norm], NORM_SPREAD);
+    all.normal(Kind::Norm, "self_attn.k_norm.weight", &[k_norm], NORM_SPREAD);
 }
 
 fn delta_net(model: &TinyModel, all: &mut Maker) {
@@ -139,6 +159,20 @@ fn experts(model: &TinyModel, all: &mut Maker) {
         let scale = GAIN / (columns as f64).sqrt();
         let name = format!("mlp.experts.{name}");
         all.normal(Kind::Experts, &name, &[experts, rows, columns], scale);
+        if model.family == Family::GptOss {
+            let experts = all.weights.last_mut().expect("just made");
+            experts.values = mxfp4::rounded(&experts.values);
+            let name = format!("{name}.bias");
+            all.normal(Kind::ExpertBiases, &name, &[model.experts, rows], BIAS_SPREAD);
+        }
+    }
+    if model.family == Family::GptOss {
+        all.normal(Kind::Vector, "mlp.gate.bias", &[experts], BIAS_SPREAD);
+    }
+    if model.family == Family::MinimaxM2 {
+        all.drawn(Kind::ChoiceBias, "mlp.e_score_correction_bias", experts, |noise| {
+            CHOICE_MEAN + CHOICE_SPREAD * noise.normal()
+        });
     }
     if model.is_hybrid() {
         gated_ffn(all, "mlp.shared_expert", hidden, model.shared_ffn);
