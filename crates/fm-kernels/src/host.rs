@@ -23,7 +23,7 @@ mod matmul;
 mod view;
 
 pub use acts::{HostActs, RowSelection};
-pub use kernels::{Kernels, Parallel};
+pub use kernels::{HEADS_PER_TASK_MAX, Kernels, Parallel};
 
 /// A backend in host memory.
 #[derive(Debug)]
@@ -275,9 +275,13 @@ impl<K: Kernels> Backend for Host<K> {
         mut out: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
         let kernels = &self.kernels;
-        kernels.for_each_chunk(out.contiguous(), shape.v_dim, |task, out| {
-            let (row, head) = (task / shape.heads, task % shape.heads);
-            let q = &q.row(row)[head * shape.k_dim..][..shape.k_dim];
+        // As many as share keys and leave no thread without work.
+        let share = shape.heads / shape.kv_heads;
+        let most = (out.rows * shape.heads / kernels.threads()).clamp(1, HEADS_PER_TASK_MAX);
+        let group = (1..=most).rev().find(|group| share.is_multiple_of(*group)).unwrap_or(1);
+        kernels.for_each_chunk(out.contiguous(), group * shape.v_dim, |task, out| {
+            let (row, head) = (task * group / shape.heads, task * group % shape.heads);
+            let q = &q.row(row)[head * shape.k_dim..][..group * shape.k_dim];
             let position = position as usize + row;
             kernels.attend(shape, q, (kv, head), position, out);
         });

@@ -1,6 +1,9 @@
-//! Attention of one query head, block by block.
+//! Attention of some query heads, block by block.
 
-use crate::backend::{AttentionShape, KV_BLOCK_TOKENS, KvView};
+use crate::{
+    backend::{AttentionShape, KV_BLOCK_TOKENS, KvView},
+    host::HEADS_PER_TASK_MAX,
+};
 
 use super::{
     activation::{exp_sum, largest},
@@ -13,14 +16,18 @@ const KEYS: usize = 4;
 /// Vectors of the output that stay in registers while the values of a block stream by.
 const COLUMNS: usize = 4;
 
-/// One query head at `position`, see [`crate::reference::attention::attend`]: the same equations
-/// in the same order of blocks and positions.
+/// Query heads at `position` that share a key/value head, see
+/// [`crate::reference::attention::attend`]: the same equations in the same order of blocks and
+/// positions. Every head meets a block before the next block is read.
 pub(super) struct Attend<'a> {
     pub(super) shape: AttentionShape,
+    /// `[heads, k_dim]`
     pub(super) q: &'a [f32],
     pub(super) kv: &'a KvView<'a, Vec<f32>>,
+    /// The first of them.
     pub(super) head: usize,
     pub(super) position: usize,
+    /// `[heads, v_dim]`
     pub(super) out: &'a mut [f32],
 }
 
@@ -30,24 +37,31 @@ impl Work for Attend<'_> {
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         let Self { shape, q, kv, head, position, out } = self;
+        let AttentionShape { k_dim, v_dim, .. } = shape;
         let kv_head = head / (shape.heads / shape.kv_heads);
-        let (mut peak, mut sum) = (f32::NEG_INFINITY, 0.0);
+        let (mut peaks, mut sums) =
+            ([f32::NEG_INFINITY; HEADS_PER_TASK_MAX], [0.0; HEADS_PER_TASK_MAX]);
         let mut scores = [0.0; KV_BLOCK_TOKENS];
         out.fill(0.0);
         for (first, block) in (0..=position).step_by(KV_BLOCK_TOKENS).zip(kv.table) {
             let lane = (*block as usize * shape.kv_heads + kv_head) * KV_BLOCK_TOKENS;
             let tokens = KV_BLOCK_TOKENS.min(position + 1 - first);
             let scores = &mut scores[..tokens];
-            let keys = &kv.keys[lane * shape.k_dim..][..tokens * shape.k_dim];
-            score(lanes, shape.scale, q, keys, scores);
-            let higher = largest(lanes, scores, peak);
-            let fade = (peak - higher).exp(); // e^-∞ = 0 for the first block
-            peak = higher;
-            sum = sum * fade + exp_sum(lanes, peak, scores);
-            gather(lanes, fade, scores, kv.values(shape, lane), out);
+            let keys = &kv.keys[lane * k_dim..][..tokens * k_dim];
+            let heads = q.chunks_exact(k_dim).zip(out.chunks_exact_mut(v_dim));
+            for ((q, out), (peak, sum)) in heads.zip(peaks.iter_mut().zip(&mut sums)) {
+                score(lanes, shape.scale, q, keys, scores);
+                let higher = largest(lanes, scores, *peak);
+                let fade = (*peak - higher).exp(); // e^-∞ = 0 for the first block
+                *peak = higher;
+                *sum = *sum * fade + exp_sum(lanes, higher, scores);
+                gather(lanes, fade, scores, kv.values(shape, lane), out);
+            }
         }
-        let share = 1.0 / sum;
-        out.iter_mut().for_each(|out| *out *= share);
+        for (out, sum) in out.chunks_exact_mut(v_dim).zip(sums) {
+            let share = 1.0 / sum;
+            out.iter_mut().for_each(|out| *out *= share);
+        }
     }
 }
 

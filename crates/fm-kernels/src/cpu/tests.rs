@@ -25,7 +25,7 @@ use fm_format::quant::{self, FORMATS, FormatKind, QuantFormat, ScaleKind};
 use proptest::prelude::*;
 
 use crate::{
-    backend::{Backend, QMatrix, View, ViewMut},
+    backend::{AttentionShape, Backend, KV_BLOCK_TOKENS, KvView, QMatrix, View, ViewMut},
     conformance::noise_weights,
     cpu::{Cpu, Level},
     reference::Reference,
@@ -179,5 +179,31 @@ proptest! {
             moved.extend(&x);
             prop_assert_eq!(bits(&run(&x)), bits(&run(&moved)[shift..]));
         }
+    }
+}
+
+/// How many heads share a task depends on the number of threads; what they read does not.
+#[test]
+fn heads_that_share_a_task_do_not_see_each_other() {
+    let shape = AttentionShape { heads: 24, kv_heads: 2, k_dim: 40, v_dim: 24, scale: 0.3 };
+    let noise = |len: usize, seed: f32| -> Vec<f32> {
+        (0..len).map(|i| ((i + 1) as f32 * (seed + 0.37)).sin()).collect()
+    };
+    let (position, rows, table) = (100_u32, 3, [1, 0]);
+    let keys = noise(2 * shape.kv_heads * KV_BLOCK_TOKENS * shape.k_dim, 1.0);
+    let kv = KvView { keys: &keys, values: None, table: &table };
+    let q = noise(rows * shape.heads * shape.k_dim, 2.0);
+    let run = |threads, rows: usize| {
+        let device = Cpu::open(threads);
+        let mut out = vec![0.0; rows * shape.heads * shape.v_dim];
+        let q = View::new(&q, rows, shape.heads * shape.k_dim);
+        let view = ViewMut::new(&mut out, rows, shape.heads * shape.v_dim);
+        device.attention(shape, q, &kv, position, view).unwrap();
+        bits(&out)
+    };
+    let one = run(1, rows);
+    for threads in [2, 4, 24] {
+        assert!(run(threads, rows) == one, "{threads} threads");
+        assert!(run(threads, 1) == one[..shape.heads * shape.v_dim], "{threads} threads, one row");
     }
 }

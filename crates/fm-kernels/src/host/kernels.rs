@@ -31,6 +31,10 @@ pub trait Parallel: Send + 'static {
     );
 }
 
+/// Query heads that a task of attention takes at most. They share every block of keys and values
+/// while a cache holds it.
+pub const HEADS_PER_TASK_MAX: usize = 16;
+
 /// The inner loops of a host backend.
 pub trait Kernels: Parallel + Sync {
     /// Numerics that these loops give.
@@ -92,7 +96,9 @@ pub trait Kernels: Parallel + Sync {
         }
     }
 
-    /// One query head of one row of [`crate::Backend::attention`], see [`attention::attend`].
+    /// Neighbouring query heads of one row of [`crate::Backend::attention`], `head` and as many
+    /// after it as `out` has room for, at most [`HEADS_PER_TASK_MAX`]; all of them read one
+    /// key/value head. See [`attention::attend`].
     fn attend(
         &self,
         shape: AttentionShape,
@@ -103,7 +109,10 @@ pub trait Kernels: Parallel + Sync {
     ) where
         Self: Sized,
     {
-        attention::attend(self, shape, q, (kv, head), position, out);
+        let heads = q.chunks_exact(shape.k_dim).zip(out.chunks_exact_mut(shape.v_dim));
+        for (i, (q, out)) in heads.enumerate() {
+            attention::attend(self, shape, q, (kv, head + i), position, out);
+        }
     }
 
     /// One row of [`crate::Backend::causal_conv`]: `x` is `[channels]`.
