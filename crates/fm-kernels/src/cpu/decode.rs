@@ -8,6 +8,9 @@ use super::lanes::{LANES, Lanes, Sixteen, Work};
 
 pub(super) mod ggml;
 
+/// What a prefetch brings.
+const LINE_BYTES: usize = 64;
+
 /// How the weights of a row lie in its bytes: blocks, each a header and groups of runs of sixteen
 /// weights.
 pub(super) trait Decoder: Copy + Sync {
@@ -192,9 +195,13 @@ impl<D: Decoder, const N: usize> Work for DecodeRows<'_, D, N> {
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         let Self { decoder, rows, runs, out } = self;
-        let first = runs.start / block_runs(decoder) * decoder.block_bytes();
+        let bytes_of = |runs: usize| runs / block_runs(decoder) * decoder.block_bytes();
+        let (first, len) = (bytes_of(runs.start), bytes_of(runs.len()));
         for (row, out) in rows.iter().zip(out) {
-            decode_row(lanes, decoder, &row[first..], &mut out[..runs.len()]);
+            // The next segment of this row, or the first of the row that comes in its place.
+            let more = row.len() > first + len;
+            let ahead = if more { len } else { len + (rows.len() - 1) * row.len() };
+            decode_row(lanes, decoder, (&row[first..], ahead), &mut out[..runs.len()]);
         }
     }
 }
@@ -205,9 +212,14 @@ pub(super) fn block_runs<D: Decoder>(decoder: D) -> usize {
     decoder.groups() * decoder.runs()
 }
 
-/// Decodes consecutive blocks until `out` is full.
+/// Decodes consecutive blocks until `out` is full, and asks for what lies `ahead` bytes behind each.
 #[inline(always)]
-fn decode_row<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8], out: &mut [Sixteen]) {
+fn decode_row<L: Lanes, D: Decoder>(
+    lanes: L,
+    decoder: D,
+    (bytes, ahead): (&[u8], usize),
+    out: &mut [Sixteen],
+) {
     let mut blocks = bytes.chunks_exact(decoder.block_bytes());
     for out in out.chunks_exact_mut(block_runs(decoder)) {
         let Some(block) = blocks.next() else {
@@ -215,6 +227,7 @@ fn decode_row<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8], out: &mu
             let bytes = bytes.chunks_exact(decoder.block_bytes()).remainder();
             return lanes.store(short_run(lanes, decoder, bytes), &mut out[0]);
         };
+        prefetch_block(lanes, block, ahead);
         let head = decoder.head(lanes, block);
         for (group, out) in out.chunks_exact_mut(decoder.runs()).enumerate() {
             let shared = decoder.group(lanes, &head, block, group);
@@ -222,6 +235,14 @@ fn decode_row<L: Lanes, D: Decoder>(lanes: L, decoder: D, bytes: &[u8], out: &mu
                 lanes.store(decoder.decode(lanes, &shared, block, Run { group, run }), out);
             }
         }
+    }
+}
+
+/// Asks for every line of the block that lies `ahead` bytes behind this one.
+#[inline(always)]
+pub(super) fn prefetch_block<L: Lanes>(lanes: L, block: &[u8], ahead: usize) {
+    for line in (0..block.len()).step_by(LINE_BYTES) {
+        lanes.prefetch(block, ahead + line);
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     decode::{
         Affine, Bf16, DecodeRows, Decoder, F16, F32, Run, WideAffine, block_runs,
         ggml::{self, codebooks, k_quants},
-        short_run,
+        prefetch_block, short_run,
     },
     lanes::{LANES, Lanes, OnLines, Sixteen, Work},
 };
@@ -39,9 +39,6 @@ const TOKENS_PER_PASS: usize = 96;
 /// How far ahead weights are asked for. Of 1 to 16 KB the best on Zen 5, one thread: without it
 /// half of the memory's speed, with 2 or 16 KB a tenth less.
 const PREFETCH_BYTES: usize = 6 << 10;
-
-/// What a prefetch brings.
-const LINE_BYTES: usize = 64;
 
 /// `out[r · tokens + t] = rows[r] · x[t]`; `rows` are whole rows of `format`.
 ///
@@ -97,26 +94,28 @@ fn ggml_rows_dots<L: Lanes>(
 ) {
     match kind {
         GgmlKind::Q4_0 => known(lanes, ggml::Q4_0, rows, x, out),
-        GgmlKind::Q4_1 => buffered(lanes, ggml::Q4_1, rows, x, out),
-        GgmlKind::Q5_0 => buffered(lanes, ggml::Q5_0, rows, x, out),
-        GgmlKind::Q5_1 => buffered(lanes, ggml::Q5_1, rows, x, out),
+        GgmlKind::Q4_1 => known(lanes, ggml::Q4_1, rows, x, out),
+        GgmlKind::Q5_0 => known(lanes, ggml::Q5_0, rows, x, out),
+        GgmlKind::Q5_1 => known(lanes, ggml::Q5_1, rows, x, out),
         GgmlKind::Q8_0 => known(lanes, ggml::Q8_0, rows, x, out),
         GgmlKind::Q2K => known(lanes, k_quants::Q2K, rows, x, out),
         GgmlKind::Q3K => known(lanes, k_quants::Q3K, rows, x, out),
         GgmlKind::Q4K => known(lanes, k_quants::Q4K, rows, x, out),
         GgmlKind::Q5K => known(lanes, k_quants::Q5K, rows, x, out),
         GgmlKind::Q6K => known(lanes, k_quants::Q6K, rows, x, out),
-        GgmlKind::Iq1S => buffered(lanes, codebooks::Iq1S, rows, x, out),
-        GgmlKind::Iq1M => buffered(lanes, codebooks::Iq1M, rows, x, out),
-        GgmlKind::Iq2Xxs => buffered(lanes, codebooks::Iq2Xxs, rows, x, out),
-        GgmlKind::Iq2Xs => buffered(lanes, codebooks::Iq2Xs, rows, x, out),
-        GgmlKind::Iq2S => buffered(lanes, codebooks::Iq2S, rows, x, out),
-        GgmlKind::Iq3Xxs => buffered(lanes, codebooks::Iq3Xxs, rows, x, out),
-        GgmlKind::Iq3S => buffered(lanes, codebooks::Iq3S, rows, x, out),
+        GgmlKind::Iq1S => known(lanes, codebooks::Iq1S, rows, x, out),
+        GgmlKind::Iq1M => known(lanes, codebooks::Iq1M, rows, x, out),
+        GgmlKind::Iq2Xxs => known(lanes, codebooks::Iq2Xxs, rows, x, out),
+        GgmlKind::Iq2Xs => known(lanes, codebooks::Iq2Xs, rows, x, out),
+        GgmlKind::Iq2S => known(lanes, codebooks::Iq2S, rows, x, out),
+        GgmlKind::Iq3Xxs => known(lanes, codebooks::Iq3Xxs, rows, x, out),
+        GgmlKind::Iq3S => known(lanes, codebooks::Iq3S, rows, x, out),
         GgmlKind::Iq4Nl => known(lanes, ggml::Iq4Nl, rows, x, out),
         GgmlKind::Iq4Xs => known(lanes, ggml::Iq4Xs, rows, x, out),
         GgmlKind::Mxfp4 => known(lanes, ggml::Mxfp4, rows, x, out),
-        GgmlKind::Tq1_0 | GgmlKind::Tq2_0 | GgmlKind::Nvfp4 => unknown(lanes, format, rows, x, out),
+        GgmlKind::Nvfp4 => known(lanes, ggml::Nvfp4, rows, x, out),
+        GgmlKind::Tq2_0 => known(lanes, k_quants::Tq2_0, rows, x, out),
+        GgmlKind::Tq1_0 => unknown(lanes, format, rows, x, out),
     }
 }
 
@@ -241,9 +240,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
         let mut heads = [decoder.head(lanes, blocks[0]); ROWS];
         for r in 0..ROWS {
             heads[r] = decoder.head(lanes, blocks[r]);
-            for line in (0..block_bytes).step_by(LINE_BYTES) {
-                lanes.prefetch(blocks[r], ahead.offset + line);
-            }
+            prefetch_block(lanes, blocks[r], ahead.offset);
         }
         ahead.advance(block_bytes);
         for (group, x) in x.chunks_exact(decoder.runs()).enumerate() {

@@ -61,7 +61,8 @@ pub fn half_of_e8m0(scale: u8) -> f32 {
     })
 }
 
-fn half_of_ue4m3(scale: u8) -> f32 {
+/// Half of a scale of `nvfp4`, for [`DOUBLED`] values.
+pub fn half_of_ue4m3(scale: u8) -> f32 {
     let (exponent, fraction) = (scale >> 3 & 15, f32::from(scale & 7));
     match (scale, exponent) {
         (0x7f, _) => 0.0,

@@ -161,6 +161,32 @@ block_of_32!(
     |d, block, run| looked_up(lanes, &iq4::VALUES, *d, (block, 2, run))
 );
 
+/// As [`Mxfp4`] in groups of 16 with eight-bit floats as scales.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Nvfp4;
+
+impl Decoder for Nvfp4 {
+    type Head<L: Lanes> = ();
+    type Group<L: Lanes> = L::F;
+
+    layout!(36, 4, 1);
+
+    #[inline(always)]
+    fn head<L: Lanes>(self, _: L, _: &[u8]) {}
+    #[inline(always)]
+    fn group<L: Lanes>(self, lanes: L, (): &(), block: &[u8], group: usize) -> L::F {
+        lanes.splat(fp4::half_of_ue4m3(block[group]))
+    }
+    #[inline(always)]
+    fn decode<L: Lanes>(self, lanes: L, scale: &L::F, block: &[u8], at: Run) -> L::F {
+        const LOWER: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+        let bytes = block[4 + 8 * at.group..].first_chunk().expect("eight bytes of the block");
+        let pairs = u64::from_le_bytes(*bytes);
+        let codes = bytes_of_pairs(lanes, [pairs & LOWER, pairs >> 4 & LOWER]);
+        lanes.mul(lanes.signed(lanes.look_up(&fp4::DOUBLED, codes)), *scale)
+    }
+}
+
 /// As [`Iq4Nl`] in groups of 32 with six-bit scales.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Iq4Xs;

@@ -1,4 +1,4 @@
-//! ggml's K-quants.
+//! ggml's K-quants, and a ternary format that lies alike.
 //!
 //! A group here is 64 weights, four runs: two planes of 32 bytes, each in two halves. Scales, and
 //! what is taken off, are kept as one number per run or per plane, so that a weight is
@@ -87,6 +87,36 @@ impl Decoder for Q2K {
     fn decode<L: Lanes>(self, lanes: L, shared: &Shared<L>, _: &[u8], at: Run) -> L::F {
         let (plane, part) = (at.run / 2, at.run % 2);
         shared.line(lanes, lanes.right(shared.low[part], 2 * plane, 3), at.run)
+    }
+}
+
+/// What the runs of a [`Tq2_0`] group have in common: the scale, the offset, and codes by half.
+type Ternary<L> = (<L as Lanes>::F, <L as Lanes>::F, [<L as Lanes>::Bytes; 2]);
+
+/// Two bits around 1, with one scale.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Tq2_0;
+
+impl Decoder for Tq2_0 {
+    type Head<L: Lanes> = L::F;
+    type Group<L: Lanes> = Ternary<L>;
+
+    layout!(66, 4, 4);
+
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::F {
+        half(lanes, block, 64)
+    }
+    #[inline(always)]
+    fn group<L: Lanes>(self, lanes: L, d: &L::F, block: &[u8], group: usize) -> Ternary<L> {
+        let codes = halves(lanes, block, group / 2 * 32, group % 2 * 4, 15);
+        (*d, lanes.sub(lanes.splat(0.0), *d), codes)
+    }
+    #[inline(always)]
+    fn decode<L: Lanes>(self, lanes: L, shared: &Ternary<L>, _: &[u8], at: Run) -> L::F {
+        let (scale, offset, codes) = shared;
+        let codes = lanes.right(codes[at.run % 2], at.run / 2 * 2, 3);
+        lanes.fma(lanes.unsigned(codes), *scale, *offset)
     }
 }
 
