@@ -10,17 +10,13 @@ mod python;
 mod source;
 mod strftime;
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    time::SystemTime,
-};
+use std::{path::Path, time::SystemTime};
 
 use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
 use serde_json::Map;
 
 pub use self::{message::Message, python::RaisedException};
-use crate::error::TextError;
+use crate::{error::TextError, files, vocabulary::Vocabulary};
 
 /// How long a template may run, in instructions: about a second. A long conversation needs a few
 /// hundred for each message.
@@ -34,7 +30,7 @@ const TOOL_USE: &str = "tool_use";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     has_tool_use: bool,
-    /// `bos_token`, `eos_token` and the like, from `tokenizer_config.json`.
+    /// `bos_token`, `eos_token` and the like.
     special_tokens: Vec<(String, String)>,
 }
 
@@ -79,12 +75,8 @@ impl ChatTemplate {
     pub fn open(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
         let jinja_path = dir.join("chat_template.jinja");
         let config_path = dir.join("tokenizer_config.json");
-        let config = match read_optional(&config_path)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|source| TextError::Json { path: config_path.clone(), source })?,
-            None => serde_json::Value::Null,
-        };
-        let (path, templates) = match read_optional(&jinja_path)? {
+        let config = files::read_json_optional(&config_path)?;
+        let (path, templates) = match files::read_optional(&jinja_path)? {
             Some(text) => (jinja_path, vec![(DEFAULT, text)]),
             None => match &config["chat_template"] {
                 serde_json::Value::String(text) => (config_path, vec![(DEFAULT, text.clone())]),
@@ -96,6 +88,31 @@ impl ChatTemplate {
             },
         };
         ChatTemplate::new(&path, templates, special_tokens(&config)).map(Some)
+    }
+
+    /// The template in the metadata of `path`. A base model has none.
+    ///
+    /// # Errors
+    /// If there are templates but no default one, or one does not parse.
+    pub fn from_vocabulary(
+        vocabulary: &Vocabulary,
+        path: &Path,
+    ) -> Result<Option<ChatTemplate>, TextError> {
+        let named = |name: &'static str| {
+            let (_, text) = vocabulary.chat_templates.iter().find(|(own, _)| own == name)?;
+            Some((name, text.clone()))
+        };
+        let count = vocabulary.chat_templates.len();
+        let default = match &vocabulary.chat_template {
+            Some(text) => (DEFAULT, text.clone()),
+            None if count == 0 => return Ok(None),
+            None => named(DEFAULT)
+                .ok_or_else(|| TextError::NoDefaultTemplate { path: path.to_owned(), count })?,
+        };
+        let templates = [Some(default), named(TOOL_USE)].into_iter().flatten().collect();
+        let special = vocabulary.special_tokens().into_iter();
+        let special = special.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
+        ChatTemplate::new(path, templates, special).map(Some)
     }
 
     fn new(
@@ -164,14 +181,6 @@ impl ChatTemplate {
                 .chain(thinking)
                 .chain(further.map(|(name, value)| (name.as_str(), Value::from(Serde(value))))),
         )
-    }
-}
-
-fn read_optional(path: &PathBuf) -> Result<Option<String>, TextError> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(TextError::Read { path: path.clone(), source }),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::chat::RaisedException;
+use crate::{chat::RaisedException, vocabulary::VocabularyError};
 
 /// Why text could not become tokens, or messages a prompt.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +51,15 @@ pub enum TextError {
         path: PathBuf,
         /// What it asks for.
         feature: &'static str,
+    },
+
+    /// The vocabulary in a file's metadata contradicts itself or is of a kind that is not known.
+    #[error("cannot use the vocabulary of {}", path.display())]
+    Vocabulary {
+        /// The file.
+        path: PathBuf,
+        /// The metadata key and what is wrong with it.
+        source: VocabularyError,
     },
 
     /// A piece of text has no token and the vocabulary has no fallback.
@@ -108,7 +117,7 @@ pub enum TextError {
         source: minijinja::Error,
     },
 
-    /// `tokenizer_config.json` lists templates, but none that can be used.
+    /// The model lists chat templates, but none that can be used.
     #[error("{} lists {count} chat templates, none of them named `default`", path.display())]
     NoDefaultTemplate {
         /// The file.

@@ -2,17 +2,20 @@
 //!
 //! Text goes in through a [`ChatTemplate`] and a [`Tokenizer`]; tokens come back out through a
 //! [`Detokenizer`], a [`ThinkingSplitter`] and [`StopStrings`], which are fed piece by piece while
-//! the model is still talking. Knows nothing about models, devices or files other than the
-//! tokenizer's own.
+//! the model is still talking. A [`Vocabulary`] is a tokenizer as plain data, for files that carry
+//! it in their metadata. Knows nothing about models, devices or files other than the tokenizer's
+//! own.
 
 #![forbid(unsafe_code)]
 
 pub mod chat;
 pub mod detokenizer;
 pub mod error;
+mod files;
 pub mod stop;
 pub mod thinking;
 pub mod tokenizer;
+pub mod vocabulary;
 
 pub use chat::{ChatTemplate, Message, RenderRequest};
 pub use detokenizer::{Detokenizer, SpecialText};
@@ -20,3 +23,4 @@ pub use error::TextError;
 pub use stop::{StopPush, StopStrings};
 pub use thinking::{Channel, Segment, ThinkingSplitter, ThinkingState, ThinkingTags};
 pub use tokenizer::{SpecialTokens, Tokenizer};
+pub use vocabulary::{Vocabulary, VocabularyError};

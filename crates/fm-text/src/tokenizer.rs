@@ -10,19 +10,25 @@
 
 mod added;
 mod cache;
+mod exact;
 mod file;
+mod frame;
+mod reach;
 mod token_table;
 
 use std::{borrow::Cow, collections::HashMap, fs, ops::Range, path::Path};
 
 use kitoken::{Configuration, Kitoken, Normalization, SpecialTokenKind};
+use xxhash_rust::xxh3::xxh3_128;
+
+pub(crate) use self::{added::AddedToken, frame::Frame};
 
 use self::{
-    added::{AddedMatcher, AddedToken, Cut},
+    added::{AddedMatcher, Cut},
     file::Parts,
     token_table::TokenTable,
 };
-use crate::error::TextError;
+use crate::{error::TextError, files, vocabulary::Vocabulary};
 
 /// What to make of special tokens (`<|im_end|>`) spelled out in the text.
 ///
@@ -49,6 +55,7 @@ pub struct Tokenizer {
     added_ids: HashMap<String, u32>,
     special_ids: Vec<u32>,
     table: TokenTable,
+    frame: Frame,
 }
 
 /// `ignore_merges` with tokens that no merges reach: a piece of split text is looked up here
@@ -59,13 +66,21 @@ struct WholePieces {
     ids: HashMap<Vec<u8>, u32>,
 }
 
+/// Where a converted tokenizer is kept.
+#[derive(Clone, Copy)]
+struct Cache<'a> {
+    dir: Option<&'a Path>,
+    hash: u128,
+}
+
 /// The longest run of white space that can be encoded. The split patterns of all current models
 /// contain `\s+(?!\S)`, which keeps one backtracking step per character on a stack of a million;
 /// beyond that `kitoken` panics.
 pub const SPACES_MAX: usize = 500_000;
 
 impl Tokenizer {
-    /// Opens `tokenizer.json` in `dir`.
+    /// Opens `tokenizer.json` in `dir`, and `tokenizer_config.json` for what it says about
+    /// [`prefix`](Self::prefix) and [`suffix`](Self::suffix).
     ///
     /// The converted form is kept in `cache_dir`, if there is one, under a name made of the
     /// file's hash. A cache that is broken or cannot be written is ignored.
@@ -76,22 +91,60 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let json =
             fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
-        let cache_path = cache_dir.map(|dir| cache::path(dir, &json));
+        let cache = Cache { dir: cache_dir, hash: xxh3_128(&json) };
+        let mut tokenizer = Tokenizer::cached(cache, &path, || Parts::from_json(&json, &path))?;
+        let config_path = dir.join("tokenizer_config.json");
+        let config = files::read_json_optional(&config_path)?;
+        let frame = Frame::configured(&config, |text| tokenizer.token_id(text))
+            .map_err(|feature| TextError::UnsupportedTokenizer { path: config_path, feature })?;
+        if let Some(frame) = frame {
+            tokenizer.frame = frame;
+        }
+        Ok(tokenizer)
+    }
+
+    /// Makes a tokenizer of the vocabulary in the metadata of `path`, with the ids of the
+    /// `tokenizer.json` that the vocabulary was made of.
+    ///
+    /// The converted form is kept in `cache_dir` as by [`open`](Self::open).
+    ///
+    /// # Errors
+    /// If the vocabulary contradicts itself, or does not say all that exact ids need.
+    pub fn from_vocabulary(
+        vocabulary: &Vocabulary,
+        path: &Path,
+        cache_dir: Option<&Path>,
+    ) -> Result<Tokenizer, TextError> {
+        let refused = |source| TextError::Vocabulary { path: path.to_owned(), source };
+        let cache = Cache { dir: cache_dir, hash: vocabulary.hash() };
+        Tokenizer::cached(cache, path, || {
+            let json = vocabulary.tokenizer_json().map_err(refused)?;
+            let frame = vocabulary.frame().map_err(refused)?;
+            Ok(Parts { frame, ..Parts::from_json(&json, path)? })
+        })
+    }
+
+    fn cached(
+        cache: Cache<'_>,
+        path: &Path,
+        convert: impl FnOnce() -> Result<Parts, TextError>,
+    ) -> Result<Tokenizer, TextError> {
+        let cache_path = cache.dir.map(|dir| cache::path(dir, cache.hash));
         if let Some(parts) = cache_path.as_deref().and_then(cache::read)
-            && let Ok(tokenizer) = Tokenizer::from_parts(parts, &path)
+            && let Ok(tokenizer) = Tokenizer::from_parts(parts, path)
         {
             return Ok(tokenizer);
         }
-        let parts = Parts::from_json(&json, &path)?;
+        let parts = convert()?;
         if let Some(cache_path) = cache_path {
             // The next start is slower, nothing else.
             let _ = cache::write(&cache_path, &parts);
         }
-        Tokenizer::from_parts(parts, &path)
+        Tokenizer::from_parts(parts, path)
     }
 
     fn from_parts(parts: Parts, path: &Path) -> Result<Tokenizer, TextError> {
-        let Parts { mut definition, added, whole_pieces, table } = parts;
+        let Parts { mut definition, added, whole_pieces, table, frame } = parts;
         let normalization = file::take_normalization(&mut definition);
         let whole_pieces = (!whole_pieces.is_empty()).then(|| WholePieces {
             split: Configuration {
@@ -124,10 +177,24 @@ impl Tokenizer {
             added_ids,
             special_ids,
             table,
+            frame,
         })
     }
 
-    /// Encodes text. Adds no token that the text does not spell, in particular none at its start.
+    /// What belongs before a text that no chat template made, usually nothing or a beginning of
+    /// text. A template writes such tokens itself.
+    pub fn prefix(&self) -> &[u32] {
+        &self.frame.before
+    }
+
+    /// What belongs after a whole text that no chat template made, such as an end of text; not
+    /// after the start of one that the model shall continue.
+    pub fn suffix(&self) -> &[u32] {
+        &self.frame.after
+    }
+
+    /// Encodes text. Adds no token that the text does not spell, in particular none at its start:
+    /// see [`prefix`](Self::prefix).
     ///
     /// # Errors
     /// If a run of white space is longer than [`SPACES_MAX`], or the vocabulary has neither a

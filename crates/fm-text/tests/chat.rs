@@ -9,7 +9,9 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use fm_text::{ChatTemplate, Message, RenderRequest, TextError, ThinkingState, ThinkingTags};
+use fm_text::{
+    ChatTemplate, Message, RenderRequest, TextError, ThinkingState, ThinkingTags, Vocabulary,
+};
 use serde_json::{Value, json};
 
 fn demo() -> ChatTemplate {
@@ -177,4 +179,40 @@ fn variables_of_the_caller_reach_the_template() {
     let variables = json!({"reasoning_effort": "high"});
     let request = RenderRequest { variables: variables.as_object(), ..RenderRequest::new(&[]) };
     assert_eq!(template("{{ reasoning_effort }}").render(&request).unwrap(), "high");
+}
+
+#[test]
+fn metadata_may_hold_one_template_or_several() {
+    let vocabulary = Vocabulary {
+        tokens: ["<unk>", "<s>", "</s>", "<|im_end|>", "<|call|>", "<|endoftext|>"]
+            .map(str::to_owned)
+            .into(),
+        token_type: vec![2, 3, 3, 1, 3, 3],
+        bos_token_id: Some(1),
+        eos_token_id: Some(2),
+        ..Vocabulary::default()
+    };
+    let path = Path::new("model.gguf");
+    let opened = |vocabulary: &Vocabulary| ChatTemplate::from_vocabulary(vocabulary, path);
+    assert!(opened(&vocabulary).unwrap().is_none());
+    let text = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ pad_token }}";
+    let one = Vocabulary { chat_template: Some(text.to_owned()), ..vocabulary.clone() };
+    assert_eq!(render(&opened(&one).unwrap().unwrap()).unwrap(), "<s>Hi</s>");
+
+    let named = |names: [&str; 2]| Vocabulary {
+        chat_templates: names.map(|name| (name.to_owned(), format!("{name}!"))).into(),
+        ..vocabulary.clone()
+    };
+    let several = opened(&named(["tool_use", "default"])).unwrap().unwrap();
+    assert_eq!(render(&several).unwrap(), "default!");
+    let tools = [json!({})];
+    let request = RenderRequest { tools: &tools, ..RenderRequest::new(&[]) };
+    assert_eq!(several.render(&request).unwrap(), "tool_use!");
+    let none = opened(&named(["rag", "tool_use"])).unwrap_err();
+    assert!(matches!(none, TextError::NoDefaultTemplate { count: 2, .. }));
+    let broken = Vocabulary { chat_template: Some("{% if %}".to_owned()), ..vocabulary.clone() };
+    assert!(matches!(opened(&broken), Err(TextError::TemplateSyntax { .. })));
+
+    // The end of a text, and every mark that is known for one; text that looks like it is none.
+    assert_eq!(vocabulary.end_tokens(), [2, 4, 5]);
 }

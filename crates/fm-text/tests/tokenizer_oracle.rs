@@ -14,7 +14,11 @@ use std::{env, fs, path::PathBuf};
 use fm_text::{SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
-use self::oracle::{Pair, demo_json, lines};
+use self::oracle::{
+    Pair, demo_json,
+    families::{CL100K, DEEPSEEK_V3, O200K, QWEN2},
+    lines,
+};
 
 /// Checks a variation of the demonstration tokenizer on many lines.
 fn check(change: impl FnOnce(&mut Value)) {
@@ -85,20 +89,11 @@ fn every_character_there_is() {
 
 #[test]
 fn split_patterns_of_published_models() {
-    // Qwen2 and Qwen3; cl100k; o200k and gpt-oss; DeepSeek-V3.
-    const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    const DEEPSEEK: [&str; 3] = [
-        r"\p{N}{1,3}",
-        "[一-龥぀-ゟ゠-ヿ]+",
-        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-    ];
     for pattern in [QWEN2, CL100K, O200K] {
         check(|json| split_by(json, &[pattern]));
     }
     check(|json| {
-        split_by(json, &DEEPSEEK);
+        split_by(json, &DEEPSEEK_V3);
         json["normalizer"] = json!({"type": "Sequence", "normalizers": []});
     });
 }
@@ -177,21 +172,161 @@ fn the_llama_lineage() {
 }
 
 #[test]
-fn what_could_not_be_exact_is_refused() {
-    let refused = |change: fn(&mut Value)| {
-        let mut json = demo_json();
-        change(&mut json);
-        oracle::open(&json).is_err()
+fn every_way_to_split_at_a_pattern() {
+    let patterns =
+        [json!({"Regex": r"\p{N}|[a-z]+"}), json!({"String": " "}), json!({"String": "é"})];
+    let behaviours = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"];
+    let lines = lines(150);
+    for (behaviour, invert) in behaviours.into_iter().flat_map(|b| [(b, false), (b, true)]) {
+        for pattern in &patterns {
+            let mut json = demo_json();
+            add_merges_across_borders(&mut json);
+            json["pre_tokenizer"]["pretokenizers"][0] = json!({
+                "type": "Split", "pattern": pattern, "behavior": behaviour, "invert": invert,
+            });
+            if invert && behaviour.starts_with("Merged") {
+                assert!(oracle::open(&json).is_err(), "{behaviour} inverted");
+            } else {
+                Pair::of(&json).check(&lines);
+            }
+        }
+    }
+    for step in [
+        json!({"type": "Digits", "individual_digits": true}),
+        json!({"type": "Digits", "individual_digits": false}),
+        json!({"type": "Punctuation", "behavior": "Isolated"}),
+        json!({"type": "Whitespace"}),
+    ] {
+        check(|json| {
+            add_merges_across_borders(json);
+            json["pre_tokenizer"]["pretokenizers"][0] = step;
+        });
+    }
+}
+
+#[test]
+fn merges_that_make_one_token_in_several_ways() {
+    // Which of its merges finishes a token, and how early, depends on what it is made of.
+    check(|json| {
+        add_merges_across_borders(json);
+        let vocab = json["model"]["vocab"].as_object().unwrap().clone();
+        let mut merges = Vec::new();
+        for text in vocab.keys() {
+            let splits = text.char_indices().skip(1).map(|(at, _)| text.split_at(at));
+            let known = splits.filter(|(l, r)| vocab.contains_key(*l) && vocab.contains_key(*r));
+            merges.extend(known.map(|(left, right)| json!([left, right])));
+        }
+        // In an order that has nothing to do with how long they are or how often they occur.
+        merges.sort_by_key(|pair| xxhash_rust::xxh3::xxh3_64(pair.to_string().as_bytes()));
+        json["model"]["merges"] = json!(merges);
+    });
+}
+
+#[test]
+fn a_text_is_neither_cut_nor_filled_up() {
+    let mut json = demo_json();
+    let ids = |json: &Value| {
+        let text = "one two three four five six seven";
+        oracle::open(json).unwrap().encode(text, SpecialTokens::Parse).unwrap()
     };
-    assert!(refused(|json| json["model"]["dropout"] = json!(0.1)));
-    assert!(refused(|json| json["model"]["continuing_subword_prefix"] = json!("##")));
-    assert!(refused(
-        |json| json["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = json!(true)
-    ));
-    assert!(refused(|json| json["normalizer"] = json!({
-        "type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]
-    })));
-    assert!(!refused(|_| ()));
+    let expected = ids(&json);
+    json["truncation"] =
+        json!({"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0});
+    json["padding"] = json!({
+        "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "!",
+    });
+    assert_eq!(ids(&json), expected);
+}
+
+#[test]
+fn what_stands_around_a_text() {
+    let template = |before: &[&str], after: &[&str]| {
+        let token = |text: &&str| json!({"SpecialToken": {"id": text, "type_id": 0}});
+        let mut single: Vec<Value> = before.iter().map(token).collect();
+        single.push(json!({"Sequence": {"id": "A", "type_id": 0}}));
+        single.extend(after.iter().map(token));
+        let tokens = ["<|im_start|>", "<|im_end|>"].iter().zip(2040..).map(|(text, id)| {
+            ((*text).to_owned(), json!({"id": text, "ids": [id], "tokens": [text]}))
+        });
+        json!({"type": "TemplateProcessing", "single": single, "pair": single,
+               "special_tokens": Value::Object(tokens.collect())})
+    };
+    let (start, end) = ("<|im_start|>", "<|im_end|>");
+    let both = json!({"type": "Sequence", "processors": [
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}),
+        template(&[start], &[])]});
+    let processors =
+        [Value::Null, both, template(&[start, end], &[]), template(&[end], &[start, end])];
+    for processor in processors {
+        let mut json = demo_json();
+        json["post_processor"] = processor;
+        let ours = oracle::open(&json).unwrap();
+        let theirs = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        let text = ours.encode("Hello", SpecialTokens::Parse).unwrap();
+        let framed = [ours.prefix(), &text, ours.suffix()].concat();
+        assert_eq!(framed, theirs.encode("Hello", true).unwrap().get_ids());
+    }
+    // The configuration has the last word.
+    let dir = tempfile::tempdir().unwrap();
+    let mut json = demo_json();
+    json["post_processor"] = template(&[start], &[end]);
+    fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+    for (add_bos, prefix) in [(false, vec![]), (true, vec![2041])] {
+        let config = json!({"bos_token": end, "add_bos_token": add_bos});
+        fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let ours = Tokenizer::open(dir.path(), None).unwrap();
+        assert_eq!((ours.prefix(), ours.suffix()), (&prefix[..], &[][..]));
+    }
+}
+
+#[test]
+fn what_could_not_be_exact_is_refused() {
+    let refused = |json: Value, change: fn(&mut Value)| {
+        let mut changed = json.clone();
+        change(&mut changed);
+        assert_ne!(json, changed);
+        assert!(oracle::open(&json).is_ok());
+        assert!(oracle::open(&changed).is_err(), "{}", changed["pre_tokenizer"]);
+    };
+    let demo: [fn(&mut Value); 11] = [
+        |json| json["model"]["dropout"] = json!(0.1),
+        |json| json["model"]["continuing_subword_prefix"] = json!("##"),
+        |json| json["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = json!(true),
+        |json| {
+            json["normalizer"] = json!({"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]});
+        },
+        |json| json["normalizer"] = json!({"type": "NFD"}),
+        |json| {
+            json["normalizer"] =
+                json!({"type": "Replace", "pattern": {"String": "a"}, "content": "$1"});
+        },
+        |json| json["pre_tokenizer"]["pretokenizers"][0] = json!({"type": "WhitespaceSplit"}),
+        |json| json["post_processor"] = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": [], "special_tokens": {}}),
+        |json| json["added_tokens"][0]["id"] = json!(u32::MAX),
+        |json| json["model"]["merges"].as_array_mut().unwrap().push(json!(["the", "zzz"])),
+        |json| {
+            json["model"]["vocab"].as_object_mut().unwrap().remove("~");
+            json["model"]["merges"]
+                .as_array_mut()
+                .unwrap()
+                .retain(|m| !m.to_string().contains('~'));
+        },
+    ];
+    demo.into_iter().for_each(|change| refused(demo_json(), change));
+    let llama: [fn(&mut Value); 3] = [
+        |json| drop(json["model"]["vocab"].as_object_mut().unwrap().remove("<0xF0>")),
+        |json| {
+            json["model"]["unk_token"] = Value::Null;
+            json["model"]["byte_fallback"] = json!(false);
+        },
+        |json| {
+            json["model"]["vocab"]["<0x41>a"] = json!(5000);
+            json["model"]["merges"].as_array_mut().unwrap().push(json!(["<0x41>", "a"]));
+        },
+    ];
+    let plain = || oracle::llama_json(&Value::Null, &Value::Null);
+    llama.into_iter().for_each(|change| refused(plain(), change));
 }
 
 #[test]

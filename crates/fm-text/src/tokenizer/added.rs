@@ -28,6 +28,21 @@ pub(crate) struct AddedToken {
     pub(crate) special: bool,
 }
 
+impl AddedToken {
+    /// A token that is found as it is, wherever it stands.
+    pub(crate) fn new(id: u32, content: &str, special: bool) -> AddedToken {
+        AddedToken {
+            id,
+            content: content.to_owned(),
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            special,
+        }
+    }
+}
+
 /// Finds added tokens in text.
 #[derive(Debug)]
 pub(crate) struct AddedMatcher {
@@ -109,15 +124,7 @@ mod tests {
     use super::*;
 
     fn token(id: u32, content: &str) -> AddedToken {
-        AddedToken {
-            id,
-            content: content.to_owned(),
-            single_word: false,
-            lstrip: false,
-            rstrip: false,
-            normalized: false,
-            special: false,
-        }
+        AddedToken::new(id, content, false)
     }
 
     #[test]

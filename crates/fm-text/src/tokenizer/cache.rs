@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! file = magic (8) | xxh3-128 of the rest (16) | kitoken bytes (u64) | about bytes (u64)
-//!      | kitoken definition | about (JSON: added tokens, whole pieces) | token table
+//!      | kitoken definition | about (JSON: added tokens, whole pieces, frame) | token table
 //! ```
 //!
 //! The hash is checked because a flipped bit in a vocabulary gives wrong ids and no error.
@@ -21,22 +21,23 @@ use kitoken::Definition;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{added::AddedToken, file::Parts, token_table::TokenTable};
+use super::{added::AddedToken, file::Parts, frame::Frame, token_table::TokenTable};
 
 /// Names format and version. Change the last digits whenever the conversion in `file.rs` or the
 /// version of `kitoken` changes: old caches then go unused.
-const MAGIC: &[u8; 8] = b"fmtext01";
+const MAGIC: &[u8; 8] = b"fmtext02";
 
 #[derive(Serialize, Deserialize)]
 struct About {
     added: Vec<AddedToken>,
     whole_pieces: Vec<(u32, Vec<u8>)>,
+    frame: Frame,
 }
 
-/// Where the cache of this `tokenizer.json` lies.
-pub(crate) fn path(cache_dir: &Path, json: &[u8]) -> PathBuf {
+/// Where the cache of what has this hash lies.
+pub(crate) fn path(cache_dir: &Path, hash: u128) -> PathBuf {
     let version = String::from_utf8_lossy(MAGIC);
-    cache_dir.join(format!("tokenizer-{:032x}.{version}", xxh3_128(json)))
+    cache_dir.join(format!("tokenizer-{hash:032x}.{version}"))
 }
 
 /// The cached tokenizer, or nothing if there is none that is whole.
@@ -61,7 +62,11 @@ pub(crate) fn write(path: &Path, parts: &Parts) -> io::Result<()> {
 
 fn encode(parts: &Parts) -> io::Result<Vec<u8>> {
     let kit = parts.definition.to_vec();
-    let about = About { added: parts.added.clone(), whole_pieces: parts.whole_pieces.clone() };
+    let about = About {
+        added: parts.added.clone(),
+        whole_pieces: parts.whole_pieces.clone(),
+        frame: parts.frame.clone(),
+    };
     let about = serde_json::to_vec(&about)?;
     let mut body = Vec::with_capacity(kit.len() * 2 + about.len());
     body.extend_from_slice(&(kit.len() as u64).to_le_bytes());
@@ -82,7 +87,7 @@ fn decode(data: &[u8]) -> Option<Parts> {
     let bytes = |field: &[u8; 8]| usize::try_from(u64::from_le_bytes(*field)).ok();
     let (kit, rest) = rest.split_at_checked(bytes(kit_bytes)?)?;
     let (about, table) = rest.split_at_checked(bytes(about_bytes)?)?;
-    let About { added, whole_pieces } = serde_json::from_slice(about).ok()?;
+    let About { added, whole_pieces, frame } = serde_json::from_slice(about).ok()?;
     let definition = Definition::from_slice(kit).ok()?;
-    Some(Parts { definition, added, whole_pieces, table: TokenTable::read(table)? })
+    Some(Parts { definition, added, whole_pieces, table: TokenTable::read(table)?, frame })
 }

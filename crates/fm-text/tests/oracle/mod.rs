@@ -1,5 +1,8 @@
 //! Ours and theirs side by side, and text that finds differences.
 
+pub(crate) mod families;
+mod vocabularies;
+
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path};
 
 use fm_text::{Detokenizer, SpecialText, SpecialTokens, TextError, Tokenizer};
@@ -39,6 +42,12 @@ impl Pair {
     pub(crate) fn of(json: &Value) -> Pair {
         let theirs = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
         Pair { ours: open(json).unwrap(), theirs }
+    }
+
+    /// A tokenizer of ours that was made of something else.
+    pub(crate) fn with(ours: Tokenizer, json: &Value) -> Pair {
+        let theirs = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        Pair { ours, theirs }
     }
 
     /// Asserts equal ids, with special tokens parsed and as text.
@@ -240,7 +249,15 @@ const FRAGMENTS: &[&str] = &[
 
 /// Random lines, always the same ones.
 pub(crate) fn lines(count: usize) -> Vec<String> {
-    let mut random = SplitMix(7);
+    random_lines(count, SplitMix { state: 7, repeats_max: 300 })
+}
+
+/// The same without very long runs, so that there can be many of them.
+pub(crate) fn short_lines(count: usize, seed: u64) -> Vec<String> {
+    random_lines(count, SplitMix { state: seed, repeats_max: 8 })
+}
+
+fn random_lines(count: usize, mut random: SplitMix) -> Vec<String> {
     (0..count)
         .map(|_| {
             let fragments = 1 + random.below(24);
@@ -250,12 +267,15 @@ pub(crate) fn lines(count: usize) -> Vec<String> {
 }
 
 /// Steele, Lea, Flood, 2014.
-struct SplitMix(u64);
+struct SplitMix {
+    state: u64,
+    repeats_max: usize,
+}
 
 impl SplitMix {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
@@ -268,7 +288,7 @@ impl SplitMix {
     fn fragment(&mut self) -> String {
         match self.below(16) {
             0 => (0..=self.below(9)).map(|_| self.letter()).collect(),
-            1 => FRAGMENTS[self.below(FRAGMENTS.len())].repeat(1 + self.below(300)),
+            1 => FRAGMENTS[self.below(FRAGMENTS.len())].repeat(1 + self.below(self.repeats_max)),
             2 => char::from_u32(self.below(0x3_0000) as u32).map(String::from).unwrap_or_default(),
             _ => FRAGMENTS[self.below(FRAGMENTS.len())].to_owned(),
         }
