@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fm_format::FormatError;
+use fm_format::{FormatError, source::gguf::GgufError};
 use fm_kernels::DeviceError;
 use fm_model::{
     LoadError,
@@ -83,17 +83,26 @@ pub enum EngineError {
         /// Rows of the embedding.
         vocab: usize,
     },
+    /// A key of a GGUF file is of the wrong type.
+    #[error("{}: the metadata does not describe a tokenizer", path.display())]
+    Metadata {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        source: GgufError,
+    },
+
     /// Text for a model without a tokenizer.
-    #[error("{} has no tokenizer.json, so it takes tokens only", dir.display())]
+    #[error("{} has no tokenizer, so it takes tokens only", path.display())]
     NoTokenizer {
-        /// The model's directory.
-        dir: PathBuf,
+        /// The model's directory or GGUF file.
+        path: PathBuf,
     },
     /// A conversation for a model without a chat template.
-    #[error("{} has no chat template", dir.display())]
+    #[error("{} has no chat template", path.display())]
     NoTemplate {
-        /// The model's directory.
-        dir: PathBuf,
+        /// The model's directory or GGUF file.
+        path: PathBuf,
     },
 }
 

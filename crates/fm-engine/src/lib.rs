@@ -16,6 +16,7 @@ pub mod options;
 pub mod report;
 pub mod sampler;
 pub mod session;
+mod text_parts;
 
 pub use engine::{Engine, Load, Places};
 pub use error::EngineError;

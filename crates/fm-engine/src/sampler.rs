@@ -42,18 +42,18 @@ impl Default for Sampling {
     }
 }
 
-/// What `generation_config.json` says.
+/// What `generation_config.json` says, or the `general.sampling` keys of a GGUF file.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct GenerationConfig {
     /// One end-of-text token or several.
     #[serde(default)]
     pub eos_token_id: Option<OneOrMany>,
-    do_sample: Option<bool>,
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
+    pub(crate) do_sample: Option<bool>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_k: Option<usize>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
 }
 
 /// A token or a list of tokens.

@@ -34,7 +34,7 @@ fn as_json(planned: &Planned) -> serde_json::Value {
     let plan = &planned.plan;
     json!({
         "schema": "flash-moe.plan/1",
-        "model": planned.dir,
+        "model": planned.path,
         "model_type": planned.spec.model_type,
         "budget_bytes": plan.budget,
         "allowed_bytes": plan.allowed,
@@ -83,7 +83,7 @@ fn print(planned: &Planned) {
             format!("{slots} of {experts} experts ({share:.1} %), {} in all", Bytes(plan.experts)),
         ),
     ];
-    println!("{} · {}", planned.dir.display(), planned.spec.model_type);
+    println!("{} · {}", planned.path.display(), planned.spec.model_type);
     for (what, bytes, note) in rows {
         println!("  {what:<28} {:>10}   {note}", Bytes(bytes).to_string());
     }

@@ -120,7 +120,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     if matches.get_flag("json") {
         return console::print_json(&RunOutput {
             schema: SCHEMA,
-            model: engine.dir.display().to_string(),
+            model: engine.path.display().to_string(),
             prompt_tokens,
             tokens: generated.tokens,
             text: generated.text,
@@ -227,16 +227,19 @@ fn tokens_of(
         Input::Text(text) if text.is_empty() => return Err(EngineError::EmptyPrompt.into()),
         Input::Text(text) => text,
     };
-    let dir = || engine.dir.clone();
+    let path = || engine.path.clone();
     let tokenizer =
-        engine.tokenizer.as_ref().ok_or_else(|| EngineError::NoTokenizer { dir: dir() })?;
+        engine.tokenizer.as_ref().ok_or_else(|| EngineError::NoTokenizer { path: path() })?;
     if matches.get_flag("raw") {
         let tokens = tokenizer.encode(text, SpecialTokens::Parse).map_err(EngineError::from)?;
-        let tokens = [conversation.tokens.as_slice(), &tokens].concat();
+        // What goes on has its beginning already.
+        let past = &conversation.tokens;
+        let past = if past.is_empty() { tokenizer.prefix() } else { past };
+        let tokens = [past, &tokens].concat();
         return Ok(Prompt { tokens, text: Some(text.clone()) });
     }
     let template =
-        engine.template.as_ref().ok_or_else(|| EngineError::NoTemplate { dir: dir() })?;
+        engine.template.as_ref().ok_or_else(|| EngineError::NoTemplate { path: path() })?;
     if let Some(file) = matches.get_one::<String>("system") {
         let system = fs::read_to_string(file).with_context(|| format!("reading {file}"))?;
         conversation.messages.retain(|message| message.role != "system");

@@ -73,6 +73,24 @@ fn a_container_has_the_same_bits_and_notices_a_wrong_one() {
 }
 
 #[test]
+fn a_gguf_file_runs_and_its_container_has_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = dir.path().join("tiny");
+    let container = container.to_str().unwrap();
+    for family in ["qwen3_moe", "qwen3_5_moe"] {
+        let file = format!("golden/{family}/q8_0.gguf");
+        let want = logits_hash(&file, &[]);
+        assert_eq!(logits_hash(&file, &["--slots", "2", "--prefill-chunk", "3"]), want);
+        let _ = fs::remove_dir_all(container);
+        assert!(flash_moe(&["convert", &file, container]).status.success());
+        assert_eq!(logits_hash(container, &["--slots", "2"]), want, "{family}");
+        assert!(flash_moe(&["verify", container]).status.success());
+    }
+    flip_a_bit(&dir.path().join("tiny/metadata.gguf"), 5000);
+    assert_eq!(flash_moe(&["verify", container]).status.code(), Some(1));
+}
+
+#[test]
 fn a_model_without_checksums_says_how_to_get_them() {
     let output = flash_moe(&["verify", "models/demo"]);
     assert_eq!(output.status.code(), Some(1));

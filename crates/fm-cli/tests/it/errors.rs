@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use fm_testkit::golden::demo_dir;
+use fm_testkit::golden::{demo_dir, golden_dir};
 
 use crate::{flash_moe, stderr};
 
@@ -91,4 +91,35 @@ fn damaged_checkpoints() {
         damaged(|dir| fs::write(dir.join("chat_template.jinja"), "{% if %}").unwrap()),
     ];
     insta::assert_snapshot!("damaged_checkpoints", all.join("\n"));
+}
+
+/// The tiny GGUF model with some bytes replaced by as many others.
+fn damaged_gguf(from: &str, to: &str) -> String {
+    let mut bytes = fs::read(golden_dir("qwen3_moe").join("q8_0.gguf")).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+    bytes.splice(at..at + from.len(), to.bytes());
+    failing_gguf(&bytes)
+}
+
+fn failing_gguf(bytes: &[u8]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    fs::write(&path, bytes).unwrap();
+    let args = ["run", &path.to_string_lossy(), "--prompt", "x", "--memory", "300MB"];
+    failure(&args, Some(dir.path())).replace("TMP/model.gguf", "model.gguf")
+}
+
+#[test]
+fn damaged_gguf_files() {
+    let whole = fs::read(golden_dir("qwen3_moe").join("q8_0.gguf")).unwrap();
+    let all = [
+        failing_gguf(&whole[..whole.len() / 2]),
+        failing_gguf(&whole[..4000]),
+        damaged_gguf("GGUF\x03", "GGUF\x07"),
+        damaged_gguf("qwen3moe", "qwen9moe"),
+        damaged_gguf("qwen3moe.expert_count", "qwen3moe.expert_bribe"),
+        damaged_gguf("qwen35", "qwen39"),
+        damaged_gguf("blk.0.attn_k.weight", "blk.0.attn_x.weight"),
+    ];
+    insta::assert_snapshot!("damaged_gguf_files", all.join("\n"));
 }

@@ -9,7 +9,10 @@ const DEPTH_MAX: usize = 4;
 
 /// All pairs of a file, by key.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Metadata(BTreeMap<String, Value>);
+pub struct Metadata {
+    pairs: BTreeMap<String, Value>,
+    bytes: u64,
+}
 
 /// A metadata value. Narrow numbers are widened, which is exact.
 #[derive(Clone, Debug, PartialEq)]
@@ -169,17 +172,22 @@ impl Metadata {
                 return Err(GgufError::DuplicateKey { field: cursor.field.clone() }.into());
             }
         }
-        Ok(Self(pairs))
+        Ok(Self { pairs, bytes: cursor.at() })
+    }
+
+    /// Bytes of the file up to the end of the pairs.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The value of a key as it is.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.0.get(key)
+        self.pairs.get(key)
     }
 
     /// Keys, ascending.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.pairs.keys().map(String::as_str)
     }
 
     fn typed<'a, T>(
@@ -188,7 +196,7 @@ impl Metadata {
         expected: &'static str,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, GgufError> {
-        let Some(value) = self.0.get(key) else { return Ok(None) };
+        let Some(value) = self.pairs.get(key) else { return Ok(None) };
         let wrong = || GgufError::Value { key: key.to_owned(), expected, found: value.kind() };
         read(value).map(Some).ok_or_else(wrong)
     }
@@ -246,6 +254,20 @@ impl Metadata {
     pub fn unsigned_array(&self, key: &str) -> Result<Option<Vec<u64>>, GgufError> {
         self.typed(key, "an array of integers, not negative", |value| {
             value.numbers(|number| number.as_unsigned())
+        })
+    }
+
+    /// An array of integers of at most 32 bits.
+    ///
+    /// # Errors
+    /// See [`Metadata::unsigned`].
+    pub fn integer_array(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
+        self.typed(key, "an array of integers of 32 bits", |value| {
+            value.numbers(|number| match number {
+                Value::Unsigned(number) => i32::try_from(number).ok(),
+                Value::Signed(number) => i32::try_from(number).ok(),
+                _ => None,
+            })
         })
     }
 
