@@ -107,6 +107,8 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// `table[code]`; codes are below 16.
     fn look_up(self, table: &[i8; 16], codes: Self::Bytes) -> Self::Bytes;
+    /// Negates byte `i` where bit `i` of `signs` is 1.
+    fn negated(self, bytes: Self::Bytes, signs: u16) -> Self::Bytes;
     /// Bytes without a sign as floats.
     fn unsigned(self, bytes: Self::Bytes) -> Self::F;
     /// Bytes with a sign as floats.

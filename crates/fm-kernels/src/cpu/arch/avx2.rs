@@ -282,6 +282,11 @@ impl Lanes for Avx2 {
         unsafe { _mm_shuffle_epi8(table, codes) }
     }
     #[inline(always)]
+    fn negated(self, bytes: __m128i, signs: u16) -> __m128i {
+        // SAFETY: `self` proves the features of `negate_marked`.
+        unsafe { negate_marked(bytes, signs) }
+    }
+    #[inline(always)]
     fn unsigned(self, bytes: __m128i) -> Halves {
         // SAFETY: `self` proves the features of `widen_u8`.
         unsafe { widen_u8(bytes) }
@@ -370,6 +375,16 @@ pub(super) fn bytes_right(bytes: __m128i, count: usize, mask: u8) -> __m128i {
 pub(super) fn bytes_left(bytes: __m128i, count: usize, mask: u8) -> __m128i {
     let words = _mm_sll_epi16(bytes, _mm_cvtsi64_si128(count as i64));
     if mask == u8::MAX { words } else { _mm_and_si128(words, _mm_set1_epi8(mask.cast_signed())) }
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn negate_marked(bytes: __m128i, signs: u16) -> __m128i {
+    let halves = _mm_set_epi64x(0x0101_0101_0101_0101, 0);
+    let each = _mm_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+    let own = _mm_shuffle_epi8(_mm_set1_epi16(signs.cast_signed()), halves);
+    let flip = _mm_cmpeq_epi8(_mm_and_si128(own, each), each);
+    _mm_sub_epi8(_mm_xor_si128(bytes, flip), flip)
 }
 
 #[target_feature(enable = "avx2")]

@@ -311,6 +311,13 @@ impl Lanes for Avx512 {
         unsafe { _mm_shuffle_epi8(table, codes) }
     }
     #[inline(always)]
+    fn negated(self, bytes: __m128i, signs: u16) -> __m128i {
+        // SAFETY: `self` proves sse2.
+        let zero = unsafe { _mm_setzero_si128() };
+        // SAFETY: `self` proves avx512bw and avx512vl.
+        unsafe { _mm_mask_sub_epi8(bytes, signs, zero, bytes) }
+    }
+    #[inline(always)]
     fn unsigned(self, bytes: __m128i) -> __m512 {
         // SAFETY: `self` proves avx512f.
         let numbers = unsafe { _mm512_cvtepu8_epi32(bytes) };

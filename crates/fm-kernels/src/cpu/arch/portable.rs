@@ -175,6 +175,10 @@ impl Lanes for Portable {
         codes.map(|code| table[usize::from(code & 15)].cast_unsigned())
     }
     #[inline(always)]
+    fn negated(self, bytes: [u8; 16], signs: u16) -> [u8; 16] {
+        array::from_fn(|i| if signs >> i & 1 == 1 { bytes[i].wrapping_neg() } else { bytes[i] })
+    }
+    #[inline(always)]
     fn unsigned(self, bytes: [u8; 16]) -> Sixteen {
         bytes.map(f32::from)
     }
