@@ -79,7 +79,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
         ticket: Self::Ticket,
         batch: ExpertBatch<'_, B>,
     ) -> Result<(), ExpertsFailed> {
-        let ExpertBatch { layer, routes, x, out, scratch } = batch;
+        let ExpertBatch { layer, form, routes, x, out, scratch } = batch;
         let ViewMut { buf, offset, rows, cols, stride } = out;
         let few = rows <= ARRIVAL_ROWS_MAX;
         let order = if few { Order::Arrival } else { Order::Ascending };
@@ -102,7 +102,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
                     continue;
                 }
             };
-            let weights = expert_weights(records, &lease);
+            let weights = expert_weights(records, form, expert, &lease);
             let chosen = self.grouped.rows(expert);
             let (combine, target) = if few {
                 let results = rows * routes.top_k;

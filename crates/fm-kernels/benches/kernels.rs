@@ -212,9 +212,22 @@ impl Bench {
     }
 
     fn attention(&self) {
-        let grouped =
-            AttentionShape { heads: 32, kv_heads: 4, k_dim: 128, v_dim: 128, scale: 0.09 };
-        let latent = AttentionShape { heads: 20, kv_heads: 1, k_dim: 576, v_dim: 512, scale: 0.06 };
+        let grouped = AttentionShape {
+            heads: 32,
+            kv_heads: 4,
+            k_dim: 128,
+            v_dim: 128,
+            scale: 0.09,
+            window: None,
+        };
+        let latent = AttentionShape {
+            heads: 20,
+            kv_heads: 1,
+            k_dim: 576,
+            v_dim: 512,
+            scale: 0.06,
+            window: None,
+        };
         for (name, shape) in [("attention", grouped), ("latent attention", latent)] {
             for (rows, position) in [(1_usize, 4095_usize), (128, 1024)] {
                 self.attention_case(name, shape, (rows, position));
@@ -232,7 +245,7 @@ impl Bench {
         let keys = values(blocks * kv_heads * 64 * k_dim);
         let own_values = (v_dim == k_dim).then_some(&keys);
         let table: Vec<u32> = (0..blocks as u32).collect();
-        let kv = KvView { keys: &keys, values: own_values, table: &table };
+        let kv = KvView { keys: &keys, values: own_values, table: &table, sinks: None };
         let q = values(rows * heads * k_dim);
         let mut out = vec![0.0; rows * heads * v_dim];
         let seen: usize = (0..rows).map(|row| position + row + 1).sum();

@@ -9,9 +9,9 @@ mod operands;
 mod view;
 
 pub use operands::{
-    AttentionShape, Combine, DeltaInputs, DeltaShape, ExpertRow, ExpertScratch, ExpertWeights,
-    HeadOrder, KvView, QMatrix, ROUTER_GROUPS_MAX, Rope, RopeLayout, RouterGroups, RouterLogits,
-    RouterScale, RouterScoring, RouterSpec, Routes,
+    Activation, AttentionShape, Clamp, Combine, DeltaInputs, DeltaShape, ExpertBiases, ExpertRow,
+    ExpertScratch, ExpertWeights, HeadOrder, KvView, QMatrix, ROUTER_GROUPS_MAX, Rope, RopeLayout,
+    RouterGroups, RouterLogits, RouterScale, RouterScoring, RouterSpec, Routes,
 };
 pub use view::{View, ViewMut};
 
@@ -206,11 +206,11 @@ pub trait Backend: Send + Sized + 'static {
         weight: &Self::Buf,
         eps: f32,
     ) -> DeviceResult;
-    /// `x[i] += bias` for every row.
+    /// `x[i] += bias` for every row; `bias` is one row.
     ///
     /// # Errors
     /// If the device fails.
-    fn add_bias(&self, bias: &Self::Buf, x: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    fn add_bias(&self, bias: View<'_, Self::Buf>, x: ViewMut<'_, Self::Buf>) -> DeviceResult;
     /// `acc += x`.
     ///
     /// # Errors
@@ -221,6 +221,16 @@ pub trait Backend: Send + Sized + 'static {
     /// # Errors
     /// If the device fails.
     fn silu_mul(&self, up: View<'_, Self::Buf>, gate: ViewMut<'_, Self::Buf>) -> DeviceResult;
+    /// `gate = (up + 1) · gate · sigmoid(alpha · gate)` of clamped operands, see [`Clamp`].
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn clamped_mul(
+        &self,
+        clamp: Clamp,
+        up: View<'_, Self::Buf>,
+        gate: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult;
     /// `x = sigmoid(gate) · x`, element by element, or row by row if `gate` has one column.
     ///
     /// # Errors
@@ -252,7 +262,7 @@ pub trait Backend: Send + Sized + 'static {
     /// If the device fails.
     fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut Self::Buf) -> DeviceResult;
     /// Causal attention of the rows of one session; row `i` stands at `position + i` and sees
-    /// itself and all before it. `q` is `[rows, heads · k_dim]`, `out` `[rows, heads · v_dim]`.
+    /// itself and all before it, or those in its window. `q` is `[rows, heads · k_dim]`, `out` `[rows, heads · v_dim]`.
     /// The softmax runs online, block by block in ascending order. Source: Milakov, Gimelshein,
     /// 2018, arXiv:1805.02867.
     ///
@@ -326,13 +336,14 @@ pub trait Backend: Send + Sized + 'static {
         out: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;
 
-    /// Fusion: one expert over the rows that chose it, `y = down(silu(gate x) · (up x))`.
+    /// Fusion: one expert over the rows that chose it, `y = down(activation(gate x, up x))`, with
+    /// a bias after each product where there are biases.
     ///
     /// # Errors
     /// If the device fails.
     fn expert_rows(
         &self,
-        w: &ExpertWeights<'_, Self::Bytes>,
+        w: &ExpertWeights<'_, Self::Bytes, Self::Buf>,
         x: &Self::Acts,
         rows: &[ExpertRow],
         scratch: &mut ExpertScratch<Self>,
@@ -342,10 +353,21 @@ pub trait Backend: Send + Sized + 'static {
         let (count, ffn, hidden) = (rows.len(), w.gate.shape.rows, w.down.shape.rows);
         self.matmul_rows(w.gate, x, rows, ViewMut::new(&mut scratch.gate, count, ffn))?;
         self.matmul_rows(w.up, x, rows, ViewMut::new(&mut scratch.up, count, ffn))?;
+        if let Some(biases) = &w.biases {
+            self.add_bias(biases.gate, ViewMut::new(&mut scratch.gate, count, ffn))?;
+            self.add_bias(biases.up, ViewMut::new(&mut scratch.up, count, ffn))?;
+        }
         let up = View::new(&scratch.up, count, ffn);
-        self.silu_mul(up, ViewMut::new(&mut scratch.gate, count, ffn))?;
+        let gate = ViewMut::new(&mut scratch.gate, count, ffn);
+        match w.activation {
+            Activation::Silu => self.silu_mul(up, gate),
+            Activation::Clamped(clamp) => self.clamped_mul(clamp, up, gate),
+        }?;
         self.prepare(View::new(&scratch.gate, count, ffn), &mut scratch.acts)?;
         self.matmul(w.down, &scratch.acts, ViewMut::new(&mut scratch.y, count, hidden))?;
+        if let Some(biases) = &w.biases {
+            self.add_bias(biases.down, ViewMut::new(&mut scratch.y, count, hidden))?;
+        }
         self.scatter_rows(View::new(&scratch.y, count, hidden), rows, combine, out)
     }
 }

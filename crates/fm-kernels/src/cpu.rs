@@ -11,7 +11,7 @@
 use fm_format::quant::QuantFormat;
 
 use crate::{
-    backend::{AttentionShape, KvView, Numerics, Rope},
+    backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
     host::{Host, Kernels, Parallel, RowSelection},
     reference::delta_net::DeltaStep,
 };
@@ -134,6 +134,10 @@ impl Kernels for Simd {
 
     fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
         self.level.run(activation::SiluMul { up, gate });
+    }
+
+    fn clamped_mul(&self, clamp: Clamp, up: &[f32], gate: &mut [f32]) {
+        self.level.run(activation::ClampedMul { clamp, up, gate });
     }
 
     fn mul_silu(&self, z: &[f32], x: &mut [f32]) {

@@ -7,8 +7,9 @@ use std::cell::RefCell;
 
 use crate::{
     backend::{
-        AttentionShape, Backend, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertRow, KvView,
-        Numerics, QMatrix, Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View, ViewMut,
+        AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertRow,
+        KvView, Numerics, QMatrix, Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View,
+        ViewMut,
     },
     reference::{
         activation, norm,
@@ -205,8 +206,8 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn add_bias(&self, bias: &Vec<f32>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
-        let kernels = &self.kernels;
+    fn add_bias(&self, bias: View<'_, Vec<f32>>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+        let (kernels, bias) = (&self.kernels, bias.row(0));
         x.for_each_row(kernels, |_, row| {
             row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
         });
@@ -224,6 +225,17 @@ impl<K: Kernels> Backend for Host<K> {
     fn silu_mul(&self, up: View<'_, Vec<f32>>, gate: ViewMut<'_, Vec<f32>>) -> DeviceResult {
         let kernels = &self.kernels;
         gate.for_each_row(kernels, |i, gate| kernels.silu_mul(up.row(i), gate));
+        Ok(())
+    }
+
+    fn clamped_mul(
+        &self,
+        clamp: Clamp,
+        up: View<'_, Vec<f32>>,
+        gate: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        let kernels = &self.kernels;
+        gate.for_each_row(kernels, |i, gate| kernels.clamped_mul(clamp, up.row(i), gate));
         Ok(())
     }
 

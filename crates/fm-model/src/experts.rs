@@ -6,7 +6,10 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend,
-    backend::{DeviceResult, ExpertRow, ExpertScratch, ExpertWeights, QMatrix, Routes, ViewMut},
+    backend::{
+        Activation, DeviceResult, ExpertBiases, ExpertRow, ExpertScratch, ExpertWeights, QMatrix,
+        Routes, View, ViewMut,
+    },
 };
 
 /// Experts that could not be had, and why. Rows that did not choose them are complete.
@@ -21,11 +24,33 @@ pub struct ExpertsLost {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+/// What the experts of a layer have besides their records.
+#[derive(Debug)]
+pub struct ExpertForm<B: Backend> {
+    /// What becomes of gate and up.
+    pub activation: Activation,
+    /// Added to the products, where they have such.
+    pub biases: Option<LayerBiases<B>>,
+}
+
+/// Biases of a layer's experts, a row each.
+#[derive(Debug)]
+pub struct LayerBiases<B: Backend> {
+    /// `[experts, ffn]`.
+    pub gate: B::Buf,
+    /// `[experts, ffn]`.
+    pub up: B::Buf,
+    /// `[experts, hidden]`.
+    pub down: B::Buf,
+}
+
 /// The operands of a layer's routed experts.
 #[derive(Debug)]
 pub struct ExpertBatch<'a, B: Backend> {
     /// The layer.
     pub layer: LayerIndex,
+    /// What its experts have besides their records.
+    pub form: &'a ExpertForm<B>,
     /// Which experts each row chose.
     pub routes: &'a Routes<B>,
     /// `[rows, hidden]`, prepared.
@@ -152,8 +177,13 @@ fn position(union: &[ExpertIndex], id: ExpertIndex) -> usize {
     union.binary_search(&id).expect("the union holds every chosen expert")
 }
 
-/// The matrices of a record that lies in host memory.
-pub fn expert_weights<'a>(layer: &LayerRecords, record: &'a [u8]) -> ExpertWeights<'a, [u8]> {
+/// An expert whose record lies in host memory.
+pub fn expert_weights<'a, B: Backend<Bytes = [u8]>>(
+    layer: &LayerRecords,
+    form: &'a ExpertForm<B>,
+    expert: ExpertIndex,
+    record: &'a [u8],
+) -> ExpertWeights<'a, [u8], B::Buf> {
     let matrix = |role: MatrixRole| {
         let shape = layer.layout.shape(role);
         QMatrix { bytes: &record[layer.layout.offset(role)..][..shape.bytes()], shape }
@@ -162,6 +192,18 @@ pub fn expert_weights<'a>(layer: &LayerRecords, record: &'a [u8]) -> ExpertWeigh
         gate: matrix(MatrixRole::Gate),
         up: matrix(MatrixRole::Up),
         down: matrix(MatrixRole::Down),
+        activation: form.activation,
+        biases: form.biases.as_ref().map(|biases| {
+            let row = |of: &'a B::Buf, role: MatrixRole| {
+                let cols = layer.layout.shape(role).rows;
+                View { offset: expert.index() * cols, ..View::new(of, 1, cols) }
+            };
+            ExpertBiases {
+                gate: row(&biases.gate, MatrixRole::Gate),
+                up: row(&biases.up, MatrixRole::Up),
+                down: row(&biases.down, MatrixRole::Down),
+            }
+        }),
     }
 }
 

@@ -9,7 +9,7 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend,
-    backend::{DeviceResult, QMatrix, ViewMut},
+    backend::{DeviceResult, QMatrix, View, ViewMut},
 };
 use half::{bf16, f16};
 use xxhash_rust::xxh3::Xxh3Default;
@@ -62,7 +62,10 @@ impl<B: Backend> Linear<B> {
         let product = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
         device.matmul(self.weight.view(), x, product)?;
         match &self.bias {
-            Some(bias) => device.add_bias(bias, ViewMut { buf, offset, rows, cols, stride }),
+            Some(bias) => {
+                let bias = View::new(bias, 1, cols);
+                device.add_bias(bias, ViewMut { buf, offset, rows, cols, stride })
+            }
             None => Ok(()),
         }
     }
@@ -236,6 +239,7 @@ pub fn read_vector(files: &Files, vector: &VectorRef) -> Result<Vec<f32>, LoadEr
     let values: Vec<f32> = match vector.transform {
         VectorTransform::Plain => values,
         VectorTransform::PlusOne => values.into_iter().map(|w| 1.0 + w).collect(),
+        VectorTransform::EverySecond { from } => values.into_iter().skip(from).step_by(2).collect(),
         VectorTransform::NegExp => values.into_iter().map(|w| -w.exp()).collect(),
         VectorTransform::Transposed { cols } => (0..cols)
             .flat_map(|col| values.iter().skip(col).step_by(cols).copied().collect::<Vec<_>>())

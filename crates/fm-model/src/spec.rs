@@ -9,7 +9,7 @@ use fm_format::{
     record::{Catalog, Extent, MatrixShape, ScaleSource},
     source::Dtype,
 };
-use fm_kernels::backend::{AttentionShape, DeltaShape, RouterSpec};
+use fm_kernels::backend::{Activation, AttentionShape, DeltaShape, RouterSpec};
 
 mod mla;
 mod rotary;
@@ -116,6 +116,11 @@ pub enum VectorTransform {
     PlusOne,
     /// `-exp(w)`: `A_log`.
     NegExp,
+    /// Every second value, from this one on: what is stored in turns with another tensor.
+    EverySecond {
+        /// 0 or 1.
+        from: usize,
+    },
     /// A matrix with this many columns, transposed: convolution taps.
     Transposed {
         /// Columns before the transposition.
@@ -274,6 +279,8 @@ pub struct AttentionSpec {
     pub v: Projection,
     /// `[hidden, heads · v_dim]`.
     pub o: Projection,
+    /// `[heads]`: one more score of every head, see [`KvView::sinks`](fm_kernels::backend::KvView).
+    pub sinks: Option<VectorRef>,
     /// Norm of every query head, `[k_dim]`, or of all together, `[heads · k_dim]`.
     pub q_norm: Option<VectorRef>,
     /// Norm of every key head, or of all together.
@@ -340,8 +347,23 @@ pub struct MoeSpec {
     pub choice_bias: Option<VectorRef>,
     /// How experts are chosen.
     pub routing: RouterSpec,
+    /// What becomes of the routed experts' gate and up projections.
+    pub activation: Activation,
+    /// Of the routed experts, where they have such.
+    pub biases: Option<ExpertBiasesSpec>,
     /// An expert that every position uses.
     pub shared: Option<SharedSpec>,
+}
+
+/// Biases of a layer's routed experts; small, so they are always in memory.
+#[derive(Clone, Debug)]
+pub struct ExpertBiasesSpec {
+    /// `[experts, ffn]`.
+    pub gate: VectorRef,
+    /// `[experts, ffn]`.
+    pub up: VectorRef,
+    /// `[experts, hidden]`.
+    pub down: VectorRef,
 }
 
 /// The shared expert.
@@ -384,7 +406,8 @@ pub fn for_each_tensor(
                     on_matrix(weight);
                     bias.iter().for_each(&mut *on_vector);
                 }
-                attention.q_norm.iter().chain(&attention.k_norm).for_each(&mut *on_vector);
+                let norms = attention.q_norm.iter().chain(&attention.k_norm);
+                norms.chain(&attention.sinks).for_each(&mut *on_vector);
             }
             MixerSpec::Mla(mla) => mla.for_each_tensor(on_matrix, on_vector),
             MixerSpec::DeltaNet(delta) => {
@@ -399,6 +422,9 @@ pub fn for_each_tensor(
             FfnSpec::Moe(moe) => {
                 on_matrix(&moe.router.weight);
                 moe.router.bias.iter().chain(&moe.choice_bias).for_each(&mut *on_vector);
+                if let Some(ExpertBiasesSpec { gate, up, down }) = &moe.biases {
+                    [gate, up, down].into_iter().for_each(&mut *on_vector);
+                }
                 let shared = moe.shared.as_ref();
                 shared.and_then(|s| s.gate.as_ref()).into_iter().for_each(&mut *on_matrix);
                 shared.map(|s| &s.mlp)

@@ -219,7 +219,10 @@ fn mixtral_models() -> Vec<(&'static str, TinyModel)> {
     let odd = odd_shapes(Family::Mixtral);
     vec![
         ("mixtral_five_experts", TinyModel { experts: 5, seed: 81, ..odd.clone() }),
-        ("mixtral_nine_heads", TinyModel { heads: 9, head_dim: 48, seed: 82, ..odd.clone() }),
+        (
+            "mixtral_window_shorter_than_a_prompt",
+            TinyModel { sliding_window: Some(5), heads: 9, head_dim: 48, seed: 82, ..odd.clone() },
+        ),
         (
             "mixtral_one_layer_one_of_seven_tied",
             TinyModel {

@@ -23,13 +23,47 @@ impl<Bytes: ?Sized> Copy for QMatrix<'_, Bytes> {}
 
 /// Weights of one expert: gate and up are `[ffn, hidden]`, down is `[hidden, ffn]`.
 #[derive(Debug)]
-pub struct ExpertWeights<'a, Bytes: ?Sized> {
+pub struct ExpertWeights<'a, Bytes: ?Sized, Buf> {
     /// `gate_proj`.
     pub gate: QMatrix<'a, Bytes>,
     /// `up_proj`.
     pub up: QMatrix<'a, Bytes>,
     /// `down_proj`.
     pub down: QMatrix<'a, Bytes>,
+    /// What becomes of gate and up.
+    pub activation: Activation,
+    /// Added to the products, if the expert has such.
+    pub biases: Option<ExpertBiases<'a, Buf>>,
+}
+
+/// Biases of one expert, one row each.
+#[derive(Debug)]
+pub struct ExpertBiases<'a, Buf> {
+    /// `[1, ffn]`.
+    pub gate: View<'a, Buf>,
+    /// `[1, ffn]`.
+    pub up: View<'a, Buf>,
+    /// `[1, hidden]`.
+    pub down: View<'a, Buf>,
+}
+
+/// How a gated network combines its two projections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `silu(gate) · up`.
+    Silu,
+    /// See [`Clamp`].
+    Clamped(Clamp),
+}
+
+/// `(up + 1) · gate · sigmoid(alpha · gate)` with `gate` at most `limit` and `up` within
+/// `±limit`. Source: OpenAI, *gpt-oss-120b & gpt-oss-20b Model Card*, 2025, arXiv:2508.10925.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clamp {
+    /// `swiglu_limit`.
+    pub limit: f32,
+    /// Steepness of the sigmoid.
+    pub alpha: f32,
 }
 
 /// One row that chose an expert.
@@ -189,6 +223,15 @@ pub struct AttentionShape {
     pub v_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
+    /// The latest positions that a row sees, itself included; `None` if it sees all.
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    /// The first position that a row at `position` sees.
+    pub fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
 }
 
 /// The keys and values of one layer that one session may see.
@@ -204,6 +247,8 @@ pub struct KvView<'a, Buf> {
     pub values: Option<&'a Buf>,
     /// Blocks of this session, by position.
     pub table: &'a [u32],
+    /// `[heads]`: one more score of every head, with its share of the softmax and no value.
+    pub sinks: Option<&'a Buf>,
 }
 
 /// Dimensions of a gated delta-net layer.

@@ -15,6 +15,14 @@ pub struct View<'a, Buf> {
     pub stride: usize,
 }
 
+// By hand: `derive` would ask for `Buf: Copy`, and only the borrow is copied.
+impl<Buf> Clone for View<'_, Buf> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Buf> Copy for View<'_, Buf> {}
+
 impl<'a, Buf> View<'a, Buf> {
     /// A matrix at the start of `buf`, rows one after the other.
     pub fn new(buf: &'a Buf, rows: usize, cols: usize) -> Self {

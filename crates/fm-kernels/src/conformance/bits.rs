@@ -75,9 +75,15 @@ pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
             assert!(run(chunks.clone()) == whole, "{:?}", case(chunks));
         }
     }
-    let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim: 40, v_dim: 24, scale: 0.3 };
+    let (k_dim, v_dim, scale) = (40, 24, 0.3);
+    let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim, v_dim, scale, window: None };
     for values in [Values::Own, Values::InKeys] {
-        check(device, |chunks| Attention { shape, position: 37, chunks, values });
+        check(device, |chunks| Attention { shape, position: 37, chunks, values, sinks: false });
+    }
+    for window in [1, 5, 64, 70] {
+        let shape = AttentionShape { window: Some(window), ..shape };
+        let values = Values::Own;
+        check(device, |chunks| Attention { shape, position: 37, chunks, values, sinks: true });
     }
     check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });
     let (key_heads, value_heads, k_dim, v_dim) = (2, 6, 24, 17);

@@ -1,7 +1,7 @@
 //! Norms, activations, rotary embedding: what happens value by value or head by head.
 
 use crate::{
-    backend::{Backend, DeviceResult, Rope, RopeLayout, View, ViewMut},
+    backend::{Backend, Clamp, DeviceResult, Rope, RopeLayout, View, ViewMut},
     tolerance,
 };
 
@@ -26,6 +26,7 @@ enum Operation {
     AddBias,
     Add,
     SiluMul,
+    ClampedMul,
     SigmoidMul,
     SigmoidMulByRow,
 }
@@ -48,9 +49,12 @@ impl Case for InColumns {
             Operation::RmsNorm => device.rms_norm(x, &whole, 1e-6, view),
             Operation::RmsNormHeads => device.rms_norm_heads(view, &per_head, 1e-6),
             Operation::GatedNormHeads => device.gated_norm_heads(view, z, &per_head, 1e-6),
-            Operation::AddBias => device.add_bias(&whole, view),
+            Operation::AddBias => device.add_bias(View::new(&whole, 1, cols), view),
             Operation::Add => device.add(x, view),
             Operation::SiluMul => device.silu_mul(x, view),
+            Operation::ClampedMul => {
+                device.clamped_mul(Clamp { limit: 7.0, alpha: 1.702 }, x, view)
+            }
             Operation::SigmoidMul => device.sigmoid_mul(x, view),
             Operation::SigmoidMulByRow => device.sigmoid_mul(x.columns(0, 1), view),
         }?;
@@ -92,6 +96,11 @@ pub fn add<B: Backend>(device: &B) {
 /// [`Backend::silu_mul`].
 pub fn silu_mul<B: Backend>(device: &B) {
     in_columns(device, Operation::SiluMul);
+}
+
+/// [`Backend::clamped_mul`].
+pub fn clamped_mul<B: Backend>(device: &B) {
+    in_columns(device, Operation::ClampedMul);
 }
 
 /// [`Backend::sigmoid_mul`], element by element and row by row.

@@ -7,7 +7,8 @@ use fm_format::{
 
 use crate::{
     backend::{
-        Backend, Combine, DeviceResult, ExpertRow, ExpertScratch, ExpertWeights, View, ViewMut,
+        Activation, Backend, Clamp, Combine, DeviceResult, ExpertBiases, ExpertRow, ExpertScratch,
+        ExpertWeights, View, ViewMut,
     },
     tolerance,
 };
@@ -193,6 +194,8 @@ struct Expert {
     format: &'static QuantFormat,
     combine: Combine,
     rows: usize,
+    /// With biases and the clamped activation.
+    biased: bool,
 }
 
 impl Case for Expert {
@@ -202,7 +205,21 @@ impl Case for Expert {
         let gate = Weights::noise(device, self.format, (ffn, hidden), 1)?;
         let up = Weights::noise(device, self.format, (ffn, hidden), 2)?;
         let down = Weights::noise(device, self.format, (hidden, ffn), 3)?;
-        let expert = ExpertWeights { gate: gate.matrix(), up: up.matrix(), down: down.matrix() };
+        let biases = device.upload(&noise(6, 2 * ffn + hidden))?;
+        let bias = |at, cols| View { offset: at, ..View::new(&biases, 1, cols) };
+        let biases = self.biased.then(|| ExpertBiases {
+            gate: bias(0, ffn),
+            up: bias(ffn, ffn),
+            down: bias(2 * ffn, hidden),
+        });
+        let clamp = Clamp { limit: 1.5, alpha: 1.702 };
+        let expert = ExpertWeights {
+            gate: gate.matrix(),
+            up: up.matrix(),
+            down: down.matrix(),
+            activation: if self.biased { Activation::Clamped(clamp) } else { Activation::Silu },
+            biases,
+        };
         let x = device.upload(&noise(4, tokens * hidden))?;
         let mut acts = device.acts(tokens, hidden)?;
         device.prepare(View::new(&x, tokens, hidden), &mut acts)?;
@@ -224,7 +241,10 @@ pub fn expert_rows<B: Backend>(device: &B) {
     for format in &FORMATS {
         for combine in [Combine::Store, Combine::Accumulate] {
             for rows in [1, 3] {
-                Expert { format, combine, rows }.check(device, tolerance::CHAINED_F32);
+                for biased in [false, true] {
+                    let expert = Expert { format, combine, rows, biased };
+                    expert.check(device, tolerance::CHAINED_F32);
+                }
             }
         }
     }

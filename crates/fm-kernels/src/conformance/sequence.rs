@@ -18,6 +18,8 @@ pub(super) struct Attention {
     /// How many rows each call brings, in order.
     pub(super) chunks: Vec<usize>,
     pub(super) values: Values,
+    /// Whether every head has one more score.
+    pub(super) sinks: bool,
 }
 
 /// Where values are.
@@ -60,6 +62,7 @@ impl Case for Attention {
         let before = (0, self.position);
         Self::write_chunk(device, &mut keys, (3, k_dim, kv_heads), before, &table)?;
         Self::write_chunk(device, &mut values, (4, v_dim, kv_heads), before, &table)?;
+        let sinks = device.upload(&noise(6, heads))?;
         let q = device.upload(&noise(5, (total - self.position) * (heads * k_dim + 7)))?;
         let mut out = device.alloc((total - self.position) * heads * v_dim)?;
         let mut done = 0;
@@ -73,7 +76,8 @@ impl Case for Attention {
                 device.copy(beginnings, ViewMut::new(&mut values, all, v_dim))?;
             }
             let values = Some(&values).filter(|_| self.values != Values::InKeys);
-            let kv = KvView { keys: &keys, values, table: &table };
+            let sinks = Some(&sinks).filter(|_| self.sinks);
+            let kv = KvView { keys: &keys, values, table: &table, sinks };
             let all = total - self.position;
             let q = View::new(&q, all, heads * k_dim + 7).columns(3, heads * k_dim);
             let q = q.rows(done, *rows);
@@ -86,7 +90,7 @@ impl Case for Attention {
 }
 
 /// [`Backend::kv_write`] and [`Backend::attention`], within and across blocks, with values of their
-/// own and inside the keys.
+/// own and inside the keys, with sinks and in windows.
 ///
 /// # Panics
 /// If values inside the keys give other bits than the same ones elsewhere.
@@ -94,10 +98,16 @@ pub fn attention<B: Backend>(device: &B) {
     for (k_dim, v_dim) in [(40, 40), (48, 48), (16, 16), (128, 64), (7, 130)] {
         for (position, rows) in [(0, 1), (0, 5), (60, 9), (63, 1), (64, 1), (190, 70)] {
             let scale = 4.0 / (k_dim as f32).sqrt();
-            let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim, v_dim, scale };
+            let (heads, kv_heads, window) = (6, 3, None);
+            let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale, window };
             let chunks = vec![rows];
-            let case = Attention { shape, position, chunks, values: Values::Own };
+            let case = Attention { shape, position, chunks, values: Values::Own, sinks: false };
             case.check(device, tolerance::CHAINED_F32);
+            for window in [None, Some(1), Some(3), Some(64), Some(100)] {
+                let shape = AttentionShape { window, ..shape };
+                let case = Attention { shape, sinks: true, ..case.clone() };
+                case.check(device, tolerance::CHAINED_F32);
+            }
             if v_dim <= k_dim {
                 let case = Attention { values: Values::InKeys, ..case };
                 case.check(device, tolerance::CHAINED_F32);

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use fm_format::quant::QuantFormat;
 
 use crate::{
-    backend::{AttentionShape, KvView, Numerics, Rope},
+    backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
     host::{Host, Kernels, Parallel, RowSelection},
     reference::{Scalar, delta_net::DeltaStep},
 };
@@ -23,6 +23,7 @@ enum Mistake {
     SeesNeighbours,
     NoDecay,
     NoUp,
+    NoOne,
     NoGate,
     NoSilu,
     NoSum,
@@ -88,6 +89,11 @@ impl Kernels for Wrong {
         let ones = vec![1.0; up.len()];
         Scalar.silu_mul(if self.0 == Mistake::NoUp { &ones } else { up }, gate);
     }
+    fn clamped_mul(&self, clamp: Clamp, up: &[f32], gate: &mut [f32]) {
+        let one = if self.0 == Mistake::NoOne { 1.0 } else { 0.0 };
+        let up: Vec<f32> = up.iter().map(|up| up - one).collect();
+        Scalar.clamped_mul(clamp, &up, gate);
+    }
     fn mul_silu(&self, z: &[f32], x: &mut [f32]) {
         if self.0 != Mistake::NoSilu {
             Scalar.mul_silu(z, x);
@@ -135,7 +141,7 @@ impl Kernels for Wrong {
 #[test]
 fn every_mistake_is_noticed() {
     type Check = fn(&Host<Wrong>);
-    let checks: [(Mistake, Check); 16] = [
+    let checks: [(Mistake, Check); 18] = [
         (Mistake::ShortDot, super::rms_norm),
         (Mistake::ShortDot, super::rms_norm_heads),
         (Mistake::UnweightedAxpy, super::scatter_rows),
@@ -146,6 +152,8 @@ fn every_mistake_is_noticed() {
         (Mistake::SeesNeighbours, super::a_row_does_not_see_its_neighbours),
         (Mistake::NoDecay, super::delta_net),
         (Mistake::NoUp, super::silu_mul),
+        (Mistake::NoOne, super::clamped_mul),
+        (Mistake::NoOne, super::expert_rows),
         (Mistake::NoGate, super::sigmoid_mul),
         (Mistake::NoSilu, super::gated_norm_heads),
         (Mistake::NoSum, super::route),

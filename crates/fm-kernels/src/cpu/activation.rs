@@ -1,5 +1,7 @@
 //! Elementwise non-linearities, sixteen at a time.
 
+use crate::backend::Clamp;
+
 use super::{
     lanes::{LANES, Lanes, Work, load_some, store_some},
     vector::zip_map,
@@ -57,6 +59,29 @@ impl Work for SiluMul<'_> {
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         zip_map(lanes, self.gate, self.up, |lanes, gate, up| lanes.mul(silu(lanes, gate), up));
+    }
+}
+
+/// See [`crate::Backend::clamped_mul`].
+pub(super) struct ClampedMul<'a> {
+    pub(super) clamp: Clamp,
+    pub(super) up: &'a [f32],
+    pub(super) gate: &'a mut [f32],
+}
+
+impl Work for ClampedMul<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        let Clamp { limit, alpha } = self.clamp;
+        zip_map(lanes, self.gate, self.up, |lanes, gate, up| {
+            // Operand order keeps not-a-number.
+            let gate = lanes.min(lanes.splat(limit), gate);
+            let up = lanes.max(lanes.splat(-limit), lanes.min(lanes.splat(limit), up));
+            let open = sigmoid(lanes, lanes.mul(lanes.splat(alpha), gate));
+            lanes.mul(lanes.add(up, lanes.splat(1.0)), lanes.mul(gate, open))
+        });
     }
 }
 

@@ -41,11 +41,20 @@ impl Work for Attend<'_> {
         let kv_head = head / (shape.heads / shape.kv_heads);
         let (mut peaks, mut sums) =
             ([f32::NEG_INFINITY; HEADS_PER_TASK_MAX], [0.0; HEADS_PER_TASK_MAX]);
+        if let Some(sinks) = kv.sinks {
+            let own = &sinks[head..][..q.len() / k_dim];
+            for ((peak, sum), sink) in peaks.iter_mut().zip(&mut sums).zip(own) {
+                (*peak, *sum) = (*sink, 1.0);
+            }
+        }
+        let from = shape.first_seen(position);
         let mut scores = [0.0; KV_BLOCK_TOKENS];
         out.fill(0.0);
-        for (first, block) in (0..=position).step_by(KV_BLOCK_TOKENS).zip(kv.table) {
-            let lane = (*block as usize * shape.kv_heads + kv_head) * KV_BLOCK_TOKENS;
-            let tokens = KV_BLOCK_TOKENS.min(position + 1 - first);
+        let blocks = (0..=position).step_by(KV_BLOCK_TOKENS).zip(kv.table);
+        for (first, block) in blocks.skip(from / KV_BLOCK_TOKENS) {
+            let unseen = from.saturating_sub(first);
+            let lane = (*block as usize * shape.kv_heads + kv_head) * KV_BLOCK_TOKENS + unseen;
+            let tokens = KV_BLOCK_TOKENS.min(position + 1 - first) - unseen;
             let scores = &mut scores[..tokens];
             let keys = &kv.keys[lane * k_dim..][..tokens * k_dim];
             let heads = q.chunks_exact(k_dim).zip(out.chunks_exact_mut(v_dim));

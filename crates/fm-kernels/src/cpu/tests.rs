@@ -185,13 +185,15 @@ proptest! {
 /// How many heads share a task depends on the number of threads; what they read does not.
 #[test]
 fn heads_that_share_a_task_do_not_see_each_other() {
-    let shape = AttentionShape { heads: 24, kv_heads: 2, k_dim: 40, v_dim: 24, scale: 0.3 };
+    let window = Some(100);
+    let shape = AttentionShape { heads: 24, kv_heads: 2, k_dim: 40, v_dim: 24, scale: 0.3, window };
     let noise = |len: usize, seed: f32| -> Vec<f32> {
         (0..len).map(|i| ((i + 1) as f32 * (seed + 0.37)).sin()).collect()
     };
     let (position, rows, table) = (100_u32, 3, [1, 0]);
     let keys = noise(2 * shape.kv_heads * KV_BLOCK_TOKENS * shape.k_dim, 1.0);
-    let kv = KvView { keys: &keys, values: None, table: &table };
+    let sinks: Vec<f32> = (0..24).map(|head| head as f32 * 0.1).collect();
+    let kv = KvView { keys: &keys, values: None, table: &table, sinks: Some(&sinks) };
     let q = noise(rows * shape.heads * shape.k_dim, 2.0);
     let run = |threads, rows: usize| {
         let device = Cpu::open(threads);

@@ -3,7 +3,7 @@
 use fm_format::quant::QuantFormat;
 
 use crate::{
-    backend::{AttentionShape, KvView, Numerics, Rope},
+    backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
     reference::{activation, attention, delta_net::DeltaStep, rope, router},
 };
 
@@ -72,6 +72,13 @@ pub trait Kernels: Parallel + Sync {
     /// `gate = silu(gate) · up`.
     fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
         gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = activation::silu(*gate) * up);
+    }
+
+    /// See [`crate::Backend::clamped_mul`].
+    fn clamped_mul(&self, clamp: Clamp, up: &[f32], gate: &mut [f32]) {
+        gate.iter_mut()
+            .zip(up)
+            .for_each(|(gate, up)| *gate = activation::clamped(clamp, *gate, *up));
     }
 
     /// `x = x · silu(z)`.

@@ -15,6 +15,10 @@ pub(super) struct Attention<'a> {
     pub(super) rotary: Rotary,
     pub(super) output_gate: OutputGate,
     pub(super) norm: QueryKeyNorm,
+    /// The latest positions that a row sees, if not all.
+    pub(super) window: Option<usize>,
+    /// The tensor with one more score of every head, if there is one.
+    pub(super) sinks: Option<&'a str>,
 }
 
 /// Whether queries carry an output gate: rows are then `[q, gate]` per head.
@@ -60,15 +64,25 @@ impl Attention<'_> {
             };
             weights.vector(&module(name), &[len], stored).map(Some)
         };
+        let plain = VectorTransform::Plain;
+        let sinks = self.sinks.map(|sinks| weights.vector(&module(sinks), &[heads], plain));
         let scale = (dim as f32).sqrt().recip();
         Ok(AttentionSpec {
-            shape: AttentionShape { heads, kv_heads, k_dim: dim, v_dim: dim, scale },
+            shape: AttentionShape {
+                heads,
+                kv_heads,
+                k_dim: dim,
+                v_dim: dim,
+                scale,
+                window: self.window,
+            },
             rotary: self.rotary,
             q,
             gate,
             k: weights.projection(&module("k_proj"), kv_heads * dim, hidden)?,
             v: weights.projection(&module("v_proj"), kv_heads * dim, hidden)?,
             o: weights.projection(&module("o_proj"), hidden, heads * dim)?,
+            sinks: sinks.transpose()?,
             q_norm: norm("q_norm.weight", heads)?,
             k_norm: norm("k_norm.weight", kv_heads)?,
         })

@@ -5,7 +5,7 @@
 
 use fm_format::{record::LayerRecords, source::Checkpoint};
 use fm_kernels::backend::{
-    ROUTER_GROUPS_MAX, RouterGroups, RouterScale, RouterScoring, RouterSpec,
+    Activation, ROUTER_GROUPS_MAX, RouterGroups, RouterScale, RouterScoring, RouterSpec,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -184,6 +184,8 @@ impl GroupedConfig {
             dims: ExpertDims { experts: self.n_routed_experts, hidden, ffn },
             router: Router { choice_bias: Some("gate.e_score_correction_bias"), ..Router::GATE },
             routing,
+            activation: Activation::Silu,
+            biases: None,
             // Several are stored as one wide one.
             shared: shared.map(|count| SharedExpert {
                 module: "shared_experts",

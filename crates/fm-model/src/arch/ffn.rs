@@ -1,11 +1,11 @@
 //! The feed-forward half of a layer: routed experts, or one network for all.
 
 use fm_format::record::LayerRecords;
-use fm_kernels::backend::RouterSpec;
+use fm_kernels::backend::{Activation, RouterSpec};
 
 use crate::{
     error::LoadError,
-    spec::{FfnSpec, MlpSpec, MoeSpec, SharedSpec, VectorTransform},
+    spec::{ExpertBiasesSpec, FfnSpec, MlpSpec, MoeSpec, SharedSpec, VectorTransform},
     weights::Weights,
 };
 
@@ -19,8 +19,15 @@ pub(super) struct Experts<'a> {
     pub(super) dims: ExpertDims,
     pub(super) router: Router<'a>,
     pub(super) routing: RouterSpec,
+    pub(super) activation: Activation,
+    /// Finds the experts' biases, if they have such.
+    pub(super) biases: Option<FindBiases>,
     pub(super) shared: Option<SharedExpert<'a>>,
 }
+
+/// Finds the biases of the experts in a network of these dimensions.
+pub(super) type FindBiases =
+    fn(&Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<ExpertBiasesSpec, LoadError>;
 
 /// What the router of a family is called.
 #[derive(Clone, Copy)]
@@ -73,6 +80,8 @@ impl Experts<'_> {
             )?,
             choice_bias: choice_bias.transpose()?,
             routing: self.routing,
+            activation: self.activation,
+            biases: self.biases.map(|biases| biases(weights, &mlp, self.dims)).transpose()?,
             shared: shared.transpose()?,
         };
         let records = layer_records(weights, &mlp, layer.index, self.dims)?;

@@ -2,7 +2,7 @@
 //! rows, and experts chosen by sigmoids with a bias.
 
 use fm_format::source::Checkpoint;
-use fm_kernels::backend::{RouterScale, RouterScoring, RouterSpec};
+use fm_kernels::backend::{Activation, RouterScale, RouterScoring, RouterSpec};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -87,6 +87,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
         rotary: config.rotary()?,
         output_gate: OutputGate::None,
         norm: if config.use_qk_norm { QueryKeyNorm::WholeRow } else { QueryKeyNorm::None },
+        window: None,
+        sinks: None,
     };
     let experts = Experts {
         dims: config.experts.dims(trunk.hidden_size),
@@ -101,6 +103,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             groups: None,
             factor: 1.0,
         },
+        activation: Activation::Silu,
+        biases: None,
         shared: None,
     };
     let frame = Frame {

@@ -1,7 +1,7 @@
 //! Mixtral: plain attention, routed experts, no shared one.
 
 use fm_format::source::Checkpoint;
-use fm_kernels::backend::{RopeLayout, RouterScale, RouterScoring, RouterSpec};
+use fm_kernels::backend::{Activation, RopeLayout, RouterScale, RouterScoring, RouterSpec};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -36,8 +36,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
     let Config { trunk, experts, rope, sliding_window } = parse(MODEL_TYPE, config)?;
     trunk.check()?;
     experts.check()?;
-    let window = sliding_window.unwrap_or(0);
-    require(sliding_window.is_none(), "sliding_window", window, "expected null")?;
+    require(sliding_window != Some(0), "sliding_window", 0, "expected null or at least 1")?;
     // llama.cpp's converter reorders the rows of queries and keys so that pairs stand together.
     let layout = match publisher(checkpoint)? {
         Publisher::Gguf => RopeLayout::Interleaved,
@@ -48,6 +47,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
         rotary: Rotary { layout, ..rope.rotary(trunk.head_dim(), 1.0)? },
         output_gate: OutputGate::None,
         norm: QueryKeyNorm::None,
+        window: sliding_window,
+        sinks: None,
     };
     let experts = Experts {
         dims: experts.dims(trunk.hidden_size),
@@ -59,6 +60,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             groups: None,
             factor: 1.0,
         },
+        activation: Activation::Silu,
+        biases: None,
         shared: None,
     };
     let frame = Frame {

@@ -2,7 +2,9 @@
 //! layer. A family's own file reads its configuration and fills in a [`Family`].
 
 use fm_format::record::LayerRecords;
-use fm_kernels::backend::{DeltaShape, HeadOrder, RouterScale, RouterScoring, RouterSpec};
+use fm_kernels::backend::{
+    Activation, DeltaShape, HeadOrder, RouterScale, RouterScoring, RouterSpec,
+};
 use serde::Deserialize;
 
 use crate::{
@@ -74,6 +76,8 @@ impl Family<'_> {
                 groups: None,
                 factor: 1.0,
             },
+            activation: Activation::Silu,
+            biases: None,
             shared: shared.map(|width| SharedExpert {
                 module: "shared_expert",
                 width,

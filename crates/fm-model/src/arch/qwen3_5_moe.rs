@@ -78,6 +78,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             rotary: rope.rotary(trunk.head_dim(), 0.25)?,
             output_gate: if attn_output_gate { OutputGate::PerHead } else { OutputGate::None },
             norm: QueryKeyNorm::PerHead(norm),
+            window: None,
+            sinks: None,
         },
         moe: &moe,
         router_scale: RouterScale::Renormalised, // the family has no key for it

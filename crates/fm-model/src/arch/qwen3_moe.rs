@@ -55,6 +55,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             rotary: rope.rotary(trunk.head_dim(), 1.0)?,
             output_gate: OutputGate::None,
             norm: QueryKeyNorm::PerHead(norm),
+            window: None,
+            sinks: None,
         },
         moe: &moe,
         router_scale,

@@ -63,6 +63,8 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             rotary: rope.rotary(trunk.head_dim(), 0.25)?,
             output_gate: OutputGate::PerHead,
             norm: QueryKeyNorm::PerHead(norm),
+            window: None,
+            sinks: None,
         },
         moe: &moe,
         router_scale,

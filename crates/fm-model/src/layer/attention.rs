@@ -3,7 +3,7 @@
 
 use fm_kernels::{
     Backend,
-    backend::{AttentionShape, DeviceResult, View, ViewMut},
+    backend::{AttentionShape, DeviceResult, KvView, View, ViewMut},
 };
 
 use crate::{
@@ -25,6 +25,7 @@ pub(crate) struct Attention<B: Backend> {
     k: Linear<B>,
     v: Linear<B>,
     o: Linear<B>,
+    sinks: Option<B::Buf>,
     q_norm: Option<B::Buf>,
     k_norm: Option<B::Buf>,
     rotation: Rotation<B>,
@@ -81,6 +82,7 @@ impl<B: Backend> Attention<B> {
             k: loader.linear(&spec.k)?,
             v: loader.linear(&spec.v)?,
             o: loader.linear(&spec.o)?,
+            sinks: vector(&spec.sinks)?,
             q_norm: vector(&spec.q_norm)?,
             k_norm: vector(&spec.k_norm)?,
             rotation: Rotation::load(loader.device, &spec.rotary)?,
@@ -121,7 +123,8 @@ impl<B: Backend> Attention<B> {
             let values = segment.of(v, kv_heads * v_dim);
             let place = (self.kv_layer, table);
             step.pool.write(device, place, segment.position, keys, Some(values))?;
-            let kv = step.pool.view(self.kv_layer, table);
+            let sinks = self.sinks.as_ref();
+            let kv = KvView { sinks, ..step.pool.view(self.kv_layer, table) };
             let queries = segment.of(q, heads * k_dim);
             let mixed = segment.of_mut(mixed, heads * v_dim);
             device.attention(self.shape, queries, &kv, segment.position, mixed)?;

@@ -255,7 +255,9 @@ impl<B: Backend> Mla<B> {
         let MlaShape { heads, v_dim, latent, scale, .. } = self.shape;
         let (rows, key_dim) = (piece.len(), self.shape.key_dim());
         let MlaScratch { query, read, mixed, acts, head_acts, .. } = scratch;
-        let shape = AttentionShape { heads, kv_heads: 1, k_dim: key_dim, v_dim: latent, scale };
+        let window = None;
+        let shape =
+            AttentionShape { heads, kv_heads: 1, k_dim: key_dim, v_dim: latent, scale, window };
         for segment in step.segments {
             let from = segment.rows.start.max(piece.start);
             let count = segment.rows.end.min(piece.end).saturating_sub(from);

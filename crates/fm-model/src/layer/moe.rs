@@ -8,7 +8,7 @@ use fm_kernels::{
 
 use crate::{
     error::LoadError,
-    experts::{ExpertBatch, ExpertsFailed, MoeScratch, RoutedExperts},
+    experts::{ExpertBatch, ExpertForm, ExpertsFailed, LayerBiases, MoeScratch, RoutedExperts},
     load::{Linear, Loader, Matrix},
     spec::MoeSpec,
 };
@@ -22,6 +22,7 @@ pub(crate) struct Moe<B: Backend> {
     router: Linear<B>,
     choice_bias: Option<B::Buf>,
     routing: RouterSpec,
+    form: ExpertForm<B>,
     shared: Option<Shared<B>>,
 }
 
@@ -70,12 +71,20 @@ impl<B: Backend> Moe<B> {
             let gate = shared.gate.as_ref().map(|gate| loader.matrix(gate)).transpose()?;
             Ok::<_, LoadError>(Shared { mlp: Mlp::load(loader, &shared.mlp)?, gate })
         });
+        let biases = spec.biases.as_ref().map(|biases| {
+            Ok::<_, LoadError>(LayerBiases {
+                gate: loader.vector(&biases.gate)?,
+                up: loader.vector(&biases.up)?,
+                down: loader.vector(&biases.down)?,
+            })
+        });
         let top_k = top_k.unwrap_or(spec.routing.top_k);
         Ok(Self {
             layer,
             router: loader.linear(&spec.router)?,
             choice_bias: spec.choice_bias.as_ref().map(|bias| loader.vector(bias)).transpose()?,
             routing: RouterSpec { top_k, ..spec.routing },
+            form: ExpertForm { activation: spec.activation, biases: biases.transpose()? },
             shared: shared.transpose()?,
         })
     }
@@ -101,7 +110,8 @@ impl<B: Backend> Moe<B> {
         self.shared(device, x, scratch, ViewMut { buf: &mut *buf, offset, rows, cols, stride })?;
         let out = ViewMut { buf, offset, rows, cols, stride };
         let (layer, routes) = (self.layer, &scratch.routes);
-        let batch = ExpertBatch { layer, routes, x, out, scratch: &mut scratch.moe };
+        let (form, scratch) = (&self.form, &mut scratch.moe);
+        let batch = ExpertBatch { layer, form, routes, x, out, scratch };
         experts.finish(device, ticket, batch)
     }
 

@@ -192,7 +192,7 @@ impl<B: Backend> KvPool<B> {
     /// What the rows of a session may read in layer `layer`.
     pub(crate) fn view<'a>(&'a self, layer: usize, table: &'a BlockTable) -> KvView<'a, B::Buf> {
         let layer = &self.layers[layer];
-        KvView { keys: &layer.keys, values: layer.values.as_ref(), table: &table.0 }
+        KvView { keys: &layer.keys, values: layer.values.as_ref(), table: &table.0, sinks: None }
     }
 
     /// Number of f32 values of one block over all layers.

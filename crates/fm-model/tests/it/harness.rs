@@ -70,7 +70,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
         (): (),
         batch: ExpertBatch<'_, B>,
     ) -> Result<(), ExpertsFailed> {
-        let ExpertBatch { layer, routes, x, out, scratch } = batch;
+        let ExpertBatch { layer, form, routes, x, out, scratch } = batch;
         let ViewMut { buf, offset, rows, cols, stride } = out;
         let few = rows <= ARRIVAL_ROWS_MAX;
         let top_k = routes.top_k;
@@ -86,7 +86,8 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
                 lost.push(expert);
                 continue;
             }
-            let weights = expert_weights(records, &self.records[layer.index()][expert.index()]);
+            let record = &self.records[layer.index()][expert.index()];
+            let weights = expert_weights(records, form, expert, record);
             let chosen = self.grouped.rows(expert);
             let (combine, target) = if few {
                 let results = ViewMut::new(&mut scratch.results, rows * top_k, cols);

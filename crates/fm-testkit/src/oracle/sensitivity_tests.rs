@@ -36,7 +36,7 @@ const SUMMED: &[Family] =
     &[Family::Mixtral, Family::MinimaxM2, Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe];
 const BIASED: &[Family] =
     &[Family::GptOss, Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe];
-const WINDOWED: &[Family] = &[Family::GptOss];
+const WINDOWED: &[Family] = &[Family::Mixtral, Family::GptOss];
 const MINIMAX: &[Family] = &[Family::MinimaxM2];
 const GPT_OSS: &[Family] = &[Family::GptOss];
 const HYBRIDS: &[Family] = &[Family::Qwen3Next, Family::Qwen3_5Moe];

@@ -134,8 +134,8 @@ fn other_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
     };
     vec![
         (
-            "mlx_mixtral_4_bit",
-            TinyModel { seed: 85, ..small(Family::Mixtral, 64) },
+            "mlx_mixtral_4_bit_window",
+            TinyModel { sliding_window: Some(6), seed: 85, ..small(Family::Mixtral, 64) },
             MlxLayout::uniform(4, 64),
         ),
         (
