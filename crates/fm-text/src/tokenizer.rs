@@ -13,12 +13,13 @@ mod cache;
 mod exact;
 mod file;
 mod frame;
+mod normalize;
 mod reach;
 mod token_table;
 
-use std::{borrow::Cow, collections::HashMap, fs, ops::Range, path::Path};
+use std::{borrow::Cow, collections::HashMap, fs, path::Path};
 
-use kitoken::{Configuration, Kitoken, Normalization, SpecialTokenKind};
+use kitoken::{Configuration, Kitoken, SpecialTokenKind};
 use xxhash_rust::xxh3::xxh3_128;
 
 pub(crate) use self::{added::AddedToken, frame::Frame};
@@ -26,6 +27,7 @@ pub(crate) use self::{added::AddedToken, frame::Frame};
 use self::{
     added::{AddedMatcher, Cut},
     file::Parts,
+    normalize::Normalizer,
     token_table::TokenTable,
 };
 use crate::{error::TextError, files, vocabulary::Vocabulary};
@@ -46,7 +48,7 @@ pub enum SpecialTokens {
 #[derive(Debug)]
 pub struct Tokenizer {
     kitoken: Kitoken,
-    normalization: Vec<Normalization>,
+    normalizer: Normalizer,
     /// Added tokens that are looked for in the text as it is.
     added: AddedMatcher,
     /// Added tokens that are looked for after normalisation.
@@ -145,7 +147,7 @@ impl Tokenizer {
 
     fn from_parts(parts: Parts, path: &Path) -> Result<Tokenizer, TextError> {
         let Parts { mut definition, added, whole_pieces, table, frame } = parts;
-        let normalization = file::take_normalization(&mut definition);
+        let normalizer = Normalizer::new(file::take_normalization(&mut definition));
         let whole_pieces = (!whole_pieces.is_empty()).then(|| WholePieces {
             split: Configuration {
                 split: std::mem::take(&mut definition.config.split),
@@ -165,14 +167,14 @@ impl Tokenizer {
         let normalized = normalized.into_iter().map(|token| {
             let mut content = Cow::Borrowed(token.content.as_str());
             // As in the middle of a text: what happens at its start does not happen to a token.
-            normalize(&normalization, &mut content, 1..2);
+            normalizer.apply(&mut content, 1..2);
             AddedToken { content: content.into_owned(), ..token }
         });
         Ok(Tokenizer {
             added_normalized: AddedMatcher::new(normalized.collect()),
             added: AddedMatcher::new(exact),
             kitoken,
-            normalization,
+            normalizer,
             whole_pieces,
             added_ids,
             special_ids,
@@ -213,7 +215,7 @@ impl Tokenizer {
             };
             let end = if range.end == text.len() { usize::MAX } else { range.end };
             let mut piece = Cow::Borrowed(&text[range.clone()]);
-            normalize(&self.normalization, &mut piece, range.start..end);
+            self.normalizer.apply(&mut piece, range.start..end);
             for cut in self.added_normalized.cut(&piece, skip_special) {
                 match cut {
                     Cut::Token(id) => ids.push(id),
@@ -267,15 +269,6 @@ impl Tokenizer {
     /// One more than the largest token id. The model's embedding may have more rows.
     pub fn vocab_len(&self) -> usize {
         self.table.len()
-    }
-}
-
-fn normalize(steps: &[Normalization], text: &mut Cow<'_, str>, position: Range<usize>) {
-    if text.is_empty() {
-        return;
-    }
-    for step in steps {
-        step.normalize(text, position.clone());
     }
 }
 
