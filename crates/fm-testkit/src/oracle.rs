@@ -12,6 +12,7 @@
 //! | `config.rs` | `rms_norm_eps`, `rope_theta`, `YaRN`, `partial_rotary_factor`, `norm_topk_prob`, layer kinds |
 //! | `weights.rs` | norm weights without or with `+1`, gate/up order, experts, packed integers, mxfp4 |
 //! | `attention.rs` | query/gate split per head, query to key/value head, rotation in halves, windows, sinks |
+//! | `latent.rs` | `kv_b_proj` per head, what of a latent is normalised and rotated, rotation of neighbours, scale |
 //! | `delta.rs` | `qkvz` and `ba` packing, taps, value head to key head, `l2_norm`, `1/√d`, `beta`, decay from `A_log`, `dt_bias`; gated norm |
 //! | `ffn.rs` | router and its bias, renormalisation, activation, shared expert and its sigmoid |
 
@@ -19,6 +20,7 @@ mod attention;
 mod config;
 mod delta;
 mod ffn;
+mod latent;
 mod maths;
 mod weights;
 
@@ -164,7 +166,10 @@ impl Oracle {
             (format!("{name}.self_attn"), format!("{name}.linear_attn"), format!("{name}.mlp"));
 
         let normed = self.normed(&format!("{name}.input_layernorm.weight"), x);
-        let (mixer_out, memory) = if self.config.attends[layer] {
+        let (mixer_out, memory) = if let Some(latent) = &self.config.latent {
+            let weights = self.weights.scope(&attention);
+            (latent::latent_attention(&self.config, latent, weights, &normed), None)
+        } else if self.config.attends[layer] {
             (
                 attention::attention(&self.config, layer, self.weights.scope(&attention), &normed),
                 None,

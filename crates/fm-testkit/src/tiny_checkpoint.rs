@@ -14,6 +14,7 @@ mod affine;
 mod config_json;
 mod disk;
 mod gguf;
+mod latent;
 mod layout;
 mod mxfp4;
 mod weights;
@@ -22,7 +23,11 @@ use std::{fs, path::Path};
 
 pub use crate::oracle::Family;
 
-pub use self::{affine::Affine, gguf::GgufLayout};
+pub use self::{
+    affine::Affine,
+    gguf::GgufLayout,
+    latent::{LatentShape, YarnShape},
+};
 
 /// How numbers are stored that are not packed into integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +56,25 @@ pub struct MlxLayout {
     pub affine: Option<Affine>,
     /// The first pair whose text ends a module's name decides: packed so, or plain (`None`).
     pub overrides: Vec<(&'static str, Option<Affine>)>,
+    /// Whether `kv_b_proj` is there or what newer versions make of it.
+    pub kv_b: KvB,
+}
+
+/// How `mlx_lm` stores what takes a latent to keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvB {
+    /// `embed_q` and `unembed_out`.
+    #[default]
+    Absorbed,
+    /// `kv_b_proj`.
+    Joined,
 }
 
 impl MlxLayout {
     /// Every module packed alike (the routers in 8 bits, as `mlx_lm` insists).
     pub fn uniform(bits: usize, group: usize) -> Self {
-        Self { affine: Some(Affine { bits, group }), overrides: Vec::new() }
+        let (affine, overrides) = (Some(Affine { bits, group }), Vec::new());
+        Self { affine, overrides, kv_b: KvB::Absorbed }
     }
 }
 
@@ -123,8 +141,20 @@ pub struct TinyModel {
     pub partial_rotary: f64,
     /// `sliding_window`: of every second layer in `gpt_oss`, of every layer in `mixtral`
     pub sliding_window: Option<usize>,
-    /// `original_max_position_embeddings` of `yarn`, in `gpt_oss`
+    /// `original_max_position_embeddings` of `yarn`, in `gpt_oss` and the latent families
     pub trained_context: usize,
+    /// Latent attention, in `deepseek_v3` and `glm4_moe_lite`
+    pub latent: LatentShape,
+    /// `rope_scaling`, in the same
+    pub yarn: Option<YarnShape>,
+    /// `first_k_dense_replace`, in the same
+    pub first_dense: usize,
+    /// `n_group` and `topk_group`, in the same
+    pub groups: (usize, usize),
+    /// `routed_scaling_factor`, in the same
+    pub route_factor: f64,
+    /// `n_shared_experts`, in the same
+    pub shared_experts: usize,
     /// `swiglu_limit`, in `gpt_oss`
     pub swiglu_limit: f64,
     /// `rms_norm_eps`
@@ -170,7 +200,24 @@ impl TinyModel {
             rope_theta: 1e6,
             partial_rotary: if family == Family::MinimaxM2 { 0.5 } else { 0.25 },
             sliding_window: (family == Family::GptOss).then_some(16),
-            trained_context: 4096,
+            trained_context: if family == Family::DeepseekV3 { 64 } else { 4096 },
+            latent: LatentShape {
+                q_rank: Some(32),
+                rank: 32,
+                nope: 32,
+                rope: 16,
+                value: 32,
+                rope_interleave: None,
+            },
+            yarn: (family == Family::DeepseekV3).then_some(YarnShape {
+                factor: 4.0,
+                mscale: 1.0,
+                mscale_all_dim: 1.0,
+            }),
+            first_dense: 1,
+            groups: if family == Family::DeepseekV3 { (3, 2) } else { (1, 1) },
+            route_factor: 1.8,
+            shared_experts: 1,
             swiglu_limit: 7.0,
             eps: 1e-6,
             embedding_size: 1.0,
@@ -191,7 +238,11 @@ impl TinyModel {
         let (tensors, packing) = match layout {
             Layout::Hf => (layout::hf(self, &weights), None),
             Layout::Mlx(mlx) => {
-                let (tensors, packing) = layout::mlx(self, mlx, &weights);
+                let absorbed = match mlx.kv_b {
+                    KvB::Absorbed => latent::absorbed(self, &weights),
+                    KvB::Joined => weights,
+                };
+                let (tensors, packing) = layout::mlx(self, mlx, &absorbed);
                 (tensors, Some(packing))
             }
         };
@@ -214,6 +265,9 @@ impl TinyModel {
 
     /// Whether `layer` has experts (or is dense).
     pub fn routes(&self, layer: usize) -> bool {
+        if self.family.is_latent() {
+            return layer >= self.first_dense;
+        }
         let dense = self.mlp_only_layers.contains(&layer);
         !dense && (layer + 1).is_multiple_of(self.decoder_sparse_step)
     }
@@ -226,6 +280,9 @@ impl TinyModel {
         let LinearShape { key_heads, value_heads, .. } = self.linear;
         assert!(value_heads.is_multiple_of(key_heads), "value heads share key heads evenly");
         assert!((1..=self.experts).contains(&self.top_k), "some experts are chosen, at most all");
+        let (groups, open) = self.groups;
+        let even = groups > 0 && self.experts.is_multiple_of(groups);
+        assert!(!self.family.is_latent() || even && (1..=groups).contains(&open), "equal groups");
         let all_route = self.mlp_only_layers.is_empty() && self.decoder_sparse_step == 1;
         let may_be_dense = matches!(self.family, Family::Qwen3Moe | Family::Qwen3Next);
         assert!(all_route || may_be_dense, "{} has no dense layers", self.family.name());

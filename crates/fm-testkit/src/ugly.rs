@@ -3,10 +3,11 @@
 //! Real models are all powers of two, so code that mixes up two sizes passes on them. Here every
 //! two sizes that could be mixed up differ.
 
+mod latent;
 mod mlx;
 
-use self::mlx::odd_shapes_in_groups;
 pub use self::mlx::ugly_mlx_models;
+use self::{latent::latent_models, mlx::odd_shapes_in_groups};
 use crate::tiny_checkpoint::{Family, Float, GgufLayout, LinearShape, TinyModel};
 
 /// Delta-net heads with three values per key, and five sizes of which no two are equal.
@@ -16,7 +17,7 @@ const THREE_VALUES_PER_KEY: LinearShape =
 /// Models for HF layout, each named after what is ugly about it.
 pub fn ugly_models() -> Vec<(&'static str, TinyModel)> {
     let qwen = [qwen3_moe_models(), qwen3_next_models(), qwen3_5_moe_models()];
-    let others = [mixtral_models(), minimax_m2_models(), gpt_oss_models()];
+    let others = [mixtral_models(), minimax_m2_models(), gpt_oss_models(), latent_models()];
     [qwen.concat(), others.concat()].concat()
 }
 

@@ -80,7 +80,7 @@ fn project(config: &Config, weights: Scope<'_>, position: usize, x: &[f64]) -> H
 
 /// Rotates the pairs `(j, j + r/2)` of the first `r` dimensions by `position · theta^(−2j/r)`, or as
 /// `YaRN` has it.
-fn rotate(config: &Config, position: usize, head: &[f64]) -> Vec<f64> {
+pub(super) fn rotate(config: &Config, position: usize, head: &[f64]) -> Vec<f64> {
     let dims = config.rotary_dim;
     assert!(dims.is_multiple_of(2), "rotation needs pairs");
     let mut out = head.to_vec();

@@ -16,6 +16,10 @@ pub enum Family {
     MinimaxM2,
     /// Sinks, windows, biases everywhere, a clamped activation.
     GptOss,
+    /// Latent attention over stretched positions, experts by sigmoid, bias and group.
+    DeepseekV3,
+    /// Latent attention, experts by sigmoid and bias.
+    Glm4MoeLite,
     /// Attention in every layer, no shared expert.
     Qwen3Moe,
     /// Hybrid of attention and delta-net; packed `in_proj_qkvz`, one tensor per expert.
@@ -26,7 +30,9 @@ pub enum Family {
 
 impl Family {
     /// All of them, by name.
-    pub const ALL: [(&'static str, Self); 6] = [
+    pub const ALL: [(&'static str, Self); 8] = [
+        ("deepseek_v3", Self::DeepseekV3),
+        ("glm4_moe_lite", Self::Glm4MoeLite),
         ("mixtral", Self::Mixtral),
         ("minimax_m2", Self::MinimaxM2),
         ("gpt_oss", Self::GptOss),
@@ -44,6 +50,11 @@ impl Family {
     pub fn name(self) -> &'static str {
         let named = Self::ALL.into_iter().find(|(_, family)| *family == self);
         named.expect("every family has a name").0
+    }
+
+    /// Whether all heads attend to one compressed key.
+    pub fn is_latent(self) -> bool {
+        matches!(self, Self::DeepseekV3 | Self::Glm4MoeLite)
     }
 
     /// Whether it mixes attention with delta-nets.
@@ -78,6 +89,28 @@ pub(super) struct Clamped {
     pub(super) alpha: f64,
 }
 
+/// Shapes of latent attention.
+#[derive(Clone, Debug)]
+pub(super) struct LatentConfig {
+    /// Whether queries go through few dimensions.
+    pub(super) compresses_queries: bool,
+    pub(super) rank: usize,
+    pub(super) nope: usize,
+    pub(super) rope: usize,
+    pub(super) value: usize,
+    /// Whether neighbours make a pair.
+    pub(super) interleaved: bool,
+    /// What scores are multiplied by.
+    pub(super) scale: f64,
+}
+
+/// Groups of experts of which only some are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Groups {
+    pub(super) count: usize,
+    pub(super) chosen: usize,
+}
+
 /// Shapes of the delta-net mixer.
 #[derive(Clone, Debug)]
 pub(super) struct LinearConfig {
@@ -104,6 +137,10 @@ pub(super) struct Config {
     /// Per layer: how many positions a token sees, itself included, if not all.
     pub(super) window: Vec<Option<usize>>,
     pub(super) scoring: Scoring,
+    pub(super) groups: Option<Groups>,
+    /// What the weights of routes are multiplied by.
+    pub(super) route_factor: f64,
+    pub(super) latent: Option<LatentConfig>,
     pub(super) clamped: Option<Clamped>,
     pub(super) eps: f64,
     pub(super) attention_bias: bool,
@@ -148,13 +185,22 @@ impl Config {
             heads,
             kv_heads: maybe_count(text, "num_key_value_heads").unwrap_or(heads),
             head_dim,
-            rotary_dim: maybe_count(text, "rotary_dim").unwrap_or(rotary_dim),
+            rotary_dim: match latent(family, text) {
+                Some(latent) => latent.rope,
+                None => maybe_count(text, "rotary_dim").unwrap_or(rotary_dim),
+            },
+            latent: latent(family, text),
+            groups: family.is_latent().then(|| Groups {
+                count: count(text, "n_group"),
+                chosen: count(text, "topk_group"),
+            }),
+            route_factor: text["routed_scaling_factor"].as_f64().unwrap_or(1.0),
             rope_theta: rope(text, "rope_theta").expect("config.json has a rope_theta"),
             yarn: yarn(&text["rope_scaling"]),
             query_key_norm: query_key_norm(family, text),
             window: (0..layers).map(|layer| window(text, layer)).collect(),
             scoring: match family {
-                Family::MinimaxM2 => Scoring::Sigmoid,
+                Family::MinimaxM2 | Family::DeepseekV3 | Family::Glm4MoeLite => Scoring::Sigmoid,
                 Family::GptOss => Scoring::SoftmaxOfChosen,
                 _ => Scoring::Softmax,
             },
@@ -170,7 +216,9 @@ impl Config {
             norm_topk_prob: match family {
                 Family::Mixtral | Family::MinimaxM2 | Family::Qwen3_5Moe => true,
                 Family::GptOss => false,
-                Family::Qwen3Next => flag(text, "norm_topk_prob", true),
+                Family::DeepseekV3 | Family::Glm4MoeLite | Family::Qwen3Next => {
+                    flag(text, "norm_topk_prob", true)
+                }
                 Family::Qwen3Moe => flag(text, "norm_topk_prob", false),
             },
             attends: (0..layers).map(|layer| attends(family, text, layer)).collect(),
@@ -196,7 +244,11 @@ impl Config {
 fn query_key_norm(family: Family, text: &Value) -> QueryKeyNorm {
     match family {
         Family::MinimaxM2 if flag(text, "use_qk_norm", true) => QueryKeyNorm::WholeRow,
-        Family::Mixtral | Family::MinimaxM2 | Family::GptOss => QueryKeyNorm::None,
+        Family::Mixtral
+        | Family::MinimaxM2
+        | Family::GptOss
+        | Family::DeepseekV3
+        | Family::Glm4MoeLite => QueryKeyNorm::None,
         Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen3_5Moe => QueryKeyNorm::PerHead,
     }
 }
@@ -210,7 +262,25 @@ fn window(text: &Value, layer: usize) -> Option<usize> {
 }
 
 fn experts(text: &Value) -> usize {
-    maybe_count(text, "num_experts").unwrap_or_else(|| count(text, "num_local_experts"))
+    let names = ["num_experts", "num_local_experts", "n_routed_experts"];
+    names.iter().find_map(|name| maybe_count(text, name)).expect("config.json counts the experts")
+}
+
+fn latent(family: Family, text: &Value) -> Option<LatentConfig> {
+    if !family.is_latent() {
+        return None;
+    }
+    let (nope, rope) = (count(text, "qk_nope_head_dim"), count(text, "qk_rope_head_dim"));
+    let sharper = yarn(&text["rope_scaling"]).map_or(1.0, |yarn| yarn.sharper());
+    Some(LatentConfig {
+        compresses_queries: maybe_count(text, "q_lora_rank").is_some(),
+        rank: count(text, "kv_lora_rank"),
+        nope,
+        rope,
+        value: count(text, "v_head_dim"),
+        interleaved: flag(text, "rope_interleave", true),
+        scale: sharper / ((nope + rope) as f64).sqrt(),
+    })
 }
 
 fn attends(family: Family, text: &Value, layer: usize) -> bool {
@@ -233,7 +303,8 @@ fn routed(text: &Value, layer: usize) -> bool {
         .as_array()
         .is_some_and(|layers| layers.iter().any(|dense| dense.as_u64() == Some(layer as u64)));
     let step = maybe_count(text, "decoder_sparse_step").unwrap_or(1);
-    !only_dense && experts(text) > 0 && (layer + 1).is_multiple_of(step)
+    let first = maybe_count(text, "first_k_dense_replace").unwrap_or(0);
+    !only_dense && experts(text) > 0 && layer >= first && (layer + 1).is_multiple_of(step)
 }
 
 /// Positions beyond the training context: slow rotations are slowed down further, fast ones stay.
@@ -246,6 +317,8 @@ pub(super) struct Yarn {
     beta_slow: f64,
     /// Whether the ramp begins and ends at whole dimensions.
     pub(super) truncate: bool,
+    /// `mscale` and `mscale_all_dim`, which come together.
+    pub(super) mscales: Option<(f64, f64)>,
 }
 
 impl Yarn {
@@ -267,7 +340,19 @@ impl Yarn {
 
     /// What sines and cosines are multiplied by.
     pub(super) fn amplitude(&self) -> f64 {
-        0.1 * self.factor.ln() + 1.0
+        match self.mscales {
+            None => self.mscale(1.0),
+            Some((one, all)) => self.mscale(one) / self.mscale(all),
+        }
+    }
+
+    /// What the scores of latent attention are multiplied by.
+    pub(super) fn sharper(&self) -> f64 {
+        self.mscales.map_or(1.0, |(_, all)| self.mscale(all).powi(2))
+    }
+
+    fn mscale(&self, mscale: f64) -> f64 {
+        0.1 * mscale * self.factor.ln() + 1.0
     }
 }
 
@@ -275,7 +360,8 @@ fn yarn(scaling: &Value) -> Option<Yarn> {
     if scaling.is_null() {
         return None;
     }
-    assert_eq!(scaling["rope_type"], "yarn", "the oracle has no other rope scaling");
+    let kind = if scaling["type"].is_null() { &scaling["rope_type"] } else { &scaling["type"] };
+    assert_eq!(kind, "yarn", "the oracle has no other rope scaling");
     let number = |key: &str| scaling[key].as_f64();
     Some(Yarn {
         factor: number("factor").expect("yarn has a factor"),
@@ -283,6 +369,7 @@ fn yarn(scaling: &Value) -> Option<Yarn> {
         beta_fast: number("beta_fast").unwrap_or(32.0),
         beta_slow: number("beta_slow").unwrap_or(1.0),
         truncate: flag(scaling, "truncate", true),
+        mscales: number("mscale").zip(number("mscale_all_dim")),
     })
 }
 

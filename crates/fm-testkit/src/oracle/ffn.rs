@@ -2,10 +2,11 @@
 //!
 //! Conventions held here: softmax over all experts before the choice, or over the chosen after it,
 //! or sigmoids with a bias that chooses and does not weigh; renormalisation of the chosen weights;
-//! the clamped activation; the shared expert's own gate is a sigmoid.
+//! the clamped activation; the shared expert's own gate is a sigmoid, where it has one; groups are
+//! worth their two best; the factor on all weights.
 
 use super::{
-    config::{Config, Scoring},
+    config::{Config, Groups, Scoring},
     maths::{add, sigmoid, silu, softmax},
     weights::Scope,
 };
@@ -39,6 +40,9 @@ pub(super) fn ffn(
         let expert = gated(config, weights, &format!("experts.{expert}."), x);
         out.iter_mut().zip(&expert).for_each(|(out, y)| *out += weight * y);
     }
+    if weights.has("shared_experts.gate_proj.weight") {
+        out = add(&out, &gated(config, weights, "shared_experts.", x));
+    }
     if config.is_hybrid() {
         let gate = sigmoid(weights.linear("shared_expert_gate", x)[0]);
         let shared = gated(config, weights, "shared_expert.", x);
@@ -68,9 +72,14 @@ fn route(config: &Config, weights: Scope<'_>, logits: &[f64]) -> Routes {
         Scoring::SoftmaxOfChosen => (logits.to_vec(), logits.to_vec()),
         Scoring::Sigmoid => {
             let scores: Vec<f64> = logits.iter().map(|logit| sigmoid(*logit)).collect();
-            let bias = &weights.get("e_score_correction_bias").data;
-            (add(&scores, bias), scores)
+            let names = ["e_score_correction_bias", "gate.e_score_correction_bias"];
+            let name = names.into_iter().find(|name| weights.has(name)).expect("it is corrected");
+            (add(&scores, &weights.get(name).data), scores)
         }
+    };
+    let (keys, group_gap) = match config.groups {
+        Some(groups) => of_best_groups(groups, keys),
+        None => (keys, f64::INFINITY),
     };
     let mut order: Vec<usize> = (0..config.experts).collect();
     order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]).then(a.cmp(&b)));
@@ -79,12 +88,37 @@ fn route(config: &Config, weights: Scope<'_>, logits: &[f64]) -> Routes {
     let gap = order
         .get(config.top_k)
         .map_or(f64::INFINITY, |&rejected| keys[experts[config.top_k - 1]] - keys[rejected]);
+    let gap = gap.min(group_gap);
     experts.sort_unstable();
     let mut chosen: Vec<f64> = experts.iter().map(|&expert| scores[expert]).collect();
     if config.scoring == Scoring::SoftmaxOfChosen {
         chosen = softmax(&chosen);
     }
     let sum: f64 = if config.norm_topk_prob { chosen.iter().sum() } else { 1.0 };
-    let weights = chosen.iter().map(|score| score / sum).collect();
+    let weights = chosen.iter().map(|score| score / sum * config.route_factor).collect();
     Routes { experts, weights, gap }
+}
+
+/// The keys of the experts in the best groups, minus infinity for all others, and by how much the
+/// last chosen group is better than the first rejected one. A group is as good as the sum of its two
+/// best keys.
+fn of_best_groups(groups: Groups, keys: Vec<f64>) -> (Vec<f64>, f64) {
+    let Groups { count, chosen } = groups;
+    if chosen == count {
+        return (keys, f64::INFINITY);
+    }
+    let size = keys.len() / count;
+    let worth = |group: &[f64]| {
+        let mut sorted = group.to_vec();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        sorted[0] + sorted[1]
+    };
+    let worths: Vec<f64> = keys.chunks(size).map(worth).collect();
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by(|&a, &b| worths[b].total_cmp(&worths[a]).then(a.cmp(&b)));
+    let gap = worths[order[chosen - 1]] - worths[order[chosen]];
+    let open = &order[..chosen];
+    let of_open =
+        |(expert, key)| if open.contains(&(expert / size)) { key } else { f64::NEG_INFINITY };
+    (keys.into_iter().enumerate().map(of_open).collect(), gap)
 }

@@ -18,7 +18,12 @@ const LARGE: f64 = 3e-4;
 /// Nothing amplifies rounding before the memory of the first layer.
 const FIRST_MEMORY: f64 = 1e-5;
 
-const FAMILIES: [(&str, f64); 6] = [
+/// transformers norms the latents of this family with another epsilon than its configuration says.
+const OTHER_EPS: f64 = 3e-4;
+
+const FAMILIES: [(&str, f64); 8] = [
+    ("deepseek_v3", ATTENTION),
+    ("glm4_moe_lite", OTHER_EPS),
     ("mixtral", ATTENTION),
     ("minimax_m2", ATTENTION),
     ("gpt_oss", LARGE),
@@ -72,6 +77,9 @@ fn assert_routes(
     output: &OracleOutput,
     tolerance: f64,
 ) {
+    if output.layers[layer].routes.is_empty() {
+        return; // a dense layer
+    }
     let (chosen, shape) = golden.i32(&format!("hf_f32.layers.{layer}.router_idx"));
     let weights = golden.rows(&format!("hf_f32.layers.{layer}.router_w"));
     let routes = &output.layers[layer].routes;

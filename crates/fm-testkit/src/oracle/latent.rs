@@ -27,9 +27,9 @@ pub(super) fn latent_attention(
         let read = heads.iter().enumerate().flat_map(|(index, head)| {
             let query = &projected[token].queries[index];
             let seen = &projected[..=token];
-            let keys = seen.iter().map(|token| {
-                [head.key.times(&token.latent), token.rotated_key.clone()].concat()
-            });
+            let keys = seen
+                .iter()
+                .map(|token| [head.key.times(&token.latent), token.rotated_key.clone()].concat());
             let scores: Vec<f64> = keys.map(|key| dot(query, &key) * latent.scale).collect();
             let mut out = vec![0.0; latent.value];
             for (share, token) in softmax(&scores).iter().zip(seen) {
@@ -60,8 +60,8 @@ impl Head {
         let both = weights.get("kv_b_proj.weight");
         let first = head * (latent.nope + latent.value);
         let middle = first + latent.nope;
-        let value = both.rows(middle, middle + latent.value);
-        Self { key: both.rows(first, middle), value }
+        let value = both.reordered(middle..middle + latent.value);
+        Self { key: both.reordered(first..middle), value }
     }
 }
 
@@ -98,7 +98,8 @@ fn project(
     };
     let dim = latent.nope + latent.rope;
     assert_eq!(queries.len(), config.heads * dim, "queries have their rows per head");
-    let query = |head: &[f64]| [head[..latent.nope].to_vec(), rotated(&head[latent.nope..])].concat();
+    let query =
+        |head: &[f64]| [head[..latent.nope].to_vec(), rotated(&head[latent.nope..])].concat();
     let shared = weights.linear("kv_a_proj_with_mqa", x);
     assert_eq!(shared.len(), latent.rank + latent.rope, "what is shared is a latent and a key");
     Projected {

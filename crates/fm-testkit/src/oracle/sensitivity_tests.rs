@@ -10,7 +10,7 @@ use std::mem;
 
 use super::{
     Family, Oracle,
-    config::{LinearConfig, QueryKeyNorm, Scoring},
+    config::{LatentConfig, LinearConfig, QueryKeyNorm, Scoring},
 };
 use crate::{
     compare::max_abs_diff_rows,
@@ -39,6 +39,8 @@ const BIASED: &[Family] =
 const WINDOWED: &[Family] = &[Family::Mixtral, Family::GptOss];
 const MINIMAX: &[Family] = &[Family::MinimaxM2];
 const GPT_OSS: &[Family] = &[Family::GptOss];
+const LATENT: &[Family] = &[Family::DeepseekV3, Family::Glm4MoeLite];
+const DEEPSEEK: &[Family] = &[Family::DeepseekV3];
 const HYBRIDS: &[Family] = &[Family::Qwen3Next, Family::Qwen3_5Moe];
 const NEXT: &[Family] = &[Family::Qwen3Next];
 const QWEN35: &[Family] = &[Family::Qwen3_5Moe];
@@ -91,6 +93,37 @@ const MISTAKES: &[Mistake] = &[
     ("plain activation", GPT_OSS, |o| o.config.clamped = None),
     ("nothing clamped", GPT_OSS, |o| {
         o.config.clamped.as_mut().expect("it is").limit = f64::INFINITY;
+    }),
+    ("rope_theta ten times smaller", LATENT, |o| o.config.rope_theta /= 10.0),
+    ("norm_topk_prob flipped", LATENT, |o| o.config.norm_topk_prob ^= true),
+    ("eps ignored", LATENT, |o| o.config.eps = 0.0),
+    ("gate_proj and up_proj of experts swapped", LATENT, swap_gate_and_up),
+    ("attention biases ignored", DEEPSEEK, |o| zero(o, "_proj.bias")),
+    ("halves for neighbours and the reverse", LATENT, |o| {
+        latent(o).interleaved ^= true;
+    }),
+    ("the root counts the part without positions alone", LATENT, |o| {
+        let latent = latent(o);
+        latent.scale *= ((latent.nope + latent.rope) as f64 / latent.nope as f64).sqrt();
+    }),
+    ("kv_b_proj read as [keys | values]", LATENT, flat_kv_b),
+    ("norm weights of latents ignored", LATENT, |o| {
+        o.weights.ending_in("_a_layernorm.weight").for_each(|tensor| tensor.data.fill(1.0));
+    }),
+    ("no bias for the choice", LATENT, |o| zero(o, "e_score_correction_bias")),
+    ("no factor on the weights", LATENT, |o| o.config.route_factor = 1.0),
+    ("shared experts dropped", LATENT, |o| zero(o, "shared_experts.down_proj.weight")),
+    ("all groups are open", DEEPSEEK, |o| o.config.groups = None),
+    ("no yarn", DEEPSEEK, |o| o.config.yarn = None),
+    ("yarn not between whole dimensions", DEEPSEEK, |o| {
+        o.config.yarn.as_mut().expect("it has one").truncate = false;
+    }),
+    ("mscale ignored for sine and cosine", DEEPSEEK, |o| {
+        o.config.yarn.as_mut().expect("it has one").mscales = Some((1.0, 1.0));
+    }),
+    ("mscale_all_dim ignored for scores", DEEPSEEK, |o| {
+        let sharper = o.config.yarn.as_ref().expect("it has one").sharper();
+        latent(o).scale /= sharper;
     }),
     ("norm weights without the +1", HYBRIDS, |o| {
         for norm in ["layernorm.weight", "q_norm.weight", "k_norm.weight"] {
@@ -178,6 +211,22 @@ fn norm_head_by_head(oracle: &mut Oracle) {
     let dim = oracle.config.head_dim;
     for norm in ["q_norm.weight", "k_norm.weight"] {
         oracle.weights.ending_in(norm).for_each(|tensor| tensor.data.truncate(dim));
+    }
+}
+
+fn latent(oracle: &mut Oracle) -> &mut LatentConfig {
+    oracle.config.latent.as_mut().expect("latent attention")
+}
+
+/// Puts the rows where a reader of `[keys of all heads | values of all heads]` would look for them.
+fn flat_kv_b(oracle: &mut Oracle) {
+    let (heads, LatentConfig { nope, value, .. }) = (oracle.config.heads, latent(oracle).clone());
+    for tensor in oracle.weights.ending_in("kv_b_proj.weight") {
+        let order = (0..heads).flat_map(|head| {
+            let key = (head * nope..).take(nope);
+            key.chain((heads * nope + head * value..).take(value))
+        });
+        *tensor = tensor.reordered(order);
     }
 }
 

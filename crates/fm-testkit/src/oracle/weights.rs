@@ -33,10 +33,17 @@ impl Tensor {
     }
 
     /// `self[index]`: the part at `index` of the first dimension.
-    fn part(&self, index: usize) -> Self {
+    pub(super) fn part(&self, index: usize) -> Self {
         let shape = self.shape[1..].to_vec();
         let len = shape.iter().product::<usize>();
         Self { data: self.data[index * len..][..len].to_vec(), shape }
+    }
+
+    /// `self[j, i]`
+    pub(super) fn transposed(&self) -> Self {
+        let [rows, columns] = self.shape[..] else { panic!("{:?} is not a matrix", self.shape) };
+        let data = (0..columns).flat_map(|j| (0..rows).map(move |i| self.row(i)[j])).collect();
+        Self { shape: vec![columns, rows], data }
     }
 
     /// The rows `order` of a matrix (the values of a vector), in that order.

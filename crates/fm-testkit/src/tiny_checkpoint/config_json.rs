@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Layout, TinyModel};
+use super::{Layout, TinyModel, YarnShape};
 use crate::oracle::Family;
 
 /// `config.json`; `quantization` is null for a checkpoint that is not packed, absent for HF.
@@ -11,6 +11,8 @@ pub(super) fn config(model: &TinyModel, layout: &Layout, quantization: Option<&V
         Family::Mixtral => mixtral(model),
         Family::MinimaxM2 => minimax_m2(model),
         Family::GptOss => gpt_oss(model, layout),
+        Family::DeepseekV3 => deepseek_v3(model),
+        Family::Glm4MoeLite => glm4_moe_lite(model),
         Family::Qwen3Moe => qwen3_moe(model),
         Family::Qwen3Next => qwen3_next(model),
         Family::Qwen3_5Moe => qwen3_5_moe(model, layout),
@@ -130,6 +132,69 @@ fn gpt_oss(model: &TinyModel, layout: &Layout) -> Value {
             json!({ "modules_to_not_convert": plain, "quant_method": "mxfp4" });
     }
     merged([own, shared_keys(model), local_keys(model)])
+}
+
+/// Keys of the families with latent attention.
+fn latent_keys(model: &TinyModel) -> Value {
+    let yarn = |yarn: YarnShape| {
+        json!({
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": yarn.factor,
+            "mscale": yarn.mscale,
+            "mscale_all_dim": yarn.mscale_all_dim,
+            "original_max_position_embeddings": model.trained_context,
+            "type": "yarn",
+        })
+    };
+    let mut keys = json!({
+        "attention_bias": model.attention_bias,
+        "first_k_dense_replace": model.first_dense,
+        "intermediate_size": model.dense_ffn,
+        "kv_lora_rank": model.latent.rank,
+        "moe_intermediate_size": model.moe_ffn,
+        "n_group": model.groups.0,
+        "n_routed_experts": model.experts,
+        "n_shared_experts": model.shared_experts,
+        "norm_topk_prob": model.norm_topk_prob,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": model.latent.q_rank,
+        "qk_nope_head_dim": model.latent.nope,
+        "qk_rope_head_dim": model.latent.rope,
+        "rope_scaling": model.yarn.map(yarn),
+        "rope_theta": model.rope_theta,
+        "routed_scaling_factor": model.route_factor,
+        "topk_group": model.groups.1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": model.latent.value,
+    });
+    if let Some(interleave) = model.latent.rope_interleave {
+        keys["rope_interleave"] = json!(interleave);
+    }
+    keys
+}
+
+fn deepseek_v3(model: &TinyModel) -> Value {
+    let own = json!({
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "bos_token_id": 0,
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",
+        "torch_dtype": model.dtype.torch_name(),
+    });
+    merged([own, shared_keys(model), latent_keys(model)])
+}
+
+fn glm4_moe_lite(model: &TinyModel) -> Value {
+    let own = json!({
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "dtype": model.dtype.torch_name(),
+        "pad_token_id": 0,
+        "partial_rotary_factor": 1.0,
+    });
+    merged([own, shared_keys(model), latent_keys(model)])
 }
 
 /// Keys of the hybrids.

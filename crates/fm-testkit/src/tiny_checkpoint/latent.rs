@@ -18,11 +18,24 @@ pub struct LatentShape {
     pub rope: usize,
     /// `v_head_dim`
     pub value: usize,
+    /// `rope_interleave`; the key is missing where this is `None`
+    pub rope_interleave: Option<bool>,
+}
+
+/// `rope_scaling` of type `yarn`.
+#[derive(Clone, Copy, Debug)]
+pub struct YarnShape {
+    /// `factor`
+    pub factor: f64,
+    /// `mscale`
+    pub mscale: f64,
+    /// `mscale_all_dim`
+    pub mscale_all_dim: f64,
 }
 
 /// `self_attn` of a layer.
 pub(super) fn attention(model: &TinyModel, all: &mut Maker) {
-    let LatentShape { q_rank, rank, nope, rope, value } = model.latent;
+    let LatentShape { q_rank, rank, nope, rope, value, .. } = model.latent;
     let (hidden, heads) = (model.hidden, model.heads);
     let mut projections = vec![
         ("kv_a_proj_with_mqa", rank + rope, hidden, true),
@@ -67,10 +80,7 @@ pub(super) fn absorbed(model: &TinyModel, weights: &[Weight]) -> Vec<Weight> {
         };
         let keys = heads().flat_map(|head| transposed(&head[..nope * rank])).collect();
         let values = heads().flat_map(|head| head[nope * rank..].to_vec()).collect();
-        vec![
-            part("embed_q", [rank, nope], keys),
-            part("unembed_out", [value, rank], values),
-        ]
+        vec![part("embed_q", [rank, nope], keys), part("unembed_out", [value, rank], values)]
     };
     weights.iter().flat_map(split).collect()
 }

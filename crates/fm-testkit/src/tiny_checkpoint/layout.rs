@@ -54,7 +54,9 @@ fn hf_name(family: Family, name: &str) -> String {
             format!("model.{}", name.replace(".mlp.", ".block_sparse_moe."))
         }
         Family::GptOss => format!("model.{}", name.replace(".mlp.gate.", ".mlp.router.")),
-        Family::Qwen3Moe | Family::Qwen3Next => format!("model.{name}"),
+        Family::DeepseekV3 | Family::Glm4MoeLite | Family::Qwen3Moe | Family::Qwen3Next => {
+            format!("model.{name}")
+        }
     }
 }
 
@@ -131,7 +133,11 @@ fn decoys(model: &TinyModel) -> Vec<DiskTensor> {
         ("mtp.norm.weight", vec![hidden]),
         ("mtp.layers.0.input_layernorm.weight", vec![hidden]),
     ];
+    let ahead = ["eh_proj", "enorm"].map(|at| format!("model.layers.{}.{at}.weight", model.layers));
     match model.family {
+        Family::DeepseekV3 | Family::Glm4MoeLite => {
+            shapes = vec![(&ahead[0], vec![hidden, 2 * hidden]), (&ahead[1], vec![hidden])];
+        }
         Family::Mixtral | Family::MinimaxM2 | Family::GptOss | Family::Qwen3Moe => shapes.clear(),
         Family::Qwen3Next => {
             shapes.push(("mtp.layers.0.mlp.experts.0.gate_proj.weight", vec![inner, hidden]));
@@ -214,7 +220,11 @@ fn mlx_name(family: Family, name: &str) -> String {
     let name = match family {
         Family::Mixtral | Family::MinimaxM2 => name.replace(".mlp.", ".block_sparse_moe."),
         Family::GptOss => name.replace(".mlp.gate.", ".mlp.router."),
-        Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen3_5Moe => name,
+        Family::DeepseekV3
+        | Family::Glm4MoeLite
+        | Family::Qwen3Moe
+        | Family::Qwen3Next
+        | Family::Qwen3_5Moe => name,
     };
     let outer = if family == Family::Qwen3_5Moe { "language_model." } else { "" };
     let inner = if name.starts_with("lm_head.") { "" } else { "model." };
@@ -236,6 +246,8 @@ fn affine_of(family: Family, mlx: &MlxLayout, module: &str, weight: &Weight) -> 
     let router = [".gate", ".router", ".shared_expert_gate"].iter().any(|at| module.ends_with(at));
     let affine = match by_rule {
         Some((_, affine)) => (*affine)?,
+        // To mlx_lm those of the latent families are no linear layers.
+        None if router && family.is_latent() => return None,
         None if router && family != Family::Mixtral => Affine { bits: 8, group: 64 },
         None => default,
     };

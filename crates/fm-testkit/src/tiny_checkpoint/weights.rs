@@ -4,7 +4,7 @@
 //! with a standard deviation of 1 to 4, routers that prefer some experts clearly, memories that
 //! last for 2 to 100 tokens, norms near neutral.
 
-use super::{LinearShape, TinyModel, mxfp4};
+use super::{LinearShape, TinyModel, latent, mxfp4};
 use crate::{noise::Noise, oracle::Family};
 
 /// Standard deviation of the logits for an output of unit size.
@@ -13,7 +13,7 @@ const LOGIT_SCALE: f64 = 2.5;
 /// and the first rejected expert would often be lost in rounding.
 const ROUTER_SCALE: f64 = 4.0;
 /// Of norm weights around their neutral value.
-const NORM_SPREAD: f64 = 0.15;
+pub(super) const NORM_SPREAD: f64 = 0.15;
 /// Of the sinks, which compete with scores of this size.
 const SINK_SPREAD: f64 = 1.5;
 /// Of the biases of experts and routers.
@@ -23,7 +23,7 @@ const BIAS_SPREAD: f64 = 0.3;
 const CHOICE_SPREAD: f64 = 0.5;
 const CHOICE_MEAN: f64 = -4.0;
 /// Of every other linear map for inputs of unit size.
-const GAIN: f64 = 1.2;
+pub(super) const GAIN: f64 = 1.2;
 
 /// What a tensor is, which decides how layouts store it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,9 @@ pub(super) fn noise_weights(model: &TinyModel) -> Vec<Weight> {
 }
 
 fn attention(model: &TinyModel, all: &mut Maker) {
+    if model.family.is_latent() {
+        return latent::attention(model, all);
+    }
     let (hidden, dim) = (model.hidden, model.head_dim);
     let gate = if model.is_hybrid() { 2 } else { 1 };
     let q_rows = model.heads * dim * gate;
@@ -109,7 +112,7 @@ fn attention(model: &TinyModel, all: &mut Maker) {
         all.normal(Kind::Vector, "self_attn.sinks", &[model.heads], SINK_SPREAD);
     }
     let (q_norm, k_norm) = match model.family {
-        Family::Mixtral | Family::GptOss => return,
+        Family::Mixtral | Family::GptOss | Family::DeepseekV3 | Family::Glm4MoeLite => return,
         Family::MinimaxM2 => (model.heads * dim, kv_rows),
         Family::Qwen3Moe | Family::Qwen3Next | Family::Qwen3_5Moe => (dim, dim),
     };
@@ -169,10 +172,18 @@ fn experts(model: &TinyModel, all: &mut Maker) {
     if model.family == Family::GptOss {
         all.normal(Kind::Vector, "mlp.gate.bias", &[experts], BIAS_SPREAD);
     }
-    if model.family == Family::MinimaxM2 {
-        all.drawn(Kind::ChoiceBias, "mlp.e_score_correction_bias", experts, |noise| {
+    let choice_bias = match model.family {
+        Family::MinimaxM2 => Some("mlp.e_score_correction_bias"),
+        Family::DeepseekV3 | Family::Glm4MoeLite => Some("mlp.gate.e_score_correction_bias"),
+        _ => None,
+    };
+    if let Some(name) = choice_bias {
+        all.drawn(Kind::ChoiceBias, name, experts, |noise| {
             CHOICE_MEAN + CHOICE_SPREAD * noise.normal()
         });
+    }
+    if model.family.is_latent() && model.shared_experts > 0 {
+        gated_ffn(all, "mlp.shared_experts", hidden, model.shared_experts * inner);
     }
     if model.is_hybrid() {
         gated_ffn(all, "mlp.shared_expert", hidden, model.shared_ffn);
@@ -187,7 +198,7 @@ fn gated_ffn(all: &mut Maker, module: &str, hidden: usize, inner: usize) {
 }
 
 /// Collects tensors and draws each from the stream of its own name.
-struct Maker {
+pub(super) struct Maker {
     seed: u64,
     prefix: String,
     weights: Vec<Weight>,
@@ -195,12 +206,12 @@ struct Maker {
 
 impl Maker {
     /// A linear map that turns inputs of unit size into outputs of size `gain`.
-    fn matrix(&mut self, name: &str, rows: usize, columns: usize, gain: f64) {
+    pub(super) fn matrix(&mut self, name: &str, rows: usize, columns: usize, gain: f64) {
         let scale = gain / (columns as f64).sqrt();
         self.normal(Kind::Matrix, name, &[rows, columns], scale);
     }
 
-    fn normal(&mut self, kind: Kind, name: &str, shape: &[usize], scale: f64) {
+    pub(super) fn normal(&mut self, kind: Kind, name: &str, shape: &[usize], scale: f64) {
         let name = format!("{}{name}", self.prefix);
         let values = Noise::named(self.seed, &name).normals(shape.iter().product(), scale);
         self.weights.push(Weight { name, kind, shape: shape.to_vec(), values });

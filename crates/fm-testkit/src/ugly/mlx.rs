@@ -1,12 +1,12 @@
 //! Ugly shapes in MLX layout, with every width of integers and module by module.
 
-use super::odd_shapes;
+use super::{latent::latent_mlx_models, odd_shapes};
 use crate::tiny_checkpoint::{Affine, Family, Float, LinearShape, MlxLayout, TinyModel};
 
 /// Models for MLX layout, with how they are packed. Modules whose rows do not consist of whole
 /// groups stay plain, as `mlx_lm` leaves them.
 pub fn ugly_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
-    [uniform_mlx_models(), mixed_mlx_models(), other_mlx_models()].concat()
+    [uniform_mlx_models(), mixed_mlx_models(), other_mlx_models(), latent_mlx_models()].concat()
 }
 
 /// Ugly, but in multiples of `group` where a matrix reads its input.
