@@ -95,6 +95,8 @@ mod tests {
     use super::*;
 
     const ALL: &[&str] = &["qwen3_moe", "qwen3_next", "qwen3_5_moe"];
+    const LATENT: &[&str] = &["deepseek_v3", "glm4_moe_lite"];
+    const DEEPSEEK: &[&str] = &["deepseek_v3"];
     const HYBRIDS: &[&str] = &["qwen3_next", "qwen3_5_moe"];
 
     /// What was measured on the reference implementations: by how much each mistake moves logits.
@@ -121,6 +123,20 @@ mod tests {
         ("norm_topk_prob flipped", &["qwen3_moe", "qwen3_next"]),
         ("GQA: q head h uses kv head h % nkv", ALL),
         ("experts gate/up swapped", ALL),
+        ("rms eps 1e-5<->1e-6", LATENT),
+        ("rope_theta 10000", LATENT),
+        ("rope half-split instead of interleaved", LATENT),
+        ("no correction bias", LATENT),
+        ("biased scores used as weights", LATENT),
+        ("no routed_scaling_factor", LATENT),
+        ("no renorm of top-k", LATENT),
+        ("no group limit", DEEPSEEK),
+        ("shared experts dropped", LATENT),
+        ("scale 1/sqrt(nope) only", LATENT),
+        ("scale 1/sqrt(nope+rope), no mscale", DEEPSEEK),
+        ("no yarn", DEEPSEEK),
+        ("no latent layernorm on kv", DEEPSEEK),
+        ("experts gate/up swapped", LATENT),
     ];
 
     fn mutants() -> Vec<Mutant> {
