@@ -79,6 +79,19 @@ pub enum LoadError {
         expected: u64,
     },
 
+    /// Numbers of layers that no model has.
+    #[error(
+        "the GGUF metadata has `{key}` = {blocks}, {ahead} of them behind the decoder; at most 65535 make sense"
+    )]
+    Layers {
+        /// The key.
+        key: String,
+        /// All layers.
+        blocks: u64,
+        /// Those that predict further tokens.
+        ahead: u64,
+    },
+
     /// `config.json` lacks a field or has it in another type.
     #[error("the configuration does not describe a {model_type} model")]
     Config {

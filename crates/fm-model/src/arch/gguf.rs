@@ -88,8 +88,7 @@ pub(crate) fn ffn_norm(metadata: &Metadata) -> Result<&'static str, LoadError> {
 /// # Errors
 /// If the metadata does not say how many layers there are.
 pub(crate) fn layers_ahead(metadata: &Metadata) -> Result<Range<u64>, LoadError> {
-    let keys = Keys::new(metadata, architecture(metadata)?.name);
-    Ok(keys.layers()?..keys.required("block_count")?)
+    Keys::new(metadata, architecture(metadata)?.name).layers()
 }
 
 fn architecture(metadata: &Metadata) -> Result<&'static Architecture, LoadError> {

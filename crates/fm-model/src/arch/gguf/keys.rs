@@ -1,6 +1,6 @@
 //! Metadata of one architecture, and which of its keys have been asked for.
 
-use std::{cell::RefCell, collections::BTreeSet};
+use std::{cell::RefCell, collections::BTreeSet, ops::Range};
 
 use fm_format::source::gguf::{GgufError, Metadata, Value};
 
@@ -78,10 +78,13 @@ impl<'a> Keys<'a> {
         LoadError::MissingKey { key: self.key(key) }
     }
 
-    /// Layers of the decoder; those that predict further tokens are counted, too, and come last.
-    pub(super) fn layers(&self) -> Result<u64, LoadError> {
+    /// Layers behind those of the decoder: they predict further tokens.
+    pub(super) fn layers(&self) -> Result<Range<u64>, LoadError> {
+        let blocks = self.required("block_count")?;
         let ahead = self.count("nextn_predict_layers")?.unwrap_or(0);
-        Ok(self.required("block_count")?.saturating_sub(ahead))
+        let decoder = blocks.checked_sub(ahead).filter(|_| blocks <= u64::from(u16::MAX));
+        let range = || LoadError::Layers { key: self.key("block_count"), blocks, ahead };
+        Ok(decoder.ok_or_else(range)?..blocks)
     }
 
     /// Refuses a key with another value than the family's arithmetic has a meaning for.

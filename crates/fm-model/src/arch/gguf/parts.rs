@@ -21,7 +21,7 @@ pub(super) fn decoder(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadEr
         config,
         [
             ("hidden_size", json!(keys.required("embedding_length")?)),
-            ("num_hidden_layers", json!(keys.layers()?)),
+            ("num_hidden_layers", json!(keys.layers()?.start)),
             ("num_attention_heads", json!(keys.required("attention.head_count")?)),
             ("rms_norm_eps", json!(eps)),
             ("max_position_embeddings", json!(keys.required("context_length")?)),
@@ -105,7 +105,7 @@ pub(super) fn delta_net(keys: &Keys<'_>, config: &mut Config) -> Result<(), Load
     let value_heads = keys.required("ssm.time_step_rank")?;
     let values = keys.required("ssm.inner_size")?;
     // Layers behind the decoder are in the list, too.
-    let layers = keys.layers()? as usize;
+    let layers = keys.layers()?.start as usize;
     let recurrent = keys.bools("attention.recurrent_layers")?.map(|recurrent| {
         let kind = |recurrent| if recurrent { "linear_attention" } else { "full_attention" };
         json!(recurrent.into_iter().take(layers).map(kind).collect::<Vec<_>>())
