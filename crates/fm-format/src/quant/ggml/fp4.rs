@@ -70,3 +70,24 @@ pub fn half_of_ue4m3(scale: u8) -> f32 {
         _ => (1.0 + fraction / 8.0) * f32::from_bits((u32::from(exponent) + 127 - 8) << 23),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scale_is_what_its_bits_say() {
+        for scale in 0..=u8::MAX {
+            let power = 2.0_f64.powi(i32::from(scale) - 127);
+            assert_eq!(f64::from(half_of_e8m0(scale)) * 2.0, power, "e8m0 {scale}");
+
+            let (exponent, fraction) = (i32::from(scale >> 3 & 15), f64::from(scale & 7) / 8.0);
+            let value = match (scale, exponent) {
+                (0x7f, _) => 0.0,
+                (_, 0) => fraction * 2.0_f64.powi(1 - 7),
+                _ => (1.0 + fraction) * 2.0_f64.powi(exponent - 7),
+            };
+            assert_eq!(f64::from(half_of_ue4m3(scale)) * 2.0, value, "ue4m3 {scale}");
+        }
+    }
+}
