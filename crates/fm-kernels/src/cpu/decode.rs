@@ -98,7 +98,8 @@ float_decoder!(F32, 64, f32);
 float_decoder!(F16, 32, f16);
 float_decoder!(Bf16, 32, bf16);
 
-/// MLX affine blocks, see `fm_format::quant::affine`. `GROUP` weights share scale and bias, bf16.
+/// MLX affine blocks, see `fm_format::quant::affine`. `GROUP` weights share scale and bias, bf16: a
+/// scale of 8 bits times a code of 8 is exact in an f32.
 #[derive(Clone, Copy)]
 pub(super) struct Affine<const BITS: usize, const GROUP: usize>;
 
@@ -125,7 +126,7 @@ impl<const BITS: usize, const GROUP: usize> Decoder for Affine<BITS, GROUP> {
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, block: &[u8]) -> L::Palette {
         let (scale, bias) = lanes.bf16_pair(*block.first_chunk().expect("a block has a header"));
-        lanes.palette::<BITS>(scale, bias)
+        lanes.palette::<BITS, true>(scale, bias)
     }
     #[inline(always)]
     fn group<L: Lanes>(self, _: L, head: &L::Palette, _: &[u8], _: usize) -> L::Palette {
@@ -133,11 +134,11 @@ impl<const BITS: usize, const GROUP: usize> Decoder for Affine<BITS, GROUP> {
     }
     #[inline(always)]
     fn decode<L: Lanes>(self, lanes: L, shared: &L::Palette, block: &[u8], at: Run) -> L::F {
-        lanes.affine::<BITS>(*shared, block, Self::HEAD + at.run * 2 * BITS)
+        lanes.affine::<BITS, true>(*shared, block, Self::HEAD + at.run * 2 * BITS)
     }
 }
 
-/// As [`Affine`] with scale and bias in f32, for any group.
+/// As [`Affine`] with scale and bias in f32, for any group. Products are rounded here.
 #[derive(Clone, Copy)]
 pub(super) struct WideAffine<const BITS: usize> {
     pub(super) group: usize,
@@ -168,7 +169,7 @@ impl<const BITS: usize> Decoder for WideAffine<BITS> {
         let head: &[u8; 8] = block.first_chunk().expect("a block has a header");
         let (numbers, _) = head.as_chunks();
         let number = |at: usize| lanes.splat(f32::from_le_bytes(numbers[at]));
-        lanes.palette::<BITS>(number(0), number(1))
+        lanes.palette::<BITS, false>(number(0), number(1))
     }
     #[inline(always)]
     fn group<L: Lanes>(self, _: L, head: &L::Palette, _: &[u8], _: usize) -> L::Palette {
@@ -176,7 +177,7 @@ impl<const BITS: usize> Decoder for WideAffine<BITS> {
     }
     #[inline(always)]
     fn decode<L: Lanes>(self, lanes: L, shared: &L::Palette, block: &[u8], at: Run) -> L::F {
-        lanes.affine::<BITS>(*shared, block, Self::HEAD + at.run * 2 * BITS)
+        lanes.affine::<BITS, false>(*shared, block, Self::HEAD + at.run * 2 * BITS)
     }
 }
 

@@ -53,6 +53,12 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a · b + c`, rounded once where the machine can.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `codes · scale + bias` with product and sum rounded separately. Where the product is exact that
+    /// is one rounding, and one instruction.
+    #[inline(always)]
+    fn line<const EXACT: bool>(self, codes: Self::F, scale: Self::F, bias: Self::F) -> Self::F {
+        if EXACT { self.fma(codes, scale, bias) } else { self.add(self.mul(codes, scale), bias) }
+    }
     /// The smaller of each pair; `b` if one is not a number.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// The larger of each pair; `b` if one is not a number.
@@ -88,14 +94,23 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// One little-endian f16 in every lane.
     fn f16_splat(self, bytes: [u8; 2]) -> Self::F;
     /// Prepares `code · scale + bias` for codes of `BITS` bits.
-    fn palette<const BITS: usize>(self, scale: Self::F, bias: Self::F) -> Self::Palette;
+    fn palette<const BITS: usize, const EXACT: bool>(
+        self,
+        scale: Self::F,
+        bias: Self::F,
+    ) -> Self::Palette;
     /// Sixteen codes of `BITS` bits, LSB first from byte `at` of `block` on, as the weights they
     /// stand for. Product and sum are rounded separately,
     /// as in `QuantFormat::decode`.
     ///
     /// # Panics
     /// If `block` ends before the codes do, or is shorter than 16 bytes and `BITS` above 4.
-    fn affine<const BITS: usize>(self, palette: Self::Palette, block: &[u8], at: usize) -> Self::F;
+    fn affine<const BITS: usize, const EXACT: bool>(
+        self,
+        palette: Self::Palette,
+        block: &[u8],
+        at: usize,
+    ) -> Self::F;
 
     /// Sixteen bytes from memory.
     fn bytes(self, bytes: &[u8; 16]) -> Self::Bytes;

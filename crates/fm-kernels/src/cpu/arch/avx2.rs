@@ -236,12 +236,16 @@ impl Lanes for Avx2 {
         (x, x)
     }
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: Halves, bias: Halves) -> (__m256, __m256) {
+    fn palette<const BITS: usize, const EXACT: bool>(
+        self,
+        scale: Halves,
+        bias: Halves,
+    ) -> (__m256, __m256) {
         (scale.0, bias.0)
     }
 
     #[inline(always)]
-    fn affine<const BITS: usize>(
+    fn affine<const BITS: usize, const EXACT: bool>(
         self,
         (scale, bias): (__m256, __m256),
         block: &[u8],
@@ -251,7 +255,7 @@ impl Lanes for Avx2 {
         let (low, high) = unsafe { spread::<BITS>(block, at) };
         // SAFETY: `self` proves avx2.
         let codes = (unsafe { _mm256_cvtepi32_ps(low) }, unsafe { _mm256_cvtepi32_ps(high) });
-        self.add(self.mul(codes, (scale, scale)), (bias, bias))
+        self.line::<EXACT>(codes, (scale, scale), (bias, bias))
     }
 
     #[inline(always)]

@@ -249,8 +249,8 @@ impl Lanes for Avx512 {
         unsafe { _mm512_cvtph_ps(halves) }
     }
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: __m512, bias: __m512) -> Palette {
-        let weights = |codes: &Sixteen| self.add(self.mul(self.load(codes), scale), bias);
+    fn palette<const BITS: usize, const EXACT: bool>(self, scale: __m512, bias: __m512) -> Palette {
+        let weights = |codes: &Sixteen| self.line::<EXACT>(self.load(codes), scale, bias);
         match BITS {
             ..5 => Palette(weights(const { &codes_from::<BITS>(0) }), bias),
             5 => Palette(
@@ -261,7 +261,7 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    fn affine<const BITS: usize>(
+    fn affine<const BITS: usize, const EXACT: bool>(
         self,
         Palette(first, second): Palette,
         block: &[u8],
@@ -278,7 +278,7 @@ impl Lanes for Avx512 {
             _ => {
                 // SAFETY: `self` proves the features of `numbers`.
                 let codes = unsafe { numbers::<BITS>(lanes) };
-                self.add(self.mul(codes, first), second)
+                self.line::<EXACT>(codes, first, second)
             }
         }
     }

@@ -135,11 +135,15 @@ impl Lanes for Portable {
         self.splat(f16::from_le_bytes(bytes).to_f32())
     }
     #[inline(always)]
-    fn palette<const BITS: usize>(self, scale: Sixteen, bias: Sixteen) -> (f32, f32) {
+    fn palette<const BITS: usize, const EXACT: bool>(
+        self,
+        scale: Sixteen,
+        bias: Sixteen,
+    ) -> (f32, f32) {
         (scale[0], bias[0])
     }
     #[inline(always)]
-    fn affine<const BITS: usize>(
+    fn affine<const BITS: usize, const EXACT: bool>(
         self,
         (scale, bias): (f32, f32),
         block: &[u8],

@@ -111,7 +111,7 @@ block_of_32!(
     Q4_0, 18, L::Palette,
     |lanes, block| {
         let d = half(lanes, block, 0);
-        lanes.palette::<4>(d, lanes.mul(d, lanes.splat(-8.0)))
+        lanes.palette::<4, true>(d, lanes.mul(d, lanes.splat(-8.0)))
     },
     |palette, block, run| nibbles(lanes, *palette, block, 2, run)
 );
@@ -119,7 +119,7 @@ block_of_32!(
 block_of_32!(
     /// Four bits from a minimum on.
     Q4_1, 20, L::Palette,
-    |lanes, block| lanes.palette::<4>(half(lanes, block, 0), half(lanes, block, 2)),
+    |lanes, block| lanes.palette::<4, true>(half(lanes, block, 0), half(lanes, block, 2)),
     |palette, block, run| nibbles(lanes, *palette, block, 4, run)
 );
 

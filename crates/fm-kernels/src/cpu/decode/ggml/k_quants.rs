@@ -191,7 +191,7 @@ impl PlaneHeads {
     #[inline(always)]
     fn palette<L: Lanes>(&self, lanes: L, plane: usize) -> L::Palette {
         let (scale, offset) = self.line(lanes, plane);
-        lanes.palette::<4>(scale, offset)
+        lanes.palette::<4, true>(scale, offset)
     }
 }
 
