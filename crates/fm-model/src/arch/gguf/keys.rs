@@ -82,7 +82,7 @@ impl<'a> Keys<'a> {
     pub(super) fn layers(&self) -> Result<Range<u64>, LoadError> {
         let blocks = self.required("block_count")?;
         let ahead = self.count("nextn_predict_layers")?.unwrap_or(0);
-        let decoder = blocks.checked_sub(ahead).filter(|_| blocks <= u64::from(u16::MAX));
+        let decoder = blocks.checked_sub(ahead).filter(|_| u16::try_from(blocks).is_ok());
         let range = || LoadError::Layers { key: self.key("block_count"), blocks, ahead };
         Ok(decoder.ok_or_else(range)?..blocks)
     }
