@@ -181,6 +181,19 @@ impl Vocabulary {
         ids
     }
 
+    /// About the length of the `tokenizer.json` that this was made of, by which memory is planned.
+    pub fn json_bytes(&self) -> u64 {
+        let entries = |list: &[String], more: usize| -> usize {
+            list.iter().map(|text| text.len() + more).sum()
+        };
+        // A token is an entry with an id; a merge spells one; those of pieces are found later.
+        let merges = match self.model.as_str() {
+            LLAMA => 2 * entries(&self.tokens, 8),
+            _ => entries(&self.merges, 8),
+        };
+        (entries(&self.tokens, 10) + merges) as u64
+    }
+
     /// Changes with everything that decides about ids.
     pub(crate) fn hash(&self) -> u128 {
         let mut hash = Xxh3::new();

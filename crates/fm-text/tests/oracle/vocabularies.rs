@@ -1,9 +1,13 @@
 //! Token ids of vocabularies in metadata, against Hugging Face `tokenizers` on the `tokenizer.json`
 //! that the metadata were made of: ten thousand lines for every way to split text.
 
-use std::{fs, path::Path};
+use std::{cell::Cell, fs, path::Path};
 
 use fm_text::{SpecialTokens, TextError, Tokenizer, Vocabulary, vocabulary::kind};
+use proptest::{
+    collection::vec,
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -268,4 +272,57 @@ fn rows_that_no_token_has_stay_text() {
     let ids = ours.encode(&vocabulary.tokens[last], SpecialTokens::Parse).unwrap();
     assert!(ids.len() > 1 && ids.iter().all(|&id| (id as usize) < last - 6), "{ids:?}");
     assert_eq!((ours.vocab_len(), ours.token_bytes(last as u32)), (last - 6, None));
+}
+
+#[test]
+fn a_vocabulary_is_about_as_long_as_its_file() {
+    let bytes = byte_level_json(&Value::Null, &Value::Null);
+    for (vocabulary, json) in [pieces(), (to_vocabulary(&bytes, "qwen2"), bytes)] {
+        let (estimate, length) = (vocabulary.json_bytes(), json.to_string().len() as u64);
+        assert!(length * 4 / 5 < estimate && estimate < length * 2, "{estimate} for {length}");
+    }
+}
+
+/// One thing changed somewhere, as by a broken or hostile file.
+fn edit(vocabulary: &mut Vocabulary, (field, at, text): &(usize, usize, String)) {
+    fn put<T>(list: &mut [T], at: usize, value: T) {
+        let count = list.len().max(1);
+        list.get_mut(at % count).into_iter().zip([value]).for_each(|(old, new)| *old = new);
+    }
+    let (count, at) = (vocabulary.tokens.len(), *at);
+    let id = Some(if at % 3 == 0 { count + at } else { at % count } as u32);
+    match field {
+        0 => put(&mut vocabulary.tokens, at, text.clone()),
+        1 => put(&mut vocabulary.token_type, at, (at % 9) as i32 - 1),
+        2 => put(&mut vocabulary.scores, at, text.len() as f32 - 3.0),
+        3 => put(&mut vocabulary.merges, at, format!("{text} {text}")),
+        4 => vocabulary.tokens.swap(at % count, at / 7 % count),
+        5 => vocabulary.unknown_token_id = id,
+        6 => vocabulary.bos_token_id = id,
+        7 => vocabulary.merges.truncate(at % 2000),
+        8 => vocabulary.token_type.iter_mut().step_by(at % 50 + 1).for_each(|kind| *kind = 4),
+        _ => vocabulary.add_space_prefix = Some(at % 2 == 0),
+    }
+}
+
+#[test]
+fn no_edit_makes_it_panic() {
+    let bytes = to_vocabulary(&byte_level_json(&Value::Null, &Value::Null), "glm4");
+    let lines = short_lines(20, 6);
+    let edits = vec((0..10_usize, 0..5000_usize, "[ -~▁ĠĊé]{0,3}"), 1..5);
+    let runner_config = Config { cases: 150, failure_persistence: None, ..Config::default() };
+    let opened = Cell::new(0);
+    TestRunner::new_with_rng(runner_config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+        .run(&edits, |edits| {
+            for mut vocabulary in [bytes.clone(), pieces().0] {
+                edits.iter().for_each(|one| edit(&mut vocabulary, one));
+                if let Ok(ours) = Tokenizer::from_vocabulary(&vocabulary, Path::new("x"), None) {
+                    lines.iter().for_each(|line| drop(ours.encode(line, SpecialTokens::Parse)));
+                    opened.set(opened.get() + 1);
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    assert!(opened.get() > 30, "nearly all are refused: {} opened", opened.get());
 }
