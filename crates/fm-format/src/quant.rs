@@ -10,6 +10,7 @@ use std::fmt;
 pub mod affine;
 pub mod float;
 pub mod ggml;
+pub mod mxfp4;
 
 pub use ggml::GgmlKind;
 
@@ -49,6 +50,8 @@ pub enum FormatKind {
         /// How scale and bias are stored in the block.
         scale: ScaleKind,
     },
+    /// Four-bit floats in the order of the weights, with one exponent.
+    Mxfp4,
     /// A block type of ggml.
     Ggml(GgmlKind),
 }
@@ -151,7 +154,7 @@ macro_rules! affine_row {
 }
 
 /// Every format this build reads. Adding one means adding a row.
-pub static FORMATS: [QuantFormat; 62] = [
+pub static FORMATS: [QuantFormat; 63] = [
     float::F32,
     float::F16,
     float::BF16,
@@ -214,6 +217,7 @@ pub static FORMATS: [QuantFormat; 62] = [
     ggml::ternary::TQ2_0,
     ggml::fp4::MXFP4,
     ggml::fp4::NVFP4,
+    mxfp4::MXFP4_SEQ,
 ];
 
 /// Finds a format by its manifest name.
@@ -298,6 +302,7 @@ mod tests {
                     // A group spans at most 16; scale and bias in bf16 shift a weight further.
                     FormatKind::Affine { bits, .. } =>
                         16.0 / f32::from((1_u16 << bits) - 1) + 2.0 * 8.0 / 128.0 ,
+                    FormatKind::Mxfp4 => unreachable!("it has no encoder"),
                     FormatKind::Ggml(kind) => ggml_step(kind),
                 };
                 for (weight, back) in weights.iter().zip(&back) {

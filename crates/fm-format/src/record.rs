@@ -130,14 +130,14 @@ impl RecordLayout {
     }
 }
 
-/// Which part of an affine matrix a published tensor holds.
+/// Which part of a matrix a published tensor holds, where codes and scales are tensors of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AffinePart {
+pub enum PlanarPart {
     /// The packed codes, `u32` words.
     Codes,
     /// One scale per group.
     Scales,
-    /// One bias per group.
+    /// One bias per group; mxfp4 has none.
     Biases,
 }
 
@@ -150,6 +150,8 @@ pub enum ScaleSource {
     F16,
     /// f32, stored as it is.
     F32,
+    /// One byte: the exponent of a power of two.
+    E8m0,
 }
 
 impl ScaleSource {
@@ -158,6 +160,7 @@ impl ScaleSource {
         match self {
             Self::Bf16 | Self::F16 => 2,
             Self::F32 => 4,
+            Self::E8m0 => 1,
         }
     }
 }
@@ -170,12 +173,19 @@ pub enum Place {
         /// Offset in the record.
         at: usize,
     },
-    /// Into the blocks of an affine matrix.
+    /// As [`Place::Interleave`], for a piece that holds rows of gate and up in turns, gate first.
+    InTurns {
+        /// What the piece holds of both matrices.
+        part: PlanarPart,
+        /// Element type of scales and biases; codes ignore it.
+        source: ScaleSource,
+    },
+    /// Into the blocks of a matrix that is published in parts.
     Interleave {
         /// The matrix.
         role: MatrixRole,
         /// What the piece holds of it.
-        part: AffinePart,
+        part: PlanarPart,
         /// Element type of scales and biases; codes ignore it.
         source: ScaleSource,
     },
@@ -262,34 +272,45 @@ fn place_in(layout: &RecordLayout, place: Place, bytes: &[u8], record: &mut [u8]
             let matrix = &mut record[layout.offset(role)..][..shape.bytes()];
             interleave(shape, part, source, bytes, matrix);
         }
+        Place::InTurns { part, source } => {
+            let row = MatrixShape { rows: 1, ..layout.gate };
+            let (gates, ups) = record[..2 * layout.gate.bytes()].split_at_mut(layout.gate.bytes());
+            let rows = gates.chunks_exact_mut(row.bytes()).zip(ups.chunks_exact_mut(row.bytes()));
+            let pairs = bytes.chunks_exact(bytes.len() / layout.gate.rows);
+            for ((gate, up), pair) in rows.zip(pairs) {
+                let (of_gate, of_up) = pair.split_at(pair.len() / 2);
+                interleave(row, part, source, of_gate, gate);
+                interleave(row, part, source, of_up, up);
+            }
+        }
     }
 }
 
-/// Scatters one published tensor of an affine matrix into its blocks.
+/// Scatters one published tensor of a matrix into its blocks.
 ///
 /// # Panics
-/// If the format is not affine or a length does not fit the shape.
+/// If the format is not published in parts or a length does not fit the shape.
 pub fn interleave(
     shape: MatrixShape,
-    part: AffinePart,
+    part: PlanarPart,
     source: ScaleSource,
     bytes: &[u8],
     matrix: &mut [u8],
 ) {
-    let FormatKind::Affine { scale, .. } = shape.format.kind else {
-        panic!("only affine matrices are published in parts")
+    let head = match shape.format.kind {
+        FormatKind::Affine { scale, .. } => affine::head_bytes(scale == ScaleKind::F32),
+        FormatKind::Mxfp4 => 1,
+        _ => panic!("{:?} is not published in parts", shape.format),
     };
-    let wide = scale == ScaleKind::F32;
-    let head = affine::head_bytes(wide);
     let (element, at) = match part {
-        AffinePart::Codes => (shape.format.block_bytes - head, head),
-        AffinePart::Scales => (source.bytes(), 0),
-        AffinePart::Biases => (source.bytes(), head / 2),
+        PlanarPart::Codes => (shape.format.block_bytes - head, head),
+        PlanarPart::Scales => (source.bytes(), 0),
+        PlanarPart::Biases => (source.bytes(), head / 2),
     };
     let blocks = matrix.len() / shape.format.block_bytes;
     assert_eq!(bytes.len(), blocks * element, "one element per block");
     let blocks = matrix.chunks_exact_mut(shape.format.block_bytes);
-    if part != AffinePart::Codes && source == ScaleSource::F16 {
+    if part != PlanarPart::Codes && source == ScaleSource::F16 {
         for (block, element) in blocks.zip(bytes.as_chunks::<2>().0) {
             let value = half::f16::from_le_bytes(*element).to_f32();
             block[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -299,6 +320,7 @@ pub fn interleave(
     // Every element length that a format or scale has: a copy of known length is a move or two, one
     // of unknown length a call, and records have hundreds of thousands of them.
     match element {
+        1 => scatter::<1>(bytes, blocks, at),
         2 => scatter::<2>(bytes, blocks, at),
         4 => scatter::<4>(bytes, blocks, at),
         8 => scatter::<8>(bytes, blocks, at),
@@ -313,7 +335,7 @@ pub fn interleave(
         80 => scatter::<80>(bytes, blocks, at),
         96 => scatter::<96>(bytes, blocks, at),
         128 => scatter::<128>(bytes, blocks, at),
-        other => unreachable!("no affine format has elements of {other} bytes"),
+        other => unreachable!("no format has elements of {other} bytes"),
     }
 }
 

@@ -2,7 +2,10 @@
 
 use fm_format::{
     quant::{FORMATS, FormatKind, GgmlKind, QuantFormat, ScaleKind, by_kind},
-    record::{AffinePart, FileIndex, MatrixShape, ScaleSource, interleave},
+    record::{
+        Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, Piece, Place, PlanarPart,
+        RecordLayout, ScaleSource, interleave,
+    },
     source::{Files, Tensor, safetensors::read_header},
 };
 use fm_testkit::golden::{Golden, workspace_dir};
@@ -54,9 +57,9 @@ fn every_affine_format_decodes_as_mlx_does() {
         let shape = MatrixShape { rows: shape[0], cols: shape[1], format };
         let mut matrix = vec![0; shape.bytes()];
         for (part, name) in [
-            (AffinePart::Codes, "q"),
-            (AffinePart::Scales, "s_bf16_bits"),
-            (AffinePart::Biases, "b_bf16_bits"),
+            (PlanarPart::Codes, "q"),
+            (PlanarPart::Scales, "s_bf16_bits"),
+            (PlanarPart::Biases, "b_bf16_bits"),
         ] {
             let bytes = vectors.bytes(&format!("{set}.{name}"));
             interleave(shape, part, ScaleSource::Bf16, &bytes, &mut matrix);
@@ -65,6 +68,47 @@ fn every_affine_format_decodes_as_mlx_does() {
         compared += 1;
     }
     assert_eq!(compared, 18, "every width and group was there");
+}
+
+#[test]
+fn mxfp4_decodes_as_mlx_does() {
+    let vectors = Vectors::open("mlx_quant.safetensors");
+    let (want, shape) = vectors.golden.f32("mxfp4.dequant");
+    let format = by_kind(FormatKind::Mxfp4).expect("the table has it");
+    let shape = MatrixShape { rows: shape[0], cols: shape[1], format };
+    let mut matrix = vec![0; shape.bytes()];
+    for (part, name) in [(PlanarPart::Scales, "s"), (PlanarPart::Codes, "q")] {
+        let bytes = vectors.bytes(&format!("mxfp4.{name}"));
+        interleave(shape, part, ScaleSource::E8m0, &bytes, &mut matrix);
+    }
+    assert_decodes(format, &matrix, want, shape.cols);
+}
+
+/// Rows of gate and up come in turns, in pieces that arrive in any order.
+#[test]
+fn rows_in_turns_find_their_matrices() {
+    let vectors = Vectors::open("mlx_quant.safetensors");
+    let (want, shape) = vectors.golden.f32("mxfp4.dequant");
+    let (ffn, cols) = (shape[0] / 2, shape[1]);
+    let format = by_kind(FormatKind::Mxfp4).expect("the table has it");
+    let half = MatrixShape { rows: ffn, cols, format };
+    let layout = RecordLayout { gate: half, up: half, down: half };
+    let layer = LayerRecords { layout, records: Vec::new() };
+    let source = ScaleSource::E8m0;
+    let extent = Extent { file: FileIndex(0), offset: 0, bytes: 0 };
+    let [codes, scales] = [(PlanarPart::Codes, "mxfp4.q"), (PlanarPart::Scales, "mxfp4.s")]
+        .map(|(part, name)| (Piece { extent, place: Place::InTurns { part, source } }, name));
+    for order in [[codes, scales], [scales, codes]] {
+        let mut record = vec![0; layout.bytes()];
+        for (piece, name) in order {
+            layer.place(&piece, &vectors.bytes(name), &mut record);
+        }
+        for (role, first) in [(MatrixRole::Gate, 0), (MatrixRole::Up, 1)] {
+            let matrix = &record[layout.offset(role)..][..half.bytes()];
+            let rows = want.chunks(cols).skip(first).step_by(2);
+            assert_decodes(format, matrix, &rows.flatten().copied().collect::<Vec<_>>(), cols);
+        }
+    }
 }
 
 #[test]

@@ -45,7 +45,7 @@ macro_rules! architectures {
 }
 
 architectures! {
-    deepseek_v3, glm4_moe_lite, minimax_m2, mixtral, qwen3_5_moe, qwen3_moe, qwen3_next
+    deepseek_v3, glm4_moe_lite, gpt_oss, minimax_m2, mixtral, qwen3_5_moe, qwen3_moe, qwen3_next
 }
 
 fn model_type(config: &Value) -> &str {

@@ -153,7 +153,7 @@ pub enum LoadError {
     /// The shapes of a quantised module belong to no known format.
     #[error(
         "`{module}`: {packed} words and {groups} scales per row of {cols} weights \
-         are no affine format (2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128)"
+         are no affine format (2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128) and no mxfp4"
     )]
     Packing {
         /// The module.
@@ -184,13 +184,18 @@ pub enum LoadError {
         group: u64,
     },
 
-    /// A quantisation mode this build does not read.
-    #[error("`{module}` is quantised in mode `{mode}`; this build reads `affine`")]
+    /// A quantisation mode this build does not read, or not of these tensors.
+    #[error(
+        "`{module}` is quantised in mode `{mode}` according to config.json, its scales are those of \
+         `{found}`; this build reads `affine` and `mxfp4`"
+    )]
     QuantizationMode {
         /// The module.
         module: String,
         /// The mode.
         mode: String,
+        /// The mode that the tensors are in, if it is one that this build reads.
+        found: &'static str,
     },
 
     /// The container's records are not those of the configuration.

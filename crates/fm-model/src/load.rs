@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use fm_format::{
     quant::QuantFormat,
-    record::{AffinePart, Extent, FileIndex, MatrixShape, ScaleSource, interleave},
+    record::{Extent, FileIndex, MatrixShape, PlanarPart, ScaleSource, interleave},
     source::{Dtype, Files},
 };
 use fm_kernels::{
@@ -172,13 +172,10 @@ fn read_rows(
                 let PartRows { file, offset, .. } = part_rows(range, extent);
                 files.read(file, offset, rows)?;
             }
-            MatrixSource::Affine { codes, scales, biases, element } => {
-                let parts = [
-                    (AffinePart::Codes, codes),
-                    (AffinePart::Scales, scales),
-                    (AffinePart::Biases, biases),
-                ];
-                for (part, extent) in parts {
+            MatrixSource::Planar { codes, scales, biases, element } => {
+                let parts = [(PlanarPart::Codes, codes), (PlanarPart::Scales, scales)];
+                let biases = biases.map(|biases| (PlanarPart::Biases, biases));
+                for (part, extent) in parts.into_iter().chain(biases) {
                     read_part(files, shape, (part, element), part_rows(range, extent), rows)?;
                 }
             }
@@ -199,7 +196,7 @@ struct PartRows {
 fn read_part(
     files: &Files,
     shape: MatrixShape,
-    (part, element): (AffinePart, ScaleSource),
+    (part, element): (PlanarPart, ScaleSource),
     piece: PartRows,
     out: &mut [u8],
 ) -> Result<(), LoadError> {
@@ -265,7 +262,7 @@ pub fn fingerprint(files: &Files, spec: &ModelSpec) -> Result<u128, LoadError> {
         &mut |matrix| {
             let first = match matrix.source {
                 MatrixSource::Plain(extent) => extent,
-                MatrixSource::Affine { codes, .. } => codes,
+                MatrixSource::Planar { codes, .. } => codes,
             };
             extents.push(Extent { bytes: first.bytes.min(SAMPLE_BYTES), ..first });
         },

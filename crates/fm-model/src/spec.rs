@@ -49,14 +49,14 @@ pub enum MatrixTransform {
 pub enum MatrixSource {
     /// One tensor, row-major.
     Plain(Extent),
-    /// Three tensors, row-major: MLX affine.
-    Affine {
+    /// A tensor for each part, row-major.
+    Planar {
         /// Packed codes.
         codes: Extent,
         /// One per group.
         scales: Extent,
-        /// One per group.
-        biases: Extent,
+        /// One per group, in affine formats.
+        biases: Option<Extent>,
         /// Element type of scales and biases.
         element: ScaleSource,
     },
@@ -100,6 +100,13 @@ pub struct VectorRef {
 }
 
 impl VectorRef {
+    /// Every second value, from the first or the second on.
+    pub fn every_second(self, from: usize) -> Self {
+        let len = self.len / 2;
+        let rows = std::iter::once(0..len).collect();
+        Self { len, rows, transform: VectorTransform::EverySecond { from }, ..self }
+    }
+
     /// The same tensor, but only the given values of it, in the given order.
     pub fn select(&self, rows: Vec<Range<usize>>) -> Self {
         let len = rows.iter().map(ExactSizeIterator::len).sum();

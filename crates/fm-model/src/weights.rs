@@ -7,7 +7,7 @@ use std::{borrow::Cow, cell::RefCell, collections::BTreeSet};
 
 use fm_format::{
     quant::{FloatKind, FormatKind, QuantFormat, ScaleKind, by_kind, float_format},
-    record::{Catalog, Extent, MatrixShape, ScaleSource},
+    record::{Catalog, Extent, MatrixShape, PlanarPart, ScaleSource},
     source::{Checkpoint, Dtype, Tensor},
 };
 use serde_json::Value;
@@ -30,10 +30,21 @@ pub(crate) struct Weights<'a> {
     skipped: RefCell<BTreeSet<&'a str>>,
 }
 
-/// How a module of this many columns is packed.
-pub(crate) struct Packing {
+/// How a module is packed, and in which tensors.
+pub(crate) struct Packing<'a> {
     pub(crate) format: &'static QuantFormat,
     pub(crate) element: ScaleSource,
+    codes: &'a Tensor,
+    scales: &'a Tensor,
+    biases: Option<&'a Tensor>,
+}
+
+impl<'a> Packing<'a> {
+    /// The tensors with what they hold.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (PlanarPart, &'a Tensor)> + use<'a> {
+        let parts = [(PlanarPart::Codes, self.codes), (PlanarPart::Scales, self.scales)];
+        parts.into_iter().chain(self.biases.map(|biases| (PlanarPart::Biases, biases)))
+    }
 }
 
 impl<'a> Weights<'a> {
@@ -116,10 +127,10 @@ impl<'a> Weights<'a> {
         let weight = format!("{module}.weight");
         let (format, source) = if self.has(&format!("{module}.scales")) {
             let packing = self.packing(module, leading, cols)?;
-            let source = MatrixSource::Affine {
-                codes: self.tensor(&weight)?.extent,
-                scales: self.tensor(&format!("{module}.scales"))?.extent,
-                biases: self.tensor(&format!("{module}.biases"))?.extent,
+            let source = MatrixSource::Planar {
+                codes: packing.codes.extent,
+                scales: packing.scales.extent,
+                biases: packing.biases.map(|biases| biases.extent),
                 element: packing.element,
             };
             (packing.format, source)
@@ -178,8 +189,7 @@ impl<'a> Weights<'a> {
         module: &str,
         leading: &[usize],
         cols: usize,
-    ) -> Result<Packing, LoadError> {
-        self.refuse_other_modes(module)?;
+    ) -> Result<Packing<'a>, LoadError> {
         let codes = self.tensor(&format!("{module}.weight"))?;
         let scales = self.tensor(&format!("{module}.scales"))?;
         let packed = codes.shape.last().copied().unwrap_or(0);
@@ -187,22 +197,32 @@ impl<'a> Weights<'a> {
         let with = |last: usize| [leading, &[last]].concat();
         self.shaped(&codes.name, &with(packed))?;
         self.shaped(&scales.name, &with(groups))?;
-        let biases = self.shaped(&format!("{module}.biases"), &with(groups))?;
         if codes.dtype != Dtype::Unsigned(4) {
             let (tensor, found) = (codes.name.clone(), codes.dtype);
             return Err(LoadError::Dtype { tensor, expected: "U32", found });
         }
+        let unknown = || LoadError::Packing { module: module.to_owned(), packed, groups, cols };
+        let bytes = scales.dtype == Dtype::Unsigned(1);
+        self.check_mode(module, if bytes { "mxfp4" } else { "affine" })?;
+        if bytes {
+            let fits = packed.checked_mul(8) == Some(cols) && groups.checked_mul(32) == Some(cols);
+            let format = by_kind(FormatKind::Mxfp4).filter(|_| fits).ok_or_else(unknown)?;
+            self.check_against_config(module, (4, 32))?;
+            let element = ScaleSource::E8m0;
+            return Ok(Packing { format, element, codes, scales, biases: None });
+        }
+        let biases = self.shaped(&format!("{module}.biases"), &with(groups))?;
         let (scale, element) = scale_kinds(scales)?;
         scale_kinds(biases)?;
         if biases.dtype != scales.dtype {
             let (tensor, found) = (biases.name.clone(), biases.dtype);
             return Err(LoadError::Dtype { tensor, expected: "the dtype of its scales", found });
         }
-        let format = affine_format(packed, groups, cols, scale).ok_or_else(|| {
-            LoadError::Packing { module: module.to_owned(), packed, groups, cols }
-        })?;
-        self.check_against_config(module, format)?;
-        Ok(Packing { format, element })
+        let (bits, group) = affine_shape(packed, groups, cols).ok_or_else(unknown)?;
+        let kind = FormatKind::Affine { bits, group, scale };
+        let format = by_kind(kind).ok_or_else(unknown)?;
+        self.check_against_config(module, (bits.into(), group.into()))?;
+        Ok(Packing { format, element, codes, scales, biases: Some(biases) })
     }
 
     /// What the configuration says of a module: its own entry, or the common one.
@@ -212,25 +232,24 @@ impl<'a> Weights<'a> {
         own.or_else(|| quantization.get(field))
     }
 
-    fn refuse_other_modes(&self, module: &str) -> Result<(), LoadError> {
-        match self.configured(module, "mode").and_then(Value::as_str) {
-            None | Some("affine") => Ok(()),
-            Some(mode) => Err(LoadError::QuantizationMode {
-                module: module.to_owned(),
-                mode: mode.to_owned(),
-            }),
+    /// An entry of a module's own that names no mode means the affine one, whatever the mode of all
+    /// others is.
+    fn check_mode(&self, module: &str, found: &'static str) -> Result<(), LoadError> {
+        let own = self.quantization.and_then(|all| all.get(module));
+        let mode = own.or(self.quantization).and_then(|entry| entry.get("mode"));
+        let mode = mode.and_then(Value::as_str).unwrap_or("affine");
+        if mode == found {
+            return Ok(());
         }
+        let (module, mode) = (module.to_owned(), mode.to_owned());
+        Err(LoadError::QuantizationMode { module, mode, found })
     }
 
     fn check_against_config(
         &self,
         module: &str,
-        format: &'static QuantFormat,
+        (found_bits, found_group): (u64, u64),
     ) -> Result<(), LoadError> {
-        let FormatKind::Affine { bits: found_bits, group: found_group, .. } = format.kind else {
-            return Ok(());
-        };
-        let (found_bits, found_group) = (u64::from(found_bits), u64::from(found_group));
         let number = |field| self.configured(module, field).and_then(Value::as_u64);
         let bits = number("bits").unwrap_or(found_bits);
         let group = number("group_size").unwrap_or(found_group);
@@ -319,19 +338,12 @@ fn scale_kinds(tensor: &Tensor) -> Result<(ScaleKind, ScaleSource), LoadError> {
     }
 }
 
-/// `bits = 32 · packed / cols`, `group = cols / groups`; `None` if that is no known format.
-fn affine_format(
-    packed: usize,
-    groups: usize,
-    cols: usize,
-    scale: ScaleKind,
-) -> Option<&'static QuantFormat> {
+/// `bits = 32 · packed / cols`, `group = cols / groups`; `None` if they are no whole numbers.
+fn affine_shape(packed: usize, groups: usize, cols: usize) -> Option<(u8, u8)> {
     let packed_bits = packed.checked_mul(32)?;
     if cols == 0 || groups == 0 || !packed_bits.is_multiple_of(cols) || !cols.is_multiple_of(groups)
     {
         return None;
     }
-    let bits = u8::try_from(packed_bits / cols).ok()?;
-    let group = u8::try_from(cols / groups).ok()?;
-    by_kind(FormatKind::Affine { bits, group, scale })
+    Some((u8::try_from(packed_bits / cols).ok()?, u8::try_from(cols / groups).ok()?))
 }

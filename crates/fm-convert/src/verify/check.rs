@@ -143,7 +143,8 @@ fn origin(catalog: &Catalog, key: ExpertKey, part: Part) -> (PathBuf, u64) {
     let pieces = &catalog.record(key).pieces;
     let begins = |place| match place {
         Place::Copy { at } if at < first_part_bytes => Part::GateUp,
-        Place::Interleave { role: MatrixRole::Gate | MatrixRole::Up, .. } => Part::GateUp,
+        Place::InTurns { .. }
+        | Place::Interleave { role: MatrixRole::Gate | MatrixRole::Up, .. } => Part::GateUp,
         Place::Copy { .. } | Place::Interleave { .. } => Part::Down,
     };
     let own = pieces.iter().find(|piece| begins(piece.place) == part);

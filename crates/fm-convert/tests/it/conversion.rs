@@ -144,7 +144,14 @@ fn trunk(files: &Files, spec: &ModelSpec) -> Trunk {
         match &layer.ffn {
             FfnSpec::Mlp(mlp) => named.mlp("mlp", mlp),
             FfnSpec::Moe(moe) => {
-                named.matrix("router", &moe.router.weight);
+                named.projection("router", &moe.router);
+                moe.choice_bias.iter().for_each(|bias| named.vector("choice_bias", bias));
+                if let Some(biases) = &moe.biases {
+                    let all = [("gate", &biases.gate), ("up", &biases.up), ("down", &biases.down)];
+                    all.into_iter().for_each(|(name, bias)| {
+                        named.vector(&format!("biases.{name}"), bias);
+                    });
+                }
                 if let Some(shared) = &moe.shared {
                     named.mlp("shared", &shared.mlp);
                     shared.gate.iter().for_each(|gate| named.matrix("shared_gate", gate));
@@ -197,6 +204,7 @@ impl Named {
                 let all = [("q", &spec.q), ("k", &spec.k), ("v", &spec.v), ("o", &spec.o)];
                 all.into_iter().for_each(|(name, projection)| self.projection(name, projection));
                 spec.gate.iter().for_each(|gate| self.projection("gate", gate));
+                spec.sinks.iter().for_each(|sinks| self.vector("sinks", sinks));
                 spec.q_norm.iter().for_each(|norm| self.vector("q_norm", norm));
                 spec.k_norm.iter().for_each(|norm| self.vector("k_norm", norm));
             }

@@ -124,6 +124,8 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn look_up(self, table: &[i8; 16], codes: Self::Bytes) -> Self::Bytes;
     /// Negates byte `i` where bit `i` of `signs` is 1.
     fn negated(self, bytes: Self::Bytes, signs: u16) -> Self::Bytes;
+    /// Bytes of `a` and `b` in turns, from byte 8 · `half` of each on.
+    fn in_turns(self, a: Self::Bytes, b: Self::Bytes, half: usize) -> Self::Bytes;
     /// Bytes without a sign as floats.
     fn unsigned(self, bytes: Self::Bytes) -> Self::F;
     /// Bytes with a sign as floats.

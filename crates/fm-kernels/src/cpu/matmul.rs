@@ -79,6 +79,7 @@ pub(super) fn rows_dots<L: Lanes>(
             }
             affine!(2 3 4 5 6 8);
         }
+        FormatKind::Mxfp4 => known(lanes, ggml::Mxfp4Seq, shape, x, out),
         FormatKind::Ggml(kind) => ggml_rows_dots(lanes, (format, kind), shape, x, out),
         _ => unknown(lanes, format, shape, x, out),
     }

@@ -1,12 +1,12 @@
 //! Where the routed experts of a layer lie: fused, stacked, one by one, or in a container.
 
 use fm_format::{
-    quant::QuantFormat,
+    quant::{FormatKind, QuantFormat, by_kind},
     record::{
-        AffinePart, Extent, LayerRecords, MatrixRole, MatrixShape, Piece, Place, Record,
+        Extent, LayerRecords, MatrixRole, MatrixShape, Piece, Place, PlanarPart, Record,
         RecordLayout, ScaleSource,
     },
-    source::Tensor,
+    source::{Dtype, Tensor},
 };
 
 use crate::{
@@ -62,13 +62,18 @@ pub(super) fn layer_records(
             .cloned()
             .ok_or_else(|| LoadError::Container { layer, dir: weights.checkpoint.path.clone() });
     }
-    if weights.has(&format!("{mlp}.experts.gate_up_proj")) {
-        fused(weights, mlp, dims)
-    } else if weights.has(&format!("{mlp}.switch_mlp.gate_proj.weight")) {
-        stacked(weights, mlp, dims)
-    } else {
-        separate(weights, mlp, dims)
+    if weights.has(&format!("{mlp}.experts.gate_up_proj_blocks")) {
+        return in_turns(weights, mlp, dims);
     }
+    if weights.has(&format!("{mlp}.experts.gate_up_proj")) {
+        return fused(weights, mlp, dims);
+    }
+    for module in ["switch_mlp", "experts"] {
+        if weights.has(&format!("{mlp}.{module}.gate_proj.weight")) {
+            return stacked(weights, &format!("{mlp}.{module}"), dims);
+        }
+    }
+    separate(weights, mlp, dims)
 }
 
 /// The `index`-th of `count` equal slices of a tensor.
@@ -100,18 +105,75 @@ fn fused(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerReco
     Ok(LayerRecords { layout, records: (0..experts).map(record).collect() })
 }
 
-/// `switch_mlp.{gate,up,down}_proj`, each stacked over experts, each plain or affine.
-fn stacked(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {
+/// `experts.gate_up_proj_{blocks,scales}`, rows of gate and up in turns, and
+/// `experts.down_proj_{blocks,scales}`, all in mxfp4.
+fn in_turns(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {
+    let ExpertDims { experts, hidden, ffn } = dims;
+    let format = by_kind(FormatKind::Mxfp4).expect("mxfp4 has a row");
+    let (source, role) = (ScaleSource::E8m0, MatrixRole::Down);
+    let parts = |projection: &str, rows: usize, cols: usize| {
+        mxfp4_parts(weights, &format!("{mlp}.experts.{projection}"), [experts, rows], cols)
+    };
+    let gate_up = parts("gate_up_proj", 2 * ffn, hidden)?;
+    let gate_up = gate_up.map(|(part, tensor)| (tensor, Place::InTurns { part, source }));
+    let down = parts("down_proj", hidden, ffn)?;
+    let down = down.map(|(part, tensor)| (tensor, Place::Interleave { role, part, source }));
+    let record = |expert| {
+        let piece = |(tensor, place)| Piece { extent: slice(tensor, expert, experts), place };
+        Record { pieces: gate_up.into_iter().chain(down).map(piece).collect(), checksums: None }
+    };
+    let layout = RecordLayout {
+        gate: dims.shape(MatrixRole::Gate, format),
+        up: dims.shape(MatrixRole::Up, format),
+        down: dims.shape(MatrixRole::Down, format),
+    };
+    Ok(LayerRecords { layout, records: (0..experts).map(record).collect() })
+}
+
+/// `_blocks`, 32 codes in the 16 bytes of each, and `_scales`.
+fn mxfp4_parts<'a>(
+    weights: &Weights<'a>,
+    module: &str,
+    [experts, rows]: [usize; 2],
+    cols: usize,
+) -> Result<[(PlanarPart, &'a Tensor); 2], LoadError> {
+    let groups = cols / 32;
+    if !cols.is_multiple_of(32) {
+        let module = module.to_owned();
+        return Err(LoadError::Packing { module, packed: groups * 4, groups, cols });
+    }
+    let tensor = |suffix: &str, shape: &[usize]| {
+        let tensor = weights.shaped(&format!("{module}_{suffix}"), shape)?;
+        if tensor.dtype != Dtype::Unsigned(1) {
+            let (tensor, found) = (tensor.name.clone(), tensor.dtype);
+            return Err(LoadError::Dtype { tensor, expected: "U8", found });
+        }
+        Ok(tensor)
+    };
+    Ok([
+        (PlanarPart::Codes, tensor("blocks", &[experts, rows, groups, 16])?),
+        (PlanarPart::Scales, tensor("scales", &[experts, rows, groups])?),
+    ])
+}
+
+/// `{gate,up,down}_proj` of a module, each stacked over experts, each plain or in parts.
+fn stacked(
+    weights: &Weights<'_>,
+    experts: &str,
+    dims: ExpertDims,
+) -> Result<LayerRecords, LoadError> {
     let mut records = vec![Record { pieces: Vec::new(), checksums: None }; dims.experts];
     let mut formats = Vec::with_capacity(ROLES.len());
     let mut plain = Vec::new();
     for (role, projection) in ROLES {
-        let module = format!("{mlp}.switch_mlp.{projection}");
+        let module = format!("{experts}.{projection}");
         if weights.has(&format!("{module}.scales")) {
-            let (format, parts, source) = stacked_affine(weights, &module, role, dims)?;
-            formats.push(format);
+            let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
+            let packing = weights.packing(&module, &[dims.experts, shape.rows], shape.cols)?;
+            let source = packing.element;
+            formats.push(packing.format);
             for (expert, record) in records.iter_mut().enumerate() {
-                record.pieces.extend(parts.map(|(part, tensor)| Piece {
+                record.pieces.extend(packing.parts().map(|(part, tensor)| Piece {
                     extent: slice(tensor, expert, dims.experts),
                     place: Place::Interleave { role, part, source },
                 }));
@@ -140,24 +202,6 @@ fn stacked(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRe
 
 /// Any float kind: rows and columns of a shape do not depend on it.
 const FLOAT: fm_format::quant::FloatKind = fm_format::quant::FloatKind::F32;
-
-type AffineParts<'a> = [(AffinePart, &'a Tensor); 3];
-
-fn stacked_affine<'a>(
-    weights: &Weights<'a>,
-    module: &str,
-    role: MatrixRole,
-    dims: ExpertDims,
-) -> Result<(&'static QuantFormat, AffineParts<'a>, ScaleSource), LoadError> {
-    let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
-    let packing = weights.packing(module, &[dims.experts, shape.rows], shape.cols)?;
-    let parts = [
-        (AffinePart::Codes, weights.tensor(&format!("{module}.weight"))?),
-        (AffinePart::Scales, weights.tensor(&format!("{module}.scales"))?),
-        (AffinePart::Biases, weights.tensor(&format!("{module}.biases"))?),
-    ];
-    Ok((packing.format, parts, packing.element))
-}
 
 /// `experts.{e}.{gate,up,down}_proj.weight`, all experts alike.
 fn separate(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {

@@ -44,6 +44,12 @@ const ARCHITECTURES: &[Architecture] = &[
         parts: &[parts::latent_heads, parts::grouped_experts],
     },
     Architecture {
+        name: "gpt-oss",
+        model_type: "gpt_oss",
+        ffn_norm: POST_ATTENTION_NORM,
+        parts: &[parts::heads, parts::local_experts, parts::windows_by_turns],
+    },
+    Architecture {
         name: "llama",
         model_type: "mixtral",
         ffn_norm: FFN_NORM,

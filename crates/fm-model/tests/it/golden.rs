@@ -18,6 +18,8 @@ fn tolerance(family: &str) -> f64 {
     match family {
         // transformers norms its latents with an epsilon of 1e-6, whatever `rms_norm_eps` says.
         "glm4_moe_lite" => 3e-4,
+        // Its residuals are ten times as large, and so is what f32 loses of them.
+        "gpt_oss" => 3e-4,
         family if is_hybrid(family) => 5e-4,
         _ => 1e-4,
     }

@@ -127,6 +127,7 @@ macro_rules! for_each_family {
     ($device:expr; $($check:ident)+) => {
         for_each_check! { deepseek_v3, $device; $($check)+ }
         for_each_check! { glm4_moe_lite, $device; $($check)+ }
+        for_each_check! { gpt_oss, $device; $($check)+ }
         for_each_check! { mixtral, $device; $($check)+ }
         for_each_check! { minimax_m2, $device; $($check)+ }
         for_each_check! { qwen3_moe, $device; $($check)+ }

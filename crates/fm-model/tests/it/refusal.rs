@@ -80,12 +80,12 @@ fn bits_that_contradict_the_shapes_show_both() {
 #[test]
 fn another_quantisation_mode_is_named() {
     let dir = written(&Layout::Mlx(MlxLayout::uniform(4, 32)));
-    edit_config(dir.path(), |config| config["quantization"]["mode"] = json!("mxfp4"));
-    assert!(
-        refusal(dir.path()).contains("is quantised in mode `mxfp4`"),
-        "{}",
-        refusal(dir.path())
-    );
+    for mode in ["mxfp4", "nvfp4"] {
+        edit_config(dir.path(), |config| config["quantization"]["mode"] = json!(mode));
+        let message = refusal(dir.path());
+        assert!(message.contains(&format!("is quantised in mode `{mode}`")), "{message}");
+        assert!(message.contains("its scales are those of `affine`"), "{message}");
+    }
 }
 
 #[test]

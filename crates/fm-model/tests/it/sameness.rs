@@ -10,7 +10,8 @@ use fm_model::{
 
 use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, row};
 
-const FAMILIES: [&str; 7] = [
+const FAMILIES: [&str; 8] = [
+    "gpt_oss",
     "deepseek_v3",
     "glm4_moe_lite",
     "mixtral",

@@ -178,6 +178,7 @@ fn extent_of(record: &Record, part: RecordPart, down: usize) -> Extent {
         let in_down = match piece.place {
             Place::Copy { at } => at >= down,
             Place::Interleave { role, .. } => role == MatrixRole::Down,
+            Place::InTurns { .. } => false,
         };
         in_down == (part == RecordPart::Down)
     };

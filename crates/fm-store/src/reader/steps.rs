@@ -201,7 +201,7 @@ pub(super) fn buffer_bytes(catalog: &Catalog, access: Access) -> usize {
         (Place::Copy { .. }, Access::Buffered) => 0,
         // A run may be longer than its pieces, but is copied in parts.
         (Place::Copy { .. }, Access::Direct) => COPIED_BYTES_MAX + 2 * BLOCK,
-        (Place::Interleave { .. }, _) => {
+        (Place::Interleave { .. } | Place::InTurns { .. }, _) => {
             let (start, end) = staged_range(access, piece.extent);
             (end - start) as usize
         }

@@ -6,8 +6,8 @@ use fm_format::{
     key::{ExpertIndex, ExpertKey, LayerIndex},
     quant,
     record::{
-        AffinePart, Catalog, Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, PART_ALIGN,
-        Piece, Place, Record, RecordLayout, ScaleSource,
+        Catalog, Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, PART_ALIGN, Piece,
+        Place, PlanarPart, Record, RecordLayout, ScaleSource,
     },
 };
 use fm_store::{CHUNK_BYTES, PolicyKind, StoreOptions};
@@ -91,9 +91,9 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
                     (blocks * element, Place::Interleave { role, part, source }, false)
                 };
                 [
-                    part(AffinePart::Codes, 16),
-                    part(AffinePart::Scales, 2),
-                    part(AffinePart::Biases, 2),
+                    part(PlanarPart::Codes, 16),
+                    part(PlanarPart::Scales, 2),
+                    part(PlanarPart::Biases, 2),
                 ]
             };
             roles.into_iter().flat_map(affine).collect()

@@ -291,6 +291,16 @@ impl Lanes for Avx2 {
         unsafe { negate_marked(bytes, signs) }
     }
     #[inline(always)]
+    fn in_turns(self, a: __m128i, b: __m128i, half: usize) -> __m128i {
+        if half == 0 {
+            // SAFETY: `self` proves sse2.
+            unsafe { _mm_unpacklo_epi8(a, b) }
+        } else {
+            // SAFETY: `self` proves sse2.
+            unsafe { _mm_unpackhi_epi8(a, b) }
+        }
+    }
+    #[inline(always)]
     fn unsigned(self, bytes: __m128i) -> Halves {
         // SAFETY: `self` proves the features of `widen_u8`.
         unsafe { widen_u8(bytes) }

@@ -318,6 +318,16 @@ impl Lanes for Avx512 {
         unsafe { _mm_mask_sub_epi8(bytes, signs, zero, bytes) }
     }
     #[inline(always)]
+    fn in_turns(self, a: __m128i, b: __m128i, half: usize) -> __m128i {
+        if half == 0 {
+            // SAFETY: `self` proves sse2.
+            unsafe { _mm_unpacklo_epi8(a, b) }
+        } else {
+            // SAFETY: `self` proves sse2.
+            unsafe { _mm_unpackhi_epi8(a, b) }
+        }
+    }
+    #[inline(always)]
     fn unsigned(self, bytes: __m128i) -> __m512 {
         // SAFETY: `self` proves avx512f.
         let numbers = unsafe { _mm512_cvtepu8_epi32(bytes) };

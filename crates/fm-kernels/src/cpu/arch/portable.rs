@@ -183,6 +183,10 @@ impl Lanes for Portable {
         array::from_fn(|i| if signs >> i & 1 == 1 { bytes[i].wrapping_neg() } else { bytes[i] })
     }
     #[inline(always)]
+    fn in_turns(self, a: [u8; 16], b: [u8; 16], half: usize) -> [u8; 16] {
+        array::from_fn(|i| if i % 2 == 0 { a[8 * half + i / 2] } else { b[8 * half + i / 2] })
+    }
+    #[inline(always)]
     fn unsigned(self, bytes: [u8; 16]) -> Sixteen {
         bytes.map(f32::from)
     }

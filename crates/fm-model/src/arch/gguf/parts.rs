@@ -184,6 +184,18 @@ pub(super) fn grouped_experts(keys: &Keys<'_>, config: &mut Config) -> Result<()
     Ok(())
 }
 
+/// Every second layer has a window. The format has no key for where the ramp of `YaRN` begins and
+/// ends, and the only family that has windows by turns has it between whole dimensions.
+pub(super) fn windows_by_turns(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
+    // The softmax of the chosen: what the format has 3 for.
+    keys.expect("expert_gating_func", 3)?;
+    if let Some(scaling) = config.get_mut("rope_scaling").and_then(Value::as_object_mut) {
+        scaling.insert("truncate".to_owned(), json!(false));
+    }
+    add(config, [("sliding_window", json!(keys.required("attention.sliding_window")?))]);
+    Ok(())
+}
+
 /// The router takes the softmax over all experts: what the format has 1 for.
 pub(super) fn softmax_router(keys: &Keys<'_>, _: &mut Config) -> Result<(), LoadError> {
     keys.expect("expert_gating_func", 1)
