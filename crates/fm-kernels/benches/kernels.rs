@@ -93,9 +93,10 @@ impl Bench {
         let [rate, probe, ratio] = medians(&rounds);
         let each = shape.bytes() as f64 / rate / 1e3;
         let weights = (shape.rows * shape.cols) as f64 / each / 1e3;
+        let [best, best_probe] = best(&rounds);
         println!(
             "{name}: {each:.1} us, {rate:.1} GB/s, {weights:.1} G weights/s, read probe {probe:.1}, \
-             ratio {ratio:.2}"
+             ratio {ratio:.2}; best {best:.1} of {best_probe:.1}"
         );
     }
 
@@ -165,7 +166,7 @@ impl Bench {
             rounds.push([rate, peak, rate / peak]);
         }
         let [rate, peak, ratio] = medians(&rounds);
-        let [best, best_peak] = [0, 1].map(|i| rounds.iter().map(|r| r[i]).fold(0.0, f64::max));
+        let [best, best_peak] = best(&rounds);
         let each = operations / rate / 1e3;
         println!(
             "{name}: {each:.0} us, {rate:.0} GFLOP/s, peak {peak:.0}, ratio {ratio:.2}; \
@@ -317,6 +318,11 @@ fn medians<const N: usize>(rounds: &[[f64; N]]) -> [f64; N] {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     })
+}
+
+/// The best rate and the best limit of all rounds, which need not be of the same one.
+fn best(rounds: &[[f64; 3]]) -> [f64; 2] {
+    [0, 1].map(|column| rounds.iter().map(|round| round[column]).fold(0.0, f64::max))
 }
 
 /// Runs `work(part)` on every thread and gives the seconds they took together.
