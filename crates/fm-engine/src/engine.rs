@@ -31,12 +31,8 @@ use crate::{
     memory_plan::{Demand, MemoryPlan},
     options::EngineOptions,
     sampler::GenerationConfig,
-    text_parts::TextParts,
+    text_parts::{self, TextParts},
 };
-
-/// Bytes of a `tokenizer.json` for every byte of a GGUF file's metadata. A vocabulary of 152 thousand
-/// tokens, 6 MB of metadata, takes 124 MB while it is first converted; this gives it 190.
-const TOKENIZER_JSON_PER_METADATA: u64 = 2;
 
 /// Where the engine may look and write.
 #[derive(Clone, Debug)]
@@ -144,7 +140,7 @@ pub fn plan(
     let checks = fill_recorded(&checkpoint, &mut spec, places.cache_dir.as_deref())?;
     let limits = MemoryLimits::read(&places.root);
     let tokenizer_bytes = match &checkpoint.metadata {
-        Some(metadata) => metadata.bytes() * TOKENIZER_JSON_PER_METADATA,
+        Some(metadata) => text_parts::tokenizer_json_bytes(metadata, path)?,
         None => fs::metadata(path.join("tokenizer.json")).map_or(0, |file| file.len()),
     };
     let demand = Demand {

@@ -111,11 +111,14 @@ impl EngineError {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::Format(FormatError::NoModel { .. }) => {
-                "give the directory that holds config.json and the *.safetensors files"
+                "give a GGUF file, or the directory that holds config.json and the *.safetensors files"
             }
-            Self::Format(FormatError::Truncated { .. } | FormatError::HeaderLength { .. }) => {
-                "download the file again"
-            }
+            Self::Format(
+                FormatError::Truncated { .. }
+                | FormatError::HeaderLength { .. }
+                | FormatError::Gguf { source: GgufError::Short { .. }, .. },
+            ) => "download the file again",
+            Self::Format(FormatError::SeveralModels { .. }) => "name one of the files",
             Self::Load(LoadError::MissingTensor { .. }) => {
                 "check that every shard of the checkpoint was downloaded"
             }

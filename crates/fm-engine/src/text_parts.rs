@@ -59,6 +59,13 @@ impl TextParts {
     }
 }
 
+/// Length that a `tokenizer.json` of the vocabulary would have: memory is planned by it.
+pub(crate) fn tokenizer_json_bytes(metadata: &Metadata, path: &Path) -> Result<u64, EngineError> {
+    let wrong = |source| EngineError::Metadata { path: path.into(), source };
+    let vocabulary = vocabulary(metadata).map_err(wrong)?;
+    Ok(vocabulary.map_or(0, |vocabulary| vocabulary.json_bytes()))
+}
+
 fn generation_config(dir: &Path) -> Result<GenerationConfig, EngineError> {
     let path: PathBuf = dir.join("generation_config.json");
     if !path.is_file() {

@@ -28,7 +28,7 @@ pub enum FormatError {
     },
 
     /// A directory with the files of several models.
-    #[error("{} holds several models: {}; name one of the files", dir.display(), files.join(", "))]
+    #[error("{} holds several models: {}", dir.display(), files.join(", "))]
     SeveralModels {
         /// The directory.
         dir: PathBuf,

@@ -9,10 +9,7 @@ const DEPTH_MAX: usize = 4;
 
 /// All pairs of a file, by key.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Metadata {
-    pairs: BTreeMap<String, Value>,
-    bytes: u64,
-}
+pub struct Metadata(BTreeMap<String, Value>);
 
 /// A metadata value. Narrow numbers are widened, which is exact.
 #[derive(Clone, Debug, PartialEq)]
@@ -172,22 +169,17 @@ impl Metadata {
                 return Err(GgufError::DuplicateKey { field: cursor.field.clone() }.into());
             }
         }
-        Ok(Self { pairs, bytes: cursor.at() })
-    }
-
-    /// Bytes of the file up to the end of the pairs.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+        Ok(Self(pairs))
     }
 
     /// The value of a key as it is.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.pairs.get(key)
+        self.0.get(key)
     }
 
     /// Keys, ascending.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.pairs.keys().map(String::as_str)
+        self.0.keys().map(String::as_str)
     }
 
     fn typed<'a, T>(
@@ -196,7 +188,7 @@ impl Metadata {
         expected: &'static str,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, GgufError> {
-        let Some(value) = self.pairs.get(key) else { return Ok(None) };
+        let Some(value) = self.0.get(key) else { return Ok(None) };
         let wrong = || GgufError::Value { key: key.to_owned(), expected, found: value.kind() };
         read(value).map(Some).ok_or_else(wrong)
     }
