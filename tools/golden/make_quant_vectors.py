@@ -3,6 +3,7 @@
 OUT/mlx_quant.safetensors     MLX: affine in 2, 3, 4, 5, 6 and 8 bits, groups of 32, 64 and 128,
                               with products; mxfp4, nvfp4 and mxfp8
 OUT/gguf_quant.safetensors    every block type of GGUF that gguf-py can decode
+OUT/gguf_codebooks.safetensors  what the entries of the codebooks of IQ1, IQ2 and IQ3 stand for
 OUT/quant.json                packed sizes, errors, agreement with decoders written here
 """
 import argparse
@@ -149,6 +150,16 @@ def gguf_vectors(
     return tensors, report
 
 
+def gguf_codebooks() -> dict[str, np.ndarray]:
+    """One row of values per entry."""
+    books = {}
+    for kind in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"):
+        book = getattr(quants, kind)
+        book.init_grid()
+        books[kind] = np.asarray(book.grid).reshape(book.grid_shape).astype(np.int8)
+    return books
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -164,6 +175,7 @@ def main() -> None:
     gguf_tensors, gguf_report = gguf_vectors(weights, rng)
     save_file(mlx_tensors, out / "mlx_quant.safetensors")
     save_file(gguf_tensors, out / "gguf_quant.safetensors")
+    save_file(gguf_codebooks(), out / "gguf_codebooks.safetensors")
     (out / "quant.json").write_text(json.dumps(mlx_report | gguf_report, indent=1))
 
 

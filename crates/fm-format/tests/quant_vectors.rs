@@ -1,7 +1,7 @@
 //! Decoding of every format against the library that defines it, bit for bit.
 
 use fm_format::{
-    quant::{FORMATS, FormatKind, GgmlKind, QuantFormat, ScaleKind, by_kind},
+    quant::{FORMATS, FormatKind, GgmlKind, QuantFormat, ScaleKind, by_kind, ggml::grids},
     record::{
         Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, Piece, Place, PlanarPart,
         RecordLayout, ScaleSource, interleave,
@@ -136,4 +136,23 @@ fn simple_ggml_formats_encode_as_gguf_py_does() {
             assert_eq!(row, want, "{format:?}");
         }
     }
+}
+
+/// The vectors above meet few entries of the codebooks; these are all.
+#[test]
+fn every_entry_of_a_codebook_is_that_of_gguf_py() {
+    let vectors = Vectors::open("gguf_codebooks.safetensors");
+    let check = |name: &str, book: &[u16], values: &[i8]| {
+        let (codes, bits) = if values.len() == 3 { (8, 2) } else { (4, 3) };
+        let code = |entry: u16, at: usize| usize::from(entry >> (at * bits) & ((1 << bits) - 1));
+        let entries = book.iter().flat_map(|entry| (0..codes).map(|at| values[code(*entry, at)]));
+        let got: Vec<u8> = entries.map(i8::cast_unsigned).collect();
+        assert!(got == vectors.bytes(name), "{name}");
+    };
+    check("IQ1_S", &grids::IQ1, &[-1, 0, 1]);
+    check("IQ2_XXS", &grids::IQ2_XXS, &[8, 25, 43]);
+    check("IQ2_XS", &grids::IQ2_XS, &[8, 25, 43]);
+    check("IQ2_S", &grids::IQ2_S, &[8, 25, 43]);
+    check("IQ3_XXS", &grids::IQ3_XXS, &[4, 12, 20, 28, 36, 44, 52, 62]);
+    check("IQ3_S", &grids::IQ3_S, &[1, 3, 5, 7, 9, 11, 13, 15]);
 }
