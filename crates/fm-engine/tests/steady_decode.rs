@@ -1,19 +1,19 @@
 //! A steady step allocates nothing: scratch is planned, guards are pooled, batches are reused.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, path::Path};
 
 use fm_engine::{Engine, Load, Places, options::EngineOptions};
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use fm_testkit::{
     counting_alloc::{CountingAlloc, global_allocations},
-    golden::demo_dir,
+    golden::{demo_dir, golden_dir},
 };
 
 #[global_allocator]
 static ALLOCATOR: CountingAlloc = CountingAlloc;
 
-fn allocations_of_forty_steps(slots: Option<usize>) -> u64 {
+fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>) -> u64 {
     let options = EngineOptions {
         memory: Some(300_000_000),
         context: Some(256),
@@ -22,7 +22,7 @@ fn allocations_of_forty_steps(slots: Option<usize>) -> u64 {
         ..EngineOptions::default()
     };
     let places = Places { root: "/".into(), cache_dir: None };
-    let mut engine = Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap();
+    let mut engine = Engine::open(dir, &options, Load::default(), &places).unwrap();
     let session = engine.runner.open(256).unwrap();
     let mut batch = Batch::default();
     let mut before = 0;
@@ -45,6 +45,10 @@ fn allocations_of_forty_steps(slots: Option<usize>) -> u64 {
 
 #[test]
 fn a_steady_step_allocates_nothing() {
-    assert_eq!(allocations_of_forty_steps(None), 0, "everything in slots");
-    assert_eq!(allocations_of_forty_steps(Some(40)), 0, "experts come and go");
+    let latent = golden_dir("deepseek_v3").join("mlx-4bit");
+    for (dir, few) in [(demo_dir(), 40), (latent, 5)] {
+        let name = dir.display();
+        assert_eq!(allocations_of_forty_steps(&dir, None), 0, "{name}: everything in slots");
+        assert_eq!(allocations_of_forty_steps(&dir, Some(few)), 0, "{name}: experts come and go");
+    }
 }
