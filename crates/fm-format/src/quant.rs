@@ -9,8 +9,9 @@ use std::fmt;
 
 pub mod affine;
 pub mod float;
+pub mod fp4;
+pub mod fp8;
 pub mod ggml;
-pub mod mxfp4;
 
 pub use ggml::GgmlKind;
 
@@ -50,8 +51,17 @@ pub enum FormatKind {
         /// How scale and bias are stored in the block.
         scale: ScaleKind,
     },
-    /// Four-bit floats in the order of the weights, with one exponent.
+    /// Four-bit floats in the order of the weights, 32 with one exponent.
     Mxfp4,
+    /// Four-bit floats in the order of the weights, 16 with one eight-bit float as their scale.
+    Nvfp4,
+    /// Eight-bit floats, 32 with one exponent.
+    Mxfp8,
+    /// Eight-bit floats with an f32 scale.
+    Fp8 {
+        /// Weights in a block; the scale belongs to more of them.
+        group: u8,
+    },
     /// A block type of ggml.
     Ggml(GgmlKind),
 }
@@ -154,7 +164,7 @@ macro_rules! affine_row {
 }
 
 /// Every format this build reads. Adding one means adding a row.
-pub static FORMATS: [QuantFormat; 63] = [
+pub static FORMATS: [QuantFormat; 68] = [
     float::F32,
     float::F16,
     float::BF16,
@@ -217,7 +227,12 @@ pub static FORMATS: [QuantFormat; 63] = [
     ggml::ternary::TQ2_0,
     ggml::fp4::MXFP4,
     ggml::fp4::NVFP4,
-    mxfp4::MXFP4_SEQ,
+    fp4::MXFP4_SEQ,
+    fp4::NVFP4_SEQ,
+    fp8::MXFP8,
+    fp8::FP8_G128,
+    fp8::FP8_G64,
+    fp8::FP8_G32,
 ];
 
 /// Finds a format by its manifest name.
@@ -302,8 +317,8 @@ mod tests {
                     // A group spans at most 16; scale and bias in bf16 shift a weight further.
                     FormatKind::Affine { bits, .. } =>
                         16.0 / f32::from((1_u16 << bits) - 1) + 2.0 * 8.0 / 128.0 ,
-                    FormatKind::Mxfp4 => unreachable!("it has no encoder"),
                     FormatKind::Ggml(kind) => ggml_step(kind),
+                    _ => unreachable!("it has no encoder"),
                 };
                 for (weight, back) in weights.iter().zip(&back) {
                     prop_assert!((weight - back).abs() <= 0.51 * step, "{}: {weight} {back}", format.name);

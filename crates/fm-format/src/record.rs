@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     key::{ExpertKey, LayerIndex},
-    quant::{FormatKind, QuantFormat, ScaleKind, affine},
+    quant::{FormatKind, QuantFormat, ScaleKind, affine, fp8::TILE},
 };
 
 /// Alignment of a record's parts in a slot and in a container: what `O_DIRECT` asks for.
@@ -150,8 +150,8 @@ pub enum ScaleSource {
     F16,
     /// f32, stored as it is.
     F32,
-    /// One byte: the exponent of a power of two.
-    E8m0,
+    /// One byte: an exponent, or a small float, as the format says.
+    Byte,
 }
 
 impl ScaleSource {
@@ -160,7 +160,7 @@ impl ScaleSource {
         match self {
             Self::Bf16 | Self::F16 => 2,
             Self::F32 => 4,
-            Self::E8m0 => 1,
+            Self::Byte => 1,
         }
     }
 }
@@ -299,7 +299,11 @@ pub fn interleave(
 ) {
     let head = match shape.format.kind {
         FormatKind::Affine { scale, .. } => affine::head_bytes(scale == ScaleKind::F32),
-        FormatKind::Mxfp4 => 1,
+        FormatKind::Mxfp4 | FormatKind::Nvfp4 | FormatKind::Mxfp8 => 1,
+        FormatKind::Fp8 { .. } if part == PlanarPart::Scales => {
+            return spread_tiles(shape, 0, source, bytes, matrix);
+        }
+        FormatKind::Fp8 { .. } => 4,
         _ => panic!("{:?} is not published in parts", shape.format),
     };
     let (element, at) = match part {
@@ -336,6 +340,36 @@ pub fn interleave(
         96 => scatter::<96>(bytes, blocks, at),
         128 => scatter::<128>(bytes, blocks, at),
         other => unreachable!("no format has elements of {other} bytes"),
+    }
+}
+
+/// Gives rows of `fp8` their scales. `first_row` is that of the rows in `matrix`; `tiles` are the scales
+/// of the whole published matrix, one for [`TILE`] rows and as many columns.
+///
+/// # Panics
+/// If the format is another or a length does not fit the shape.
+pub fn spread_tiles(
+    shape: MatrixShape,
+    first_row: usize,
+    source: ScaleSource,
+    tiles: &[u8],
+    matrix: &mut [u8],
+) {
+    let across = shape.cols.div_ceil(TILE);
+    let scale = |row: usize, col: usize| {
+        let at = ((first_row + row) / TILE * across + col / TILE) * source.bytes();
+        match source {
+            ScaleSource::Bf16 => half::bf16::from_le_bytes([tiles[at], tiles[at + 1]]).to_f32(),
+            ScaleSource::F16 => half::f16::from_le_bytes([tiles[at], tiles[at + 1]]).to_f32(),
+            ScaleSource::F32 => f32::from_le_bytes(tiles[at..at + 4].try_into().expect("4 bytes")),
+            ScaleSource::Byte => unreachable!("tiles have wide scales"),
+        }
+    };
+    for (row, blocks) in matrix.chunks_exact_mut(shape.row_bytes()).enumerate() {
+        for (block, out) in blocks.chunks_exact_mut(shape.format.block_bytes).enumerate() {
+            let value = scale(row, block * shape.format.block_len);
+            out[..4].copy_from_slice(&value.to_le_bytes());
+        }
     }
 }
 

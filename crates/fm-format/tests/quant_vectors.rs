@@ -71,17 +71,21 @@ fn every_affine_format_decodes_as_mlx_does() {
 }
 
 #[test]
-fn mxfp4_decodes_as_mlx_does() {
+fn small_floats_decode_as_mlx_does() {
     let vectors = Vectors::open("mlx_quant.safetensors");
-    let (want, shape) = vectors.golden.f32("mxfp4.dequant");
-    let format = by_kind(FormatKind::Mxfp4).expect("the table has it");
-    let shape = MatrixShape { rows: shape[0], cols: shape[1], format };
-    let mut matrix = vec![0; shape.bytes()];
-    for (part, name) in [(PlanarPart::Scales, "s"), (PlanarPart::Codes, "q")] {
-        let bytes = vectors.bytes(&format!("mxfp4.{name}"));
-        interleave(shape, part, ScaleSource::E8m0, &bytes, &mut matrix);
+    let modes =
+        [("mxfp4", FormatKind::Mxfp4), ("nvfp4", FormatKind::Nvfp4), ("mxfp8", FormatKind::Mxfp8)];
+    for (mode, kind) in modes {
+        let (want, shape) = vectors.golden.f32(&format!("{mode}.dequant"));
+        let format = by_kind(kind).expect("the table has it");
+        let shape = MatrixShape { rows: shape[0], cols: shape[1], format };
+        let mut matrix = vec![0; shape.bytes()];
+        for (part, name) in [(PlanarPart::Scales, "s"), (PlanarPart::Codes, "q")] {
+            let bytes = vectors.bytes(&format!("{mode}.{name}"));
+            interleave(shape, part, ScaleSource::Byte, &bytes, &mut matrix);
+        }
+        assert_decodes(format, &matrix, want, shape.cols);
     }
-    assert_decodes(format, &matrix, want, shape.cols);
 }
 
 /// Rows of gate and up come in turns, in pieces that arrive in any order.
@@ -94,7 +98,7 @@ fn rows_in_turns_find_their_matrices() {
     let half = MatrixShape { rows: ffn, cols, format };
     let layout = RecordLayout { gate: half, up: half, down: half };
     let layer = LayerRecords { layout, records: Vec::new() };
-    let source = ScaleSource::E8m0;
+    let source = ScaleSource::Byte;
     let extent = Extent { file: FileIndex(0), offset: 0, bytes: 0 };
     let [codes, scales] = [(PlanarPart::Codes, "mxfp4.q"), (PlanarPart::Scales, "mxfp4.s")]
         .map(|(part, name)| (Piece { extent, place: Place::InTurns { part, source } }, name));

@@ -184,10 +184,28 @@ pub enum LoadError {
         group: u64,
     },
 
+    /// Rows that no block of fp8 tiles.
+    #[error("`{module}`: rows of {cols} weights in fp8; this build reads multiples of 32")]
+    Fp8Columns {
+        /// The module.
+        module: String,
+        /// Weights per row.
+        cols: usize,
+    },
+
+    /// Scales that belong to other tiles of a matrix.
+    #[error("`{module}`: `weight_block_size` is {found}; this build reads [128,128]")]
+    Fp8Tile {
+        /// The module.
+        module: String,
+        /// What the configuration says.
+        found: String,
+    },
+
     /// A quantisation mode this build does not read, or not of these tensors.
     #[error(
         "`{module}` is quantised in mode `{mode}` according to config.json, its scales are those of \
-         `{found}`; this build reads `affine` and `mxfp4`"
+         `{found}`; this build reads `affine`, `mxfp4`, `nvfp4` and `mxfp8`"
     )]
     QuantizationMode {
         /// The module.

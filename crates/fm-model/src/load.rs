@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use fm_format::{
-    quant::QuantFormat,
-    record::{Extent, FileIndex, MatrixShape, PlanarPart, ScaleSource, interleave},
+    quant::{FormatKind, QuantFormat},
+    record::{Extent, FileIndex, MatrixShape, PlanarPart, ScaleSource, interleave, spread_tiles},
     source::{Dtype, Files},
 };
 use fm_kernels::{
@@ -176,6 +176,12 @@ fn read_rows(
                 let parts = [(PlanarPart::Codes, codes), (PlanarPart::Scales, scales)];
                 let biases = biases.map(|biases| (PlanarPart::Biases, biases));
                 for (part, extent) in parts.into_iter().chain(biases) {
+                    if let (FormatKind::Fp8 { .. }, PlanarPart::Scales) = (shape.format.kind, part)
+                    {
+                        let tiles = files.read_extent(extent)?;
+                        spread_tiles(shape, range.start, element, &tiles, rows);
+                        continue;
+                    }
                     read_part(files, shape, (part, element), part_rows(range, extent), rows)?;
                 }
             }

@@ -6,7 +6,7 @@
 use std::{borrow::Cow, cell::RefCell, collections::BTreeSet};
 
 use fm_format::{
-    quant::{FloatKind, FormatKind, QuantFormat, ScaleKind, by_kind, float_format},
+    quant::{FloatKind, FormatKind, QuantFormat, ScaleKind, by_kind, float_format, fp8::TILE},
     record::{Catalog, Extent, MatrixShape, PlanarPart, ScaleSource},
     source::{Checkpoint, Dtype, Tensor},
 };
@@ -40,6 +40,15 @@ pub(crate) struct Packing<'a> {
 }
 
 impl<'a> Packing<'a> {
+    fn source(&self) -> MatrixSource {
+        MatrixSource::Planar {
+            codes: self.codes.extent,
+            scales: self.scales.extent,
+            biases: self.biases.map(|biases| biases.extent),
+            element: self.element,
+        }
+    }
+
     /// The tensors with what they hold.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (PlanarPart, &'a Tensor)> + use<'a> {
         let parts = [(PlanarPart::Codes, self.codes), (PlanarPart::Scales, self.scales)];
@@ -127,13 +136,9 @@ impl<'a> Weights<'a> {
         let weight = format!("{module}.weight");
         let (format, source) = if self.has(&format!("{module}.scales")) {
             let packing = self.packing(module, leading, cols)?;
-            let source = MatrixSource::Planar {
-                codes: packing.codes.extent,
-                scales: packing.scales.extent,
-                biases: packing.biases.map(|biases| biases.extent),
-                element: packing.element,
-            };
-            (packing.format, source)
+            (packing.format, packing.source())
+        } else if let Some(packing) = self.fp8(module, leading, cols)? {
+            (packing.format, packing.source())
         } else {
             let tensor = self.shaped(&weight, &[leading, &[cols]].concat())?;
             (plain_matrix_format(tensor)?, MatrixSource::Plain(tensor.extent))
@@ -202,15 +207,16 @@ impl<'a> Weights<'a> {
             return Err(LoadError::Dtype { tensor, expected: "U32", found });
         }
         let unknown = || LoadError::Packing { module: module.to_owned(), packed, groups, cols };
-        let bytes = scales.dtype == Dtype::Unsigned(1);
-        self.check_mode(module, if bytes { "mxfp4" } else { "affine" })?;
-        if bytes {
-            let fits = packed.checked_mul(8) == Some(cols) && groups.checked_mul(32) == Some(cols);
-            let format = by_kind(FormatKind::Mxfp4).filter(|_| fits).ok_or_else(unknown)?;
-            self.check_against_config(module, (4, 32))?;
-            let element = ScaleSource::E8m0;
+        if scales.dtype == Dtype::Unsigned(1) {
+            let (mode, kind, bits, group) =
+                small_float_mode(packed, groups, cols).ok_or_else(unknown)?;
+            self.check_mode(module, mode)?;
+            self.check_against_config(module, (bits, group))?;
+            let format = by_kind(kind).ok_or_else(unknown)?;
+            let element = ScaleSource::Byte;
             return Ok(Packing { format, element, codes, scales, biases: None });
         }
+        self.check_mode(module, "affine")?;
         let biases = self.shaped(&format!("{module}.biases"), &with(groups))?;
         let (scale, element) = scale_kinds(scales)?;
         scale_kinds(biases)?;
@@ -223,6 +229,49 @@ impl<'a> Weights<'a> {
         let format = by_kind(kind).ok_or_else(unknown)?;
         self.check_against_config(module, (bits.into(), group.into()))?;
         Ok(Packing { format, element, codes, scales, biases: Some(biases) })
+    }
+
+    /// Packing of a module in `fp8`, whose scales belong to tiles; `None` if it is something else.
+    pub(crate) fn fp8(
+        &self,
+        module: &str,
+        leading: &[usize],
+        cols: usize,
+    ) -> Result<Option<Packing<'a>>, LoadError> {
+        let scales = format!("{module}.weight_scale_inv");
+        if !self.has(&scales) {
+            return Ok(None);
+        }
+        let codes = self.shaped(&format!("{module}.weight"), &[leading, &[cols]].concat())?;
+        if codes.dtype != Dtype::F8E4m3 {
+            let (tensor, found) = (codes.name.clone(), codes.dtype);
+            return Err(LoadError::Dtype { tensor, expected: "F8_E4M3", found });
+        }
+        let tiles = |len: usize| len.div_ceil(TILE);
+        let mut across = leading.to_vec();
+        if let Some(rows) = across.last_mut() {
+            *rows = tiles(*rows);
+        }
+        let scales = self.shaped(&scales, &[across.as_slice(), &[tiles(cols)]].concat())?;
+        self.check_tile(module)?;
+        let (_, element) = scale_kinds(scales)?;
+        let group = [TILE, 64, 32].into_iter().find(|group| cols.is_multiple_of(*group));
+        let format = group.and_then(|group| by_kind(FormatKind::Fp8 { group: group as u8 }));
+        let format =
+            format.ok_or_else(|| LoadError::Fp8Columns { module: module.to_owned(), cols })?;
+        Ok(Some(Packing { format, element, codes, scales, biases: None }))
+    }
+
+    /// Scales of other tiles than the shapes allow for would be silently wrong.
+    fn check_tile(&self, module: &str) -> Result<(), LoadError> {
+        let size = self.quantization.and_then(|all| all.get("weight_block_size"));
+        let tile = serde_json::json!([TILE, TILE]);
+        match size {
+            Some(size) if *size != tile => {
+                Err(LoadError::Fp8Tile { module: module.to_owned(), found: size.to_string() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What the configuration says of a module: its own entry, or the common one.
@@ -336,6 +385,24 @@ fn scale_kinds(tensor: &Tensor) -> Result<(ScaleKind, ScaleSource), LoadError> {
             found,
         }),
     }
+}
+
+/// Mode, kind, bits and group of MLX's small floats; `None` if the shapes belong to none of them.
+fn small_float_mode(
+    packed: usize,
+    groups: usize,
+    cols: usize,
+) -> Option<(&'static str, FormatKind, u64, u64)> {
+    let modes = [
+        ("mxfp4", FormatKind::Mxfp4, 4, 32),
+        ("nvfp4", FormatKind::Nvfp4, 4, 16),
+        ("mxfp8", FormatKind::Mxfp8, 8, 32),
+    ];
+    modes.into_iter().find(|(_, _, bits, group)| {
+        let words =
+            packed.checked_mul(32).map(|bits| bits as u64) == (cols as u64).checked_mul(*bits);
+        words && groups.checked_mul(*group as usize) == Some(cols)
+    })
 }
 
 /// `bits = 32 · packed / cols`, `group = cols / groups`; `None` if they are no whole numbers.

@@ -17,6 +17,7 @@ mod gguf;
 mod latent;
 mod layout;
 mod mxfp4;
+mod small_floats;
 mod weights;
 
 use std::{fs, path::Path};
@@ -27,6 +28,7 @@ pub use self::{
     affine::Affine,
     gguf::GgufLayout,
     latent::{LatentShape, YarnShape},
+    small_floats::SmallFloats,
 };
 
 /// How numbers are stored that are not packed into integers.

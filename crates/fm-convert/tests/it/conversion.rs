@@ -14,7 +14,7 @@ use fm_model::{
 };
 use fm_testkit::{
     golden::golden_dir,
-    tiny_checkpoint::{Family, Layout, MlxLayout, TinyModel},
+    tiny_checkpoint::{Family, Float, Layout, MlxLayout, SmallFloats, TinyModel},
     ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models},
 };
 
@@ -46,6 +46,25 @@ fn what_a_gguf_file_has_is_all_there() {
         convert(source.path(), out.path()).unwrap();
         assert_same_model(name, source.path(), out.path());
         assert!(matches!(convert(source.path(), out.path()), Ok(Outcome::AlreadyDone)), "{name}");
+    }
+}
+
+#[test]
+fn what_vendors_publish_in_small_floats_is_all_there() {
+    let model = TinyModel { hidden: 160, layers: 2, ..TinyModel::new(Family::DeepseekV3) };
+    let plain = || Layout::Mlx(MlxLayout::default());
+    for (layout, packing) in [
+        (Layout::Hf, SmallFloats::Fp8(Float::F32)),
+        (Layout::Hf, SmallFloats::Fp8(Float::Bf16)),
+        (plain(), SmallFloats::Nvfp4),
+        (plain(), SmallFloats::Mxfp8),
+    ] {
+        let (dir, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        model.write(&dir.path().join("from"), &layout, 1);
+        packing.repack(&dir.path().join("from"), dir.path());
+        let source = dir.path().join("packed");
+        convert(&source, out.path()).unwrap();
+        assert_same_model(&format!("{packing:?}"), &source, out.path());
     }
 }
 

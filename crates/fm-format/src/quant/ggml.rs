@@ -64,7 +64,9 @@ impl FormatKind {
             Self::Float(FloatKind::F16) => Some(1),
             Self::Float(FloatKind::Bf16) => Some(30),
             Self::Ggml(kind) => Some(kind as u32),
-            Self::Affine { .. } | Self::Mxfp4 => None,
+            Self::Affine { .. } | Self::Mxfp4 | Self::Nvfp4 | Self::Mxfp8 | Self::Fp8 { .. } => {
+                None
+            }
         }
     }
 }

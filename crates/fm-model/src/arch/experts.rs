@@ -110,7 +110,7 @@ fn fused(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerReco
 fn in_turns(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerRecords, LoadError> {
     let ExpertDims { experts, hidden, ffn } = dims;
     let format = by_kind(FormatKind::Mxfp4).expect("mxfp4 has a row");
-    let (source, role) = (ScaleSource::E8m0, MatrixRole::Down);
+    let (source, role) = (ScaleSource::Byte, MatrixRole::Down);
     let parts = |projection: &str, rows: usize, cols: usize| {
         mxfp4_parts(weights, &format!("{mlp}.experts.{projection}"), [experts, rows], cols)
     };
@@ -210,14 +210,24 @@ fn separate(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerR
     let mut layout: Option<RecordLayout> = None;
     let mut records = Vec::with_capacity(dims.experts);
     for expert in 0..dims.experts {
-        let mut tensors = Vec::with_capacity(ROLES.len());
         let mut formats = Vec::with_capacity(ROLES.len());
+        let mut found = Vec::with_capacity(ROLES.len());
         for (role, projection) in roles {
             let shape = dims.shape(role, fm_format::quant::float_format(FLOAT));
-            let name = format!("{mlp}.experts.{expert}.{projection}.weight");
+            let module = format!("{mlp}.experts.{expert}.{projection}");
+            if let Some(packing) = weights.fp8(&module, &[shape.rows], shape.cols)? {
+                let source = packing.element;
+                let parts = packing.parts();
+                found.extend(parts.map(|(part, tensor)| {
+                    (tensor, role, Some(Place::Interleave { role, part, source }))
+                }));
+                formats.push(packing.format);
+                continue;
+            }
+            let name = format!("{module}.weight");
             let tensor = weights.shaped(&name, &[shape.rows, shape.cols])?;
             formats.push(plain_matrix_format(tensor)?);
-            tensors.push(tensor);
+            found.push((tensor, role, None));
         }
         let own = RecordLayout {
             gate: dims.shape(MatrixRole::Gate, formats[0]),
@@ -226,14 +236,14 @@ fn separate(weights: &Weights<'_>, mlp: &str, dims: ExpertDims) -> Result<LayerR
         };
         let layout = *layout.get_or_insert(own);
         if own != layout {
-            let (tensor, found) = (tensors[0].name.clone(), tensors[0].dtype);
+            let (tensor, found) = (found[0].0.name.clone(), found[0].0.dtype);
             return Err(LoadError::Dtype { tensor, expected: "the dtype of expert 0", found });
         }
-        let pieces = roles.iter().zip(tensors).map(|((role, _), tensor)| Piece {
+        let piece = |(tensor, role, place): (&Tensor, _, Option<Place>)| Piece {
             extent: tensor.extent,
-            place: Place::Copy { at: layout.offset(*role) },
-        });
-        records.push(Record { pieces: pieces.collect(), checksums: None });
+            place: place.unwrap_or(Place::Copy { at: layout.offset(role) }),
+        };
+        records.push(Record { pieces: found.into_iter().map(piece).collect(), checksums: None });
     }
     let Some(layout) = layout else {
         return Err(LoadError::MissingTensor { tensor: format!("{mlp}.experts.0") });

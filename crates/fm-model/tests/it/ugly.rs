@@ -8,7 +8,7 @@ use fm_model::Runner;
 use fm_testkit::{
     compare::max_abs_diff,
     oracle::Oracle,
-    tiny_checkpoint::{Layout, TinyModel},
+    tiny_checkpoint::{Float, Layout, MlxLayout, SmallFloats, TinyModel},
     ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models},
 };
 
@@ -70,7 +70,35 @@ fn published_as_gguf<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) 
     }
 }
 
+/// The published layout, packed as vendors pack it. Widths are such that a row ends inside a tile, and
+/// in some families with half or a quarter of a block.
+fn published_in_small_floats<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let odd = ugly_models().into_iter().find(|(_, model)| model.family.name() == family);
+    let (_, odd) = odd.expect("every family has an ugly model");
+    let plain = Layout::Mlx(MlxLayout::default());
+    let fp8 = |scale| (Layout::Hf, SmallFloats::Fp8(scale));
+    let cases = [
+        (fp8(Float::F32), 160, 96),
+        (fp8(Float::Bf16), 320, 128),
+        ((plain.clone(), SmallFloats::Mxfp4), 96, 32),
+        ((plain.clone(), SmallFloats::Nvfp4), 80, 48),
+        ((plain, SmallFloats::Mxfp8), 96, 64),
+    ];
+    // The experts of gpt-oss are packed in a way of their own in every layout.
+    let cases = if family == "gpt_oss" { &cases[..2] } else { &cases };
+    for ((layout, packing), hidden, moe_ffn) in cases {
+        let model = TinyModel { hidden: *hidden, moe_ffn: *moe_ffn, layers: 2, ..odd.clone() };
+        let dir = tempfile::tempdir().unwrap();
+        model.write(&dir.path().join("from"), layout, 1);
+        let packed = packing.repack(&dir.path().join("from"), dir.path());
+        assert!(packed > 4, "{family} {packing:?}: {packed} matrices are packed");
+        let paths = (&*dir.path().join("packed"), &*dir.path().join("plain"));
+        check(&format!("{family} {packing:?}"), &model, paths, device());
+    }
+}
+
 for_each_device_and_family! {
+    published_in_small_floats
     published_as_gguf
     published_by_hugging_face
     published_by_mlx

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, collections::HashMap, fs, path::Path};
 
 use half::{bf16, f16};
-use safetensors::{Dtype, View};
+use safetensors::{Dtype, View, tensor::TensorView};
 use serde_json::{Value, json};
 
 use super::Float;
@@ -54,6 +54,15 @@ impl DiskTensor {
 
     pub(super) fn bytes(name: String, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
         Self { name, dtype: Dtype::U8, shape, bytes }
+    }
+
+    pub(super) fn raw(name: String, view: &TensorView<'_>) -> Self {
+        let (shape, bytes) = (view.shape().to_vec(), view.data().to_vec());
+        Self { name, dtype: view.dtype(), shape, bytes }
+    }
+
+    pub(super) fn e4m3(name: String, shape: Vec<usize>, bytes: Vec<u8>) -> Self {
+        Self { name, dtype: Dtype::F8_E4M3, shape, bytes }
     }
 
     pub(super) fn words(name: String, shape: Vec<usize>, words: &[u32]) -> Self {
