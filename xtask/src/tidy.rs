@@ -14,8 +14,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("fm-kernels", &["fm-format"]),
     ("fm-model", &["fm-format", "fm-kernels"]),
     ("fm-convert", &["fm-format", "fm-model"]),
+    ("fm-hub", &["fm-format"]),
     ("fm-engine", &["fm-format", "fm-kernels", "fm-model", "fm-store", "fm-text"]),
-    ("fm-cli", &["fm-format", "fm-engine", "fm-convert", "fm-model", "fm-synth", "fm-text"]),
+    (
+        "fm-cli",
+        &["fm-format", "fm-engine", "fm-convert", "fm-hub", "fm-model", "fm-synth", "fm-text"],
+    ),
     ("fm-synth", &["fm-format"]),
     ("fm-testkit", &["fm-format"]),
 ];

@@ -119,6 +119,23 @@ pub fn header_bytes(path: &Path) -> Result<Vec<u8>, FormatError> {
     if gguf::is_gguf(path) { gguf::header_bytes(path) } else { safetensors::header_text(path) }
 }
 
+/// Reads the header of a weight file from wherever it comes, and says how long it is. `path` names
+/// it; the file has `file_bytes` bytes, or the reader will not give more of it.
+///
+/// # Errors
+/// If the header is longer than that, makes no sense, or cannot be read.
+pub fn header_length(
+    path: &Path,
+    reader: impl io::Read,
+    file_bytes: u64,
+) -> Result<u64, FormatError> {
+    if gguf::is_gguf(path) {
+        gguf::header_length(path, reader, file_bytes)
+    } else {
+        safetensors::header_length(path, reader, file_bytes)
+    }
+}
+
 /// Reads a JSON file.
 ///
 /// # Errors

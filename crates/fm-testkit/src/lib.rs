@@ -6,6 +6,7 @@
 //! * [`oracle`]: the model families a second time, in f64, written from the equations and
 //!   from nothing else, so that a mistake has to be made twice to stay hidden.
 //! * [`golden`]: what the official implementations answered, read from `golden/`.
+//! * [`hub`]: a hub with its CDN on this machine, and what can go wrong with them.
 //! * [`counting_alloc`]: a global allocator that counts.
 //!
 //! This is test support: everything here panics instead of returning an error.
@@ -18,6 +19,7 @@ pub mod compare;
 #[allow(unsafe_code)] // a global allocator cannot be written without
 pub mod counting_alloc;
 pub mod golden;
+pub mod hub;
 pub mod noise;
 pub mod oracle;
 pub mod tiny_checkpoint;

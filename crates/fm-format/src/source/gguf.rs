@@ -33,7 +33,8 @@ mod tests;
 
 pub use error::GgufError;
 pub use metadata::{Metadata, Numbers, Value};
-pub(super) use split::{find, is_gguf, open};
+pub(super) use split::{find, open};
+pub use split::{is_gguf, part_name};
 
 use cursor::Cursor;
 use error::HeaderError;
@@ -77,6 +78,17 @@ pub fn read_header(path: &Path, file: FileIndex) -> Result<Header, FormatError> 
 /// As [`read_header`].
 pub fn header_bytes(path: &Path) -> Result<Vec<u8>, FormatError> {
     file_prefix(path, read_header(path, FileIndex(0))?.tensors_end)
+}
+
+/// How long the header of a file is of which only a reader is there, and at most `file_bytes`.
+/// Nothing is read from behind it but what a buffer takes.
+pub(super) fn header_length(
+    path: &Path,
+    reader: impl Read,
+    file_bytes: u64,
+) -> Result<u64, FormatError> {
+    let header = parse(BufReader::new(reader), file_bytes, FileIndex(0)).map_err(|e| e.at(path))?;
+    Ok(header.tensors_end)
 }
 
 /// A GGUF file with the metadata of the file at `path`, and without its tensors.

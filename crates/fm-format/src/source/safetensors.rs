@@ -46,7 +46,16 @@ pub fn header_text(path: &Path) -> Result<Vec<u8>, FormatError> {
     text_of(path, &mut opened, file_bytes)
 }
 
-fn text_of(path: &Path, opened: &mut File, file_bytes: u64) -> Result<Vec<u8>, FormatError> {
+/// How long length and header of a file are of which only a reader is there.
+pub(super) fn header_length(
+    path: &Path,
+    mut reader: impl Read,
+    file_bytes: u64,
+) -> Result<u64, FormatError> {
+    Ok(8 + text_of(path, &mut reader, file_bytes)?.len() as u64)
+}
+
+fn text_of(path: &Path, opened: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>, FormatError> {
     let io_error = |source| FormatError::Io { path: path.into(), source };
     let mut prefix = [0; 8];
     if file_bytes < 8 {

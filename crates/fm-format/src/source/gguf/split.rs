@@ -13,8 +13,8 @@ use crate::{
     source::{Checkpoint, Tensor},
 };
 
-/// Part and number of parts in a name like `MODEL-00002-of-00005.gguf`, and what stands before.
-fn part_name(name: &str) -> Option<(&str, u32, u32)> {
+/// What stands before, the part and the number of parts in a name like `MODEL-00002-of-00005.gguf`.
+pub fn part_name(name: &str) -> Option<(&str, u32, u32)> {
     let stem = name.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (base, part) = rest.rsplit_once('-')?;
@@ -26,7 +26,7 @@ fn part_name(name: &str) -> Option<(&str, u32, u32)> {
 }
 
 /// Whether a path looks like a GGUF file.
-pub(in crate::source) fn is_gguf(path: &Path) -> bool {
+pub fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 

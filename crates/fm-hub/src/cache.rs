@@ -1,0 +1,261 @@
+//! The cache of the hub, as all programs of this machine share it.
+//!
+//! ```text
+//! models--ORG--NAME/
+//!   blobs/CHECKSUM               the bytes of a file, under its checksum
+//!   blobs/CHECKSUM.incomplete    what has come of it
+//!   snapshots/COMMIT/FILE        a link to the blob
+//!   refs/REVISION                the commit that a branch or tag was
+//! .locks/models--ORG--NAME/CHECKSUM.lock
+//! ```
+//!
+//! Source: the cache description of `huggingface_hub` ("Understand caching").
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::{HubError, Variant, at},
+    name::{ModelName, RepoId},
+    select::{is_gguf, is_safetensors},
+};
+
+/// Ending of a blob that has not come whole.
+pub(crate) const INCOMPLETE: &str = "incomplete";
+
+/// A directory of models.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+/// A model in the cache: one commit of a repository.
+#[derive(Clone, Debug)]
+pub struct Cached {
+    /// Whose.
+    pub id: RepoId,
+    /// Branch or tag, or the commit if none points to it; empty if only parts of files came.
+    pub revision: String,
+    /// Its files, if all that were wanted came.
+    pub path: Option<PathBuf>,
+    /// Length of its files, or of what came of them.
+    pub bytes: u64,
+}
+
+impl Cache {
+    /// The cache in a directory, which need not be there.
+    pub fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    /// Its directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Room on its disk.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn free_bytes(&self) -> Result<u64, HubError> {
+        let root = &self.root;
+        let existing = root.ancestors().find(|dir| dir.exists()).unwrap_or(root);
+        free_at(existing).map_err(at(existing))
+    }
+
+    pub(crate) fn repo_dir(&self, id: &RepoId) -> PathBuf {
+        self.root.join(id.dir_name())
+    }
+
+    pub(crate) fn blob(&self, id: &RepoId, digits: &str) -> PathBuf {
+        self.repo_dir(id).join("blobs").join(digits)
+    }
+
+    pub(crate) fn snapshot_dir(&self, id: &RepoId, commit: &str) -> PathBuf {
+        self.repo_dir(id).join("snapshots").join(commit)
+    }
+
+    pub(crate) fn reference(&self, id: &RepoId, revision: &str) -> PathBuf {
+        self.repo_dir(id).join("refs").join(revision)
+    }
+
+    pub(crate) fn lock(&self, id: &RepoId, digits: &str) -> PathBuf {
+        self.root.join(".locks").join(id.dir_name()).join(format!("{digits}.lock"))
+    }
+
+    /// The model of a name: a directory to open, or a GGUF file.
+    ///
+    /// # Errors
+    /// If it is not here, or is several.
+    pub fn resolve(&self, name: &ModelName) -> Result<PathBuf, HubError> {
+        let missing = || HubError::NotCached {
+            name: name.id.to_string(),
+            id: name.id.clone(),
+            cache: self.root.clone(),
+        };
+        let revision = name.revision();
+        let commit = fs::read_to_string(self.reference(&name.id, revision));
+        let commit = commit.map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
+        let snapshot = self.snapshot_dir(&name.id, &commit);
+        let given = name.file.as_ref().map_or_else(|| snapshot.clone(), |file| snapshot.join(file));
+        if commit.is_empty() || !given.exists() {
+            return Err(missing());
+        }
+        model_in(&given, &name.id)?.ok_or_else(missing)
+    }
+
+    /// Everything in the cache, by name.
+    ///
+    /// # Errors
+    /// If a directory cannot be read.
+    pub fn list(&self) -> Result<Vec<Cached>, HubError> {
+        let mut found = Vec::new();
+        for (name, path) in entries(&self.root)? {
+            if let Some(id) = RepoId::from_dir_name(&name) {
+                list_repo(&id, &path, &mut found)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Bytes that a repository takes, whole files and parts.
+    ///
+    /// # Errors
+    /// If it is not here.
+    pub fn size(&self, id: &RepoId) -> Result<u64, HubError> {
+        let dir = self.repo_dir(id);
+        if dir.symlink_metadata().is_err() {
+            let (name, cache) = (id.to_string(), self.root.clone());
+            return Err(HubError::NotCached { name, id: id.clone(), cache });
+        }
+        size_of(&dir)
+    }
+
+    /// Removes a repository with all its revisions, and nothing that links only point to.
+    /// Returns the bytes freed.
+    ///
+    /// # Errors
+    /// If it is not here or cannot be removed.
+    pub fn remove(&self, id: &RepoId) -> Result<u64, HubError> {
+        let (bytes, dir) = (self.size(id)?, self.repo_dir(id));
+        fs::remove_dir_all(&dir).map_err(at(&dir))?;
+        let locks = self.root.join(".locks").join(id.dir_name());
+        match fs::remove_dir_all(&locks) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(locks)(error)),
+            _ => Ok(bytes),
+        }
+    }
+}
+
+/// Every revision of one repository.
+fn list_repo(id: &RepoId, dir: &Path, found: &mut Vec<Cached>) -> Result<(), HubError> {
+    let mut names = BTreeMap::new();
+    let refs = dir.join("refs");
+    for file in files_below(&refs)? {
+        let name = file.strip_prefix(&refs).unwrap_or(&file).to_string_lossy().into_owned();
+        let commit = fs::read_to_string(&file).map_err(at(&file))?;
+        names.insert(commit.trim().to_owned(), name);
+    }
+    let snapshots = entries(&dir.join("snapshots"))?;
+    for (commit, path) in &snapshots {
+        let files = files_below(path)?;
+        // Lengths of what the links point to; a link to nothing is a file that did not come.
+        let lengths: Option<Vec<u64>> =
+            files.iter().map(|file| Some(fs::metadata(file).ok()?.len())).collect();
+        let whole = lengths.is_some() && !files.is_empty();
+        found.push(Cached {
+            id: id.clone(),
+            revision: names.get(commit).unwrap_or(commit).clone(),
+            path: whole.then(|| path.clone()),
+            bytes: lengths.unwrap_or_default().iter().sum(),
+        });
+    }
+    let came = size_of(&dir.join("blobs"))?;
+    if snapshots.is_empty() && came > 0 {
+        found.push(Cached { id: id.clone(), revision: String::new(), path: None, bytes: came });
+    }
+    Ok(())
+}
+
+/// What there is to open in a snapshot: safetensors, or else its one GGUF model, wherever it lies.
+///
+/// # Errors
+/// If there are several GGUF models.
+pub(crate) fn model_in(dir: &Path, id: &RepoId) -> Result<Option<PathBuf>, HubError> {
+    if dir.is_file() {
+        return Ok(Some(dir.to_path_buf()));
+    }
+    let files = files_below(dir)?;
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if files.iter().any(|file| file.parent() == Some(dir) && is_safetensors(&name(file))) {
+        return Ok(Some(dir.to_path_buf()));
+    }
+    let model = |path: &&PathBuf| {
+        let name = name(path);
+        let part = fm_format::source::gguf::part_name(&name);
+        is_gguf(&name) && !name.starts_with("mmproj") && part.is_none_or(|(_, part, _)| part == 1)
+    };
+    let models: Vec<&PathBuf> = files.iter().filter(model).collect();
+    match models.as_slice() {
+        [] => Ok(Some(dir.to_path_buf())),
+        [one] => Ok(Some((*one).clone())),
+        several => {
+            let variants = several.iter().map(|path| Variant {
+                file: path.strip_prefix(dir).unwrap_or(path).to_string_lossy().into_owned(),
+                bytes: fs::metadata(path).map_or(0, |file| file.len()),
+            });
+            Err(HubError::Several { id: id.clone(), variants: variants.collect() })
+        }
+    }
+}
+
+/// Name and path of everything in a directory, by name; nothing if there is no such directory.
+fn entries(dir: &Path) -> Result<BTreeMap<String, PathBuf>, HubError> {
+    match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(at(dir)(error)),
+        Ok(read) => Ok(read
+            .flatten()
+            .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+            .collect()),
+    }
+}
+
+/// Every file and link below a directory; links to directories are not followed.
+fn files_below(dir: &Path) -> Result<Vec<PathBuf>, HubError> {
+    let mut files = Vec::new();
+    for path in entries(dir)?.into_values() {
+        let kind = path.symlink_metadata().map_err(at(&path))?;
+        if kind.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Length of all files below a directory; links count nothing.
+fn size_of(dir: &Path) -> Result<u64, HubError> {
+    let lengths = files_below(dir)?.into_iter().map(|file| {
+        let file_at = at(&file);
+        let metadata = file.symlink_metadata().map_err(file_at)?;
+        Ok(if metadata.is_file() { metadata.len() } else { 0 })
+    });
+    lengths.sum()
+}
+
+#[cfg(unix)]
+fn free_at(existing: &Path) -> io::Result<u64> {
+    let space = rustix::fs::statvfs(existing)?;
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
+/// Where the system is not asked, a full disk shows when it is written to.
+#[cfg(not(unix))]
+fn free_at(_existing: &Path) -> io::Result<u64> {
+    Ok(u64::MAX)
+}

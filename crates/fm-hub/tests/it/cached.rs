@@ -1,0 +1,95 @@
+//! What the cache holds, and what leaves it.
+
+use std::{fs, path::Path};
+
+use fm_hub::{Cache, HubError, ModelName};
+use fm_testkit::hub::COMMIT;
+
+use crate::{World, site};
+
+fn name(text: &str) -> ModelName {
+    text.parse().unwrap()
+}
+
+fn touch(path: &Path, bytes: usize) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, vec![1; bytes]).unwrap();
+}
+
+#[test]
+fn a_model_is_listed_found_and_removed() {
+    let world = World::of(site(), None);
+    let pulled = world.pull().unwrap();
+    let other = world.cache.root().join("models--other--model/blobs/x");
+    touch(&other, 5);
+    let listed = world.cache.list().unwrap();
+    let rows: Vec<_> =
+        listed.iter().map(|c| (c.id.to_string(), c.revision.as_str(), c.bytes)).collect();
+    let bytes = 1_000_000 + 5000 + 19;
+    assert_eq!(
+        rows,
+        [("other/model".to_owned(), "", 5), ("pebble/demo".to_owned(), "main", bytes)]
+    );
+    assert_eq!(listed[1].path.as_ref(), Some(&pulled.path));
+    assert_eq!(world.cache.resolve(&name(&format!("pebble/demo@{COMMIT}"))).unwrap(), pulled.path);
+    // What stands beside the bytes: the name of the commit.
+    let freed = world.cache.remove(&name("pebble/demo").id).unwrap();
+    assert_eq!(freed, bytes + COMMIT.len() as u64);
+    assert!(!world.cache.root().join("models--pebble--demo").exists());
+    assert!(!world.cache.root().join(".locks/models--pebble--demo").exists());
+    assert!(other.exists());
+    let error = world.cache.remove(&name("pebble/demo").id).unwrap_err();
+    assert!(matches!(error, HubError::NotCached { .. }), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn nothing_outside_the_cache_is_removed() {
+    let world = World::of(site(), None);
+    let outside = world.dir.path().join("outside");
+    touch(&outside.join("precious"), 100);
+    let root = world.cache.root();
+    fs::create_dir_all(root.join("models--a--b/snapshots/x")).unwrap();
+    std::os::unix::fs::symlink(&outside, root.join("models--a--b/snapshots/x/link")).unwrap();
+    std::os::unix::fs::symlink(&outside, root.join("models--c--d")).unwrap();
+    assert_eq!(world.cache.remove(&name("a/b").id).unwrap(), 0);
+    drop(world.cache.remove(&name("c/d").id));
+    assert!(outside.join("precious").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_to_nothing_is_a_model_that_is_not_whole() {
+    let world = World::of(site(), None);
+    let snapshot = world.cache.root().join("models--a--b/snapshots/x");
+    touch(&snapshot.join("config.json"), 3);
+    assert!(world.cache.list().unwrap()[0].path.is_some());
+    std::os::unix::fs::symlink("../../blobs/gone", snapshot.join("w.safetensors")).unwrap();
+    assert!(world.cache.list().unwrap()[0].path.is_none());
+}
+
+#[test]
+fn a_gguf_model_is_found_wherever_it_lies_and_chosen_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::new(dir.path().to_path_buf());
+    let repo = dir.path().join("models--a--b");
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    touch(&repo.join("refs/main"), 0);
+    fs::write(repo.join("refs/main"), format!("{COMMIT}\n")).unwrap();
+    let parts = [1, 2].map(|part| snapshot.join(format!("Q4/x-Q4-0000{part}-of-00002.gguf")));
+    parts.iter().for_each(|part| touch(part, 4));
+    touch(&snapshot.join("mmproj-F16.gguf"), 4);
+    touch(&snapshot.join("config.json"), 4);
+    assert_eq!(cache.resolve(&name("a/b")).unwrap(), parts[0]);
+    let whole = snapshot.join("x-Q8.gguf");
+    touch(&whole, 9);
+    let error = cache.resolve(&name("a/b")).unwrap_err();
+    assert!(matches!(&error, HubError::Several { variants, .. } if variants.len() == 2), "{error}");
+    assert_eq!(cache.resolve(&name("a/b/x-Q8.gguf")).unwrap(), whole);
+    assert_eq!(cache.resolve(&name("a/b/Q4")).unwrap(), parts[0]);
+    assert_eq!(cache.resolve(&name("a/b@main/Q4")).unwrap(), parts[0]);
+    for missing in ["a/b/Q5", "a/b@v2", "a/c"] {
+        let error = cache.resolve(&name(missing)).unwrap_err();
+        assert!(matches!(error, HubError::NotCached { .. }), "{missing}: {error}");
+    }
+}
