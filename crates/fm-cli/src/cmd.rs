@@ -2,15 +2,20 @@
 
 mod convert;
 mod inspect;
+mod list;
 mod logits;
 mod plan;
+mod pull;
+mod rm;
 mod run;
 mod synth;
 mod verify;
 
+use std::path::PathBuf;
+
 use clap::{ArgMatches, Command};
 
-use crate::version;
+use crate::{hub, version};
 
 /// The whole command line.
 pub(crate) fn command() -> Command {
@@ -21,6 +26,9 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run::command())
+        .subcommand(pull::command())
+        .subcommand(list::command())
+        .subcommand(rm::command())
         .subcommand(plan::command())
         .subcommand(inspect::command())
         .subcommand(convert::command())
@@ -33,6 +41,9 @@ pub(crate) fn command() -> Command {
 pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
     match matches.subcommand() {
         Some(("run", matches)) => run::run(matches),
+        Some(("pull", matches)) => pull::run(matches),
+        Some(("list", matches)) => list::run(matches),
+        Some(("rm", matches)) => rm::run(matches),
         Some(("plan", matches)) => plan::run(matches),
         Some(("inspect", matches)) => inspect::run(matches),
         Some(("convert", matches)) => convert::run(matches),
@@ -43,11 +54,14 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
     }
 }
 
-/// The argument that every command has.
+/// The argument that most commands have.
 fn model_arg() -> clap::Arg {
     clap::Arg::new("model")
         .value_name("MODEL")
-        .help("Directory of a checkpoint as published, or of a converted model")
+        .help(
+            "Directory of a checkpoint as published or of a converted model, a GGUF file, or the \
+             ORG/NAME of a model that was pulled",
+        )
         .required(true)
         .value_parser(clap::value_parser!(std::path::PathBuf))
 }
@@ -59,6 +73,11 @@ fn json_arg() -> clap::Arg {
         .action(clap::ArgAction::SetTrue)
 }
 
-fn model_dir(matches: &ArgMatches) -> &std::path::Path {
-    matches.get_one::<std::path::PathBuf>("model").expect("clap requires it")
+/// Where the model lies: what was given if it exists, or else the hub's model of that name.
+fn model_path(matches: &ArgMatches) -> anyhow::Result<PathBuf> {
+    let given: &PathBuf = matches.get_one("model").expect("clap requires it");
+    match hub::name_of(given) {
+        Some(name) => Ok(hub::cache()?.resolve(&name)?),
+        None => Ok(given.clone()),
+    }
 }

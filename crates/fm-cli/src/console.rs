@@ -1,6 +1,7 @@
 //! What people see: the answer on stdout, everything else on stderr, colour only on a terminal.
 
 use std::{
+    borrow::Cow,
     io::{self, IsTerminal, Write},
     sync::{
         Arc,
@@ -10,8 +11,11 @@ use std::{
 
 use fm_convert::ConvertError;
 use fm_engine::EngineError;
+use fm_hub::HubError;
 use fm_text::Channel;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::hub;
 
 const DIM: &str = "\x1b[2m";
 const RESET: &str = "\x1b[0m";
@@ -63,7 +67,7 @@ impl AnswerStream {
 }
 
 /// Ctrl-C: the first one asks the work to end cleanly, the second one does not wait.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 /// What a shell expects of a program that Ctrl-C ended: 128 + SIGINT.
@@ -92,6 +96,13 @@ impl Interrupt {
 
 /// A progress bar on stderr, invisible where stderr is no terminal.
 pub(crate) fn progress(what: &'static str, unit: Unit) -> ProgressBar {
+    let bar = hidden_bar(what.to_owned(), unit);
+    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+    bar
+}
+
+/// A progress bar that somebody else shows.
+pub(crate) fn hidden_bar(what: String, unit: Unit) -> ProgressBar {
     let amounts = match unit {
         Unit::Share => "{percent:>3} %",
         Unit::Bytes => "{bytes} of {total_bytes} · {bytes_per_sec}",
@@ -100,7 +111,7 @@ pub(crate) fn progress(what: &'static str, unit: Unit) -> ProgressBar {
     let style = ProgressStyle::with_template(&template)
         .expect("the template is ours")
         .progress_chars("━╸ ");
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
     bar.set_style(style);
     bar.set_message(what);
     bar
@@ -114,10 +125,13 @@ pub(crate) enum Unit {
 }
 
 /// What may help against an error.
-pub(crate) fn hint(error: &anyhow::Error) -> Option<&'static str> {
+pub(crate) fn hint(error: &anyhow::Error) -> Option<Cow<'static, str>> {
     error.chain().find_map(|cause| {
+        if let Some(error) = cause.downcast_ref::<HubError>() {
+            return hub::hint(error);
+        }
         let engine = cause.downcast_ref::<EngineError>().and_then(EngineError::hint);
-        engine.or_else(|| convert_hint(cause.downcast_ref::<ConvertError>()?))
+        engine.or_else(|| convert_hint(cause.downcast_ref::<ConvertError>()?)).map(Cow::Borrowed)
     })
 }
 
@@ -147,4 +161,11 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     }
     writeln!(stdout)?;
     Ok(())
+}
+
+/// Prints a value as one line of JSON: of a stream of them.
+pub(crate) fn print_json_line(value: &serde_json::Value) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{value}")?;
+    stdout.flush()
 }

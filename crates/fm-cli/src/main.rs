@@ -6,6 +6,7 @@ mod cmd;
 mod config;
 mod console;
 mod flags;
+mod hub;
 mod places;
 mod version;
 

@@ -1,8 +1,9 @@
 //! Where the program looks and writes: the only file that knows the environment.
 
-use std::{env, path::PathBuf};
+use std::{env, fs, path::PathBuf};
 
 use fm_engine::Places;
+use fm_hub::{Cache, Token};
 
 const NAME: &str = "flash-moe";
 
@@ -21,4 +22,35 @@ pub(crate) fn config_file() -> Option<PathBuf> {
 /// Where the engine may look and write.
 pub(crate) fn places() -> Places {
     Places { root: PathBuf::from("/"), cache_dir: xdg("XDG_CACHE_HOME", ".cache") }
+}
+
+/// The hub, if nobody says otherwise.
+const HUB: &str = "https://huggingface.co";
+
+/// A variable that says something.
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).map(PathBuf::from).filter(|value| !value.as_os_str().is_empty())
+}
+
+/// Where programs that use the hub keep what they share: `$HF_HOME`, or `~/.cache/huggingface`.
+fn hub_home() -> Option<PathBuf> {
+    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
+}
+
+/// The cache of the hub: `$HF_HUB_CACHE`, or `hub` where all of them look.
+pub(crate) fn hub_cache() -> Option<Cache> {
+    let dir = variable("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))?;
+    Some(Cache::new(dir))
+}
+
+/// The user's token: `$HF_TOKEN`, or what `hf auth login` has left.
+pub(crate) fn hub_token() -> Option<Token> {
+    let given = env::var("HF_TOKEN").ok().and_then(|token| Token::new(&token));
+    given.or_else(|| Token::new(&fs::read_to_string(hub_home()?.join("token")).ok()?))
+}
+
+/// The address of the hub: `$HF_ENDPOINT`, or the one everybody knows.
+pub(crate) fn hub_endpoint() -> String {
+    env::var("HF_ENDPOINT").ok().filter(|url| !url.is_empty()).unwrap_or_else(|| HUB.to_owned())
 }

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use fm_convert::{BUFFER_BYTES, Conversion, Outcome, Progress};
 use fm_engine::bytes::Bytes;
 
-use super::{model_arg, model_dir};
+use super::{model_arg, model_path};
 use crate::console::{self, Interrupt, Unit};
 
 pub(super) fn command() -> Command {
@@ -29,7 +29,8 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let out: &PathBuf = matches.get_one("out").expect("clap requires it");
-    let conversion = Conversion { checkpoint: model_dir(matches), out, buffer_bytes: BUFFER_BYTES };
+    let checkpoint = &model_path(matches)?;
+    let conversion = Conversion { checkpoint, out, buffer_bytes: BUFFER_BYTES };
     let bar = console::progress("converting", Unit::Bytes);
     let interrupt = Interrupt::install();
     let outcome = conversion.run(&mut |Progress { phase, bytes_done, bytes_total, .. }| {

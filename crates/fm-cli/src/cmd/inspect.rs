@@ -12,7 +12,7 @@ use fm_model::{
 };
 use serde::Serialize;
 
-use super::{json_arg, model_arg, model_dir};
+use super::{json_arg, model_arg, model_path};
 use crate::console;
 
 pub(super) fn command() -> Command {
@@ -56,8 +56,8 @@ struct Inspection {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
-    let dir = model_dir(matches);
-    let checkpoint = Checkpoint::open(dir).map_err(EngineError::from)?;
+    let dir = model_path(matches)?;
+    let checkpoint = Checkpoint::open(&dir).map_err(EngineError::from)?;
     let spec = describe(&checkpoint).map_err(EngineError::from)?;
     let inspection = inspect(dir.display().to_string(), &spec);
     if matches.get_flag("json") {

@@ -14,7 +14,7 @@ use fm_format::key::LayerIndex;
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use serde_json::json;
 
-use super::{model_arg, model_dir};
+use super::{model_arg, model_path};
 use crate::{
     flags::{self, Usage},
     places,
@@ -64,7 +64,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     }
     let options = flags::engine_options(matches)?;
     let load = Load { sessions: 1, logits_rows: ROWS };
-    let mut engine = Engine::open(model_dir(matches), &options, load, &places::places())?;
+    let mut engine = Engine::open(&model_path(matches)?, &options, load, &places::places())?;
     let context = engine.plan.context;
     if tokens.len() > context as usize {
         return Err(EngineError::PromptTooLong { tokens: tokens.len(), context }.into());

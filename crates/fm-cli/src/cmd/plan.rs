@@ -1,5 +1,8 @@
 //! `plan`: who would get how much memory, before anything is loaded.
 
+use std::path::PathBuf;
+
+use anyhow::Context;
 use clap::{ArgMatches, Command};
 use fm_engine::{
     Load,
@@ -7,34 +10,64 @@ use fm_engine::{
     engine::{Planned, plan},
     options::ENGINE,
 };
+use fm_hub::HubError;
 use serde_json::json;
 
-use super::{json_arg, model_arg, model_dir};
-use crate::{console, flags, places};
+use super::{json_arg, model_arg, model_path};
+use crate::{
+    console, flags,
+    hub::{self, RemoteModel},
+    places,
+};
 
 pub(super) fn command() -> Command {
     let command = Command::new("plan")
-        .about("Show how a model would use memory, without loading it")
+        .about("Show how a model would use memory, without loading or downloading it")
+        .long_about(
+            "Shows how a model would use memory, without loading it. Of an ORG/NAME that was not \
+             pulled, configuration and headers are read from the hub, and the size of the download \
+             is compared with the room on the disk.",
+        )
         .arg(model_arg())
         .arg(json_arg());
-    flags::add(command, &ENGINE, "Engine")
+    flags::add(hub::add_args(command), &ENGINE, "Engine")
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let options = flags::engine_options(matches)?;
-    let planned = plan(model_dir(matches), &options, Load::default(), &places::places())?;
+    let remote = remote(matches)?;
+    let path = match &remote {
+        Some(remote) => remote.path.clone(),
+        None => model_path(matches)?,
+    };
+    let planned = plan(&path, &options, Load::default(), &places::places());
+    let planned = match &remote {
+        Some(remote) => planned.with_context(|| remote.to_string())?,
+        None => planned?,
+    };
     if matches.get_flag("json") {
-        return console::print_json(&as_json(&planned));
+        return console::print_json(&as_json(&planned, remote.as_ref()));
     }
-    print(&planned);
+    print(&planned, remote.as_ref());
     Ok(())
 }
 
-fn as_json(planned: &Planned) -> serde_json::Value {
+/// The model, if it is on the hub and not here.
+fn remote(matches: &ArgMatches) -> anyhow::Result<Option<RemoteModel>> {
+    let given: &PathBuf = matches.get_one("model").expect("clap requires it");
+    let Some(name) = hub::name_of(given) else { return Ok(None) };
+    match hub::cache()?.resolve(&name) {
+        Err(HubError::NotCached { .. }) => RemoteModel::peek(matches, name).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn as_json(planned: &Planned, remote: Option<&RemoteModel>) -> serde_json::Value {
     let plan = &planned.plan;
     json!({
         "schema": "flash-moe.plan/1",
-        "model": planned.path,
+        "model": title(planned, remote),
+        "remote": remote.map(RemoteModel::as_json),
         "model_type": planned.spec.model_type,
         "budget_bytes": plan.budget,
         "allowed_bytes": plan.allowed,
@@ -52,12 +85,19 @@ fn as_json(planned: &Planned) -> serde_json::Value {
         "context": plan.context,
         "context_model": plan.context_model,
         "prefill_chunk": plan.decoder.rows_max,
+        "active_bytes_per_token": planned.footprint.active,
+        "active_expert_bytes_per_token": planned.footprint.active_experts,
         "device": planned.device.name(),
         "threads": planned.threads,
     })
 }
 
-fn print(planned: &Planned) {
+/// What the user calls the model.
+fn title(planned: &Planned, remote: Option<&RemoteModel>) -> String {
+    remote.map_or_else(|| planned.path.display().to_string(), |remote| remote.name.to_string())
+}
+
+fn print(planned: &Planned, remote: Option<&RemoteModel>) {
     let plan = &planned.plan;
     let slots: usize = plan.store.classes.iter().map(|class| class.slots).sum();
     let experts: usize = plan.store.classes.iter().map(|class| class.experts).sum();
@@ -83,7 +123,10 @@ fn print(planned: &Planned) {
             format!("{slots} of {experts} experts ({share:.1} %), {} in all", Bytes(plan.experts)),
         ),
     ];
-    println!("{} · {}", planned.path.display(), planned.spec.model_type);
+    println!("{} · {}", title(planned, remote), planned.spec.model_type);
+    if let Some(remote) = remote {
+        println!("  {remote}");
+    }
     for (what, bytes, note) in rows {
         println!("  {what:<28} {:>10}   {note}", Bytes(bytes).to_string());
     }

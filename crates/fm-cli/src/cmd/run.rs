@@ -21,7 +21,7 @@ use fm_engine::{
 };
 use fm_text::{Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
 
-use super::{json_arg, model_arg, model_dir};
+use super::{json_arg, model_arg, model_path};
 use crate::{
     console::{self, AnswerStream, Interrupt, Unit},
     flags::{self, Usage},
@@ -94,7 +94,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let places = places::places();
     let options = flags::engine_options(matches)?;
     let input = Input::read(matches)?;
-    let mut engine = Engine::open(model_dir(matches), &options, Load::default(), &places)?;
+    let mut engine = Engine::open(&model_path(matches)?, &options, Load::default(), &places)?;
     warn(&engine);
     let (mut conversation, session) = continue_or_open(&mut engine, matches)?;
     let prompt = tokens_of(&engine, matches, &input, &mut conversation)?;

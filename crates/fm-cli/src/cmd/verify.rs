@@ -11,7 +11,7 @@ use fm_convert::{
 use fm_engine::bytes::Bytes;
 use serde_json::json;
 
-use super::{json_arg, model_arg, model_dir};
+use super::{json_arg, model_arg, model_path};
 use crate::{
     console::{self, Interrupt, Unit},
     places,
@@ -43,7 +43,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         bar.set_message(phase.to_string());
         if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let dir = model_dir(matches);
+    let dir = &model_path(matches)?;
     if matches.get_flag("record") {
         let cache_dir = places.cache_dir.context("there is no cache directory: HOME is not set")?;
         let written = record::record(dir, &cache_dir, &mut report)?;

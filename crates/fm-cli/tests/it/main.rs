@@ -6,6 +6,7 @@ mod ceiling;
 mod containers;
 mod errors;
 mod help;
+mod hub;
 mod report;
 
 use std::process::{Command, Output, Stdio};

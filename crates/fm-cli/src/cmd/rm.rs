@@ -1,0 +1,46 @@
+//! `rm`: removes a model from the cache.
+
+use std::io::{self, BufRead, IsTerminal};
+
+use anyhow::bail;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use fm_engine::bytes::Bytes;
+use fm_hub::ModelName;
+
+use crate::{flags::Usage, hub};
+
+pub(super) fn command() -> Command {
+    Command::new("rm")
+        .about("Remove a model that was pulled, with all its revisions")
+        .arg(
+            Arg::new("name")
+                .value_name("ORG/NAME")
+                .help("The model, as `flash-moe list` names it")
+                .required(true),
+        )
+        .arg(Arg::new("yes").long("yes").short('y').help("Do not ask").action(ArgAction::SetTrue))
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    let given: &String = matches.get_one("name").expect("clap requires it");
+    let name: ModelName = given.parse()?;
+    if name.revision.is_some() || name.file.is_some() {
+        return Err(Usage("rm takes ORG/NAME: a model goes with all its revisions".into()).into());
+    }
+    let cache = hub::cache()?;
+    let bytes = cache.size(&name.id)?;
+    if !matches.get_flag("yes") {
+        if !io::stdin().is_terminal() {
+            return Err(Usage("nobody is there to be asked: give --yes".into()).into());
+        }
+        eprint!("remove {}, {}? [y/N] ", name.id, Bytes(bytes));
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer)?;
+        if !matches!(answer.trim(), "y" | "Y" | "yes") {
+            bail!("{} stays", name.id);
+        }
+    }
+    let freed = cache.remove(&name.id)?;
+    eprintln!("removed {}: {} freed", name.id, Bytes(freed));
+    Ok(())
+}
