@@ -8,7 +8,7 @@ use fm_model::Runner;
 use fm_testkit::{
     compare::max_abs_diff,
     oracle::Oracle,
-    tiny_checkpoint::{Float, Layout, MlxLayout, SmallFloats, TinyModel},
+    tiny_checkpoint::{Float, LatentShape, Layout, MlxLayout, SmallFloats, TinyModel},
     ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models},
 };
 
@@ -87,7 +87,11 @@ fn published_in_small_floats<B: Backend<Bytes = [u8]>>(family: &str, device: fn(
     // The experts of gpt-oss are packed in a way of their own in every layout.
     let cases = if family == "gpt_oss" { &cases[..2] } else { &cases };
     for ((layout, packing), hidden, moe_ffn) in cases {
-        let model = TinyModel { hidden: *hidden, moe_ffn: *moe_ffn, layers: 2, ..odd.clone() };
+        // Tiles of 128 rows end inside the heads that `kv_b_proj` is cut into.
+        let q_rank = odd.latent.q_rank.map(|_| 96);
+        let latent = LatentShape { q_rank, rank: 160, ..odd.latent };
+        let (hidden, moe_ffn) = (*hidden, *moe_ffn);
+        let model = TinyModel { hidden, moe_ffn, latent, layers: 2, ..odd.clone() };
         let dir = tempfile::tempdir().unwrap();
         model.write(&dir.path().join("from"), layout, 1);
         let packed = packing.repack(&dir.path().join("from"), dir.path());
