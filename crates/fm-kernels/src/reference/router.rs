@@ -63,13 +63,14 @@ pub fn choose(spec: RouterSpec, scores: Scores<'_>, ids: &mut [ExpertIndex], wei
     for (weight, id) in weights.iter_mut().zip(&*ids) {
         *weight = scores.scores[id.index()];
     }
-    if spec.scoring == RouterScoring::SoftmaxOfChosen {
+    let softmax = spec.scoring == RouterScoring::SoftmaxOfChosen;
+    if softmax {
         let peak = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         weights.iter_mut().for_each(|weight| *weight = (*weight - peak).exp());
     }
     let sum = match spec.scale {
-        RouterScale::Renormalised => weights.iter().sum::<f32>() + SUM_EPS,
-        RouterScale::Plain => 1.0,
+        RouterScale::Plain if !softmax => 1.0,
+        _ => weights.iter().sum::<f32>() + SUM_EPS,
     };
     weights.iter_mut().for_each(|weight| *weight = *weight / sum * spec.factor);
 }
@@ -152,6 +153,8 @@ mod tests {
         let share = 1.0 / (1.0 + 1.0_f32.exp());
         assert_eq!(ids, [0, 3]);
         assert!((weights[0] - share).abs() < 1e-6 && (weights[1] - 1.0 + share).abs() < 1e-6);
+        let plain = RouterSpec { scale: RouterScale::Plain, ..spec };
+        assert_eq!(chosen(plain, &[7.0, -100.0, 6.0, 8.0], None).1, weights);
     }
 
     /// Keys are negative throughout: a group that is not chosen must not win with a zero.

@@ -18,8 +18,12 @@ use serde_json::{Value, json};
 use crate::harness::{edit_config, feed, open, row};
 
 fn written(layout: &Layout) -> tempfile::TempDir {
+    written_as(Family::Qwen3Moe, layout)
+}
+
+fn written_as(family: Family, layout: &Layout) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    TinyModel::new(Family::Qwen3Moe).write(dir.path(), layout, 1);
+    TinyModel::new(family).write(dir.path(), layout, 1);
     dir
 }
 
@@ -105,6 +109,47 @@ fn fields_without_meaning_are_refused() {
         let message = refusal(dir.path());
         assert!(message.contains("the configuration"), "{field}: {message}");
     }
+}
+
+#[test]
+fn every_family_refuses_what_it_has_no_meaning_for() {
+    use Family::{GptOss, MinimaxM2, Mixtral};
+    let edits: [(Family, &str, Value, (&str, &str)); 13] = [
+        (Mixtral, "num_local_experts", json!(0), ("num_local_experts", "0")),
+        (Mixtral, "num_experts_per_tok", json!(7), ("num_experts_per_tok", "7")),
+        (Mixtral, "sliding_window", json!(0), ("sliding_window", "0")),
+        (MinimaxM2, "scoring_func", json!("softmax"), ("scoring_func", "`softmax`")),
+        (MinimaxM2, "qk_norm_type", json!("per_head"), ("qk_norm_type", "`per_head`")),
+        (MinimaxM2, "shared_intermediate_size", json!(8), ("shared_intermediate_size", "8")),
+        (MinimaxM2, "attn_type_list", json!([1, 0, 1, 1]), ("attn_type_list", "0")),
+        (MinimaxM2, "rotary_dim", json!(7), ("rotary_dim", "7")),
+        (MinimaxM2, "partial_rotary_factor", json!(0.25), ("rotary_dim", "8")),
+        (GptOss, "layer_types", json!(["full_attention"]), ("layer_types", "1")),
+        (GptOss, "layer_types", json!(vec!["chunked"; 4]), ("layer_types", "`chunked`")),
+        (GptOss, "sliding_window", Value::Null, ("sliding_window", "0")),
+        (GptOss, "swiglu_limit", json!(-1.0), ("swiglu_limit", "-1")),
+    ];
+    for (family, field, value, (named, found)) in edits {
+        let dir = written_as(family, &Layout::Hf);
+        edit_config(dir.path(), |config| config[field] = value);
+        let message = refusal(dir.path());
+        let expected = format!("`{named}` in the configuration is {found};");
+        assert!(message.contains(&expected), "{field}: {message}");
+    }
+}
+
+/// Its scales say `mxfp4`, whatever the configuration says.
+#[test]
+fn scales_of_one_byte_need_their_mode() {
+    let dir = written_as(Family::GptOss, &Layout::Mlx(MlxLayout::uniform(4, 32)));
+    edit_config(dir.path(), |config| config["quantization"]["mode"] = json!("mxfp8"));
+    let message = refusal(dir.path());
+    assert!(message.contains("is quantised in mode `mxfp8`"), "{message}");
+    assert!(message.contains("its scales are those of `mxfp4`"), "{message}");
+    let dir = written_as(Family::GptOss, &Layout::Mlx(MlxLayout::uniform(4, 32)));
+    edit_config(dir.path(), |config| config["quantization"]["group_size"] = json!(64));
+    let message = refusal(dir.path());
+    assert!(message.contains("its shapes mean 4 bits in groups of 32"), "{message}");
 }
 
 #[test]

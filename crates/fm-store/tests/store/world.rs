@@ -25,6 +25,8 @@ pub(crate) enum Style {
     Fused,
     /// Codes, scales and biases of affine matrices in nine tensors.
     Affine,
+    /// Codes and scales in four tensors, rows of gate and up in turns.
+    InTurns,
 }
 
 /// Files and truth.
@@ -57,7 +59,11 @@ impl Noise {
 
 /// Shapes whose parts end off and on block borders, per layer.
 fn layout(style: Style, layer: usize) -> RecordLayout {
-    let name = if style == Style::Affine { "affine4_g32" } else { "bf16" };
+    let name = match style {
+        Style::Affine => "affine4_g32",
+        Style::InTurns => "mxfp4_seq",
+        _ => "bf16",
+    };
     let format = quant::by_name(name).expect("the format has a row");
     // Two sizes of records, so that there are two classes.
     let (ffn, hidden) = if layer % 3 == 2 { (32, 96) } else { (32, 64) };
@@ -98,12 +104,28 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
             };
             roles.into_iter().flat_map(affine).collect()
         }
+        Style::InTurns => {
+            let blocks = layout.gate.rows * layout.gate.cols / layout.gate.format.block_len;
+            let (source, role) = (ScaleSource::E8m0, MatrixRole::Down);
+            let both = |part, element: usize| {
+                (2 * blocks * element, Place::InTurns { part, source }, false)
+            };
+            let down = |part, element: usize| {
+                (blocks * element, Place::Interleave { role, part, source }, false)
+            };
+            vec![
+                both(PlanarPart::Codes, 16),
+                both(PlanarPart::Scales, 1),
+                down(PlanarPart::Codes, 16),
+                down(PlanarPart::Scales, 1),
+            ]
+        }
     }
 }
 
 impl Style {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Container, Self::Scattered, Self::Aligned, Self::Fused, Self::Affine];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Container, Self::Scattered, Self::Aligned, Self::Fused, Self::Affine, Self::InTurns];
 }
 
 impl World {
