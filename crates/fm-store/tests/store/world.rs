@@ -106,7 +106,7 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
         }
         Style::InTurns => {
             let blocks = layout.gate.rows * layout.gate.cols / layout.gate.format.block_len;
-            let (source, role) = (ScaleSource::E8m0, MatrixRole::Down);
+            let (source, role) = (ScaleSource::Byte, MatrixRole::Down);
             let both = |part, element: usize| {
                 (2 * blocks * element, Place::InTurns { part, source }, false)
             };
