@@ -13,7 +13,7 @@ use fm_format::source::header_length;
 use crate::{
     at_once::at_once,
     cache::model_in,
-    client::{Client, Range},
+    client::{ATTEMPTS, Client, Range, backoff},
     error::{HubError, at},
     repository::{RemoteFile, Repository},
     select::{is_gguf, is_safetensors},
@@ -72,6 +72,7 @@ fn fetch(
     let mut header = Remote {
         client,
         repository,
+        file,
         url,
         out,
         path: &path,
@@ -100,6 +101,7 @@ fn fetch(
 struct Remote<'a> {
     client: &'a Client,
     repository: &'a Repository,
+    file: &'a RemoteFile,
     url: String,
     out: File,
     path: &'a Path,
@@ -119,20 +121,33 @@ struct Remote<'a> {
 impl Remote<'_> {
     fn fetch(&mut self, wanted: usize) -> Result<(), HubError> {
         let bytes = (wanted.max(self.next) as u64).min(self.bytes - self.came);
-        let range = Range { offset: self.came, bytes: Some(bytes) };
-        let answer = self.client.get(&self.repository.id, &self.url, Some(range))?;
-        if !range.is_answered_by(&answer) {
-            return Err(HubError::Range { url: self.url.clone(), offset: self.came });
-        }
         self.block = vec![0; bytes as usize];
-        let mut body = answer.into_body().into_reader();
-        body.read_exact(&mut self.block).map_err(at(self.path))?;
+        let mut attempt = 1;
+        while let Err(source) = self.receive()? {
+            if attempt == ATTEMPTS {
+                let (file, at) = (self.file.name.clone(), self.came);
+                let (bytes, attempts) = (self.file.bytes, ATTEMPTS);
+                return Err(HubError::Cut { file, at, bytes, attempts, source });
+            }
+            self.client.pause(backoff(attempt));
+            attempt += 1;
+        }
         self.out.seek(SeekFrom::Start(self.came)).map_err(at(self.path))?;
         self.out.write_all(&self.block).map_err(at(self.path))?;
         self.came += bytes;
         self.at = 0;
         self.next = (2 * self.next).min(LAST_BYTES);
         Ok(())
+    }
+
+    /// Fills the block with what follows. The inner error is the connection's.
+    fn receive(&mut self) -> Result<io::Result<()>, HubError> {
+        let range = Range { offset: self.came, bytes: Some(self.block.len() as u64) };
+        let answer = self.client.get(&self.repository.id, &self.url, Some(range))?;
+        if !range.is_answered_by(&answer) {
+            return Err(HubError::Range { url: self.url.clone(), offset: self.came });
+        }
+        Ok(answer.into_body().into_reader().read_exact(&mut self.block))
     }
 }
 

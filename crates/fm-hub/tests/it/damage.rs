@@ -122,7 +122,7 @@ fn a_file_shorter_than_its_listing_is_no_file() {
 }
 
 #[test]
-fn a_commit_that_would_be_a_path_is_refused() {
+fn an_unknown_revision_is_said() {
     let world = World::of(site(), None);
     let name: ModelName = "pebble/demo".parse().unwrap();
     let error = Repository::open(&world.client, &name.id, "v9").unwrap_err();

@@ -101,6 +101,24 @@ fn a_server_without_ranges_is_not_read_to_the_end() {
 }
 
 #[test]
+fn a_cut_header_is_asked_for_again_and_not_for_ever() {
+    for (cuts, comes) in [(4, true), (5, false)] {
+        let mut site = Site::of_dir(&demo_dir());
+        site.faults.insert("model.safetensors".to_owned(), vec![Fault::CutAfter(9); cuts].into());
+        let world = World::of(site, None);
+        let repository = world.list().unwrap();
+        let files = Selection::default().choose(&repository).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let peeked = peek(&world.client, &repository, &files, dir.path());
+        assert_eq!(peeked.is_ok(), comes, "{peeked:?}");
+        if !comes {
+            let fits = matches!(peeked, Err(HubError::Cut { at: 0, attempts: 5, .. }));
+            assert!(fits, "{peeked:?}");
+        }
+    }
+}
+
+#[test]
 fn a_header_that_lies_is_refused() {
     let mut site = Site::of_dir(&demo_dir());
     let weights = site.files.get_mut("model.safetensors").unwrap();
