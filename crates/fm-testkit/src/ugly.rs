@@ -364,6 +364,11 @@ pub fn ugly_gguf_models() -> Vec<(&'static str, TinyModel, GgufLayout)> {
             GgufLayout { alignment: 64, parts: 2, ..mixed("q8_0", &[("exps", "q4_1")]) },
         ),
         (
+            "gguf_next_fused_inputs",
+            TinyModel { layers: 2, experts: 5, seed: 88, ..odd_shapes(next) },
+            GgufLayout { fused_inputs: true, ..GgufLayout::uniform("f32") },
+        ),
+        (
             "gguf_qwen35_three_values_per_key",
             TinyModel { partial_rotary: 0.5, seed: 86, ..odd_shapes(qwen35) },
             GgufLayout::uniform("bf16"),

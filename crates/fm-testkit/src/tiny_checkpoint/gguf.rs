@@ -22,6 +22,8 @@ pub struct GgufLayout {
     pub format: &'static str,
     /// The first pair whose text is in the name of a tensor decides instead.
     pub overrides: Vec<(&'static str, &'static str)>,
+    /// Whether the delta nets of Qwen3-Next have one input projection, as older files do.
+    pub fused_inputs: bool,
     /// `general.alignment`.
     pub alignment: u32,
     /// Files the model is split into.
@@ -31,7 +33,7 @@ pub struct GgufLayout {
 impl GgufLayout {
     /// One file, everything alike.
     pub fn uniform(format: &'static str) -> Self {
-        Self { format, overrides: Vec::new(), alignment: 32, parts: 1 }
+        Self { format, overrides: Vec::new(), fused_inputs: false, alignment: 32, parts: 1 }
     }
 
     /// The format of a matrix; floats where its rows are not made of whole blocks, as the
@@ -66,7 +68,7 @@ impl TinyModel {
         let mut tensors = Vec::new();
         for weight in &mut weights {
             let published = weight.name.clone();
-            for (name, shape, gather) in model.gathers(weight) {
+            for (name, shape, gather) in model.gathers(weight, layout) {
                 let values: Vec<f32> = gather.iter().map(|at| weight.values[*at]).collect();
                 let (stored, kept) = stored(weight.kind, &values);
                 let format = match weight.kind {
@@ -92,7 +94,11 @@ impl TinyModel {
 
     /// The file's tensors that a published tensor becomes: name, shape, and for every value its
     /// place in the published one.
-    fn gathers(&self, weight: &Weight) -> Vec<(String, Vec<usize>, Vec<usize>)> {
+    fn gathers(
+        &self,
+        weight: &Weight,
+        layout: &GgufLayout,
+    ) -> Vec<(String, Vec<usize>, Vec<usize>)> {
         let (layer, inner) = match weight.name.strip_prefix("layers.") {
             Some(inner) => inner.split_once('.').expect("a layer has modules"),
             None => ("", weight.name.as_str()),
@@ -118,6 +124,9 @@ impl TinyModel {
             (0..first).chain(heads.map(|row| first + row)).collect()
         };
         match inner {
+            "linear_attn.in_proj_qkvz.weight" if layout.fused_inputs => {
+                vec![(name("ssm_in.weight"), weight.shape.clone(), all)]
+            }
             "linear_attn.in_proj_qkvz.weight" => {
                 let [qkv, z] = self.qkvz_rows();
                 vec![named("attn_qkv.weight", qkv), named("attn_gate.weight", z)]

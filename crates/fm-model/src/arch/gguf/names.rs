@@ -20,7 +20,6 @@ const INNER: &[(&str, &str)] = &[
     ("self_attn.q_b_proj", "attn_q_b"),
     ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
     ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-    ("self_attn.kv_b_proj", "attn_kv_b"),
     ("self_attn.embed_q", "attn_k_b"),
     ("self_attn.unembed_out", "attn_v_b"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),

@@ -73,19 +73,10 @@ pub(super) fn heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadErro
 pub(super) fn latent_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
     let latent = keys.required("attention.kv_lora_rank")?;
     let rotated = keys.required("rope.dimension_count")?;
-    let (key, value) = ("attention.key_length", "attention.value_length");
-    let own = |key| keys.count(key).transpose();
-    let heads = (own("attention.key_length_mla"), own("attention.value_length_mla"));
-    let (q_dim, v_dim) = if let (Some(q_dim), Some(v_dim)) = heads {
-        keys.expect(key, latent + rotated)?;
-        keys.expect(value, latent)?;
-        keys.expect("attention.head_count_kv", 1)?;
-        (q_dim?, v_dim?)
-    } else {
-        // Files from before the latent was cached.
-        keys.expect("attention.head_count_kv", keys.required("attention.head_count")?)?;
-        (keys.required(key)?, keys.required(value)?)
-    };
+    keys.expect("attention.key_length", latent + rotated)?;
+    keys.expect("attention.value_length", latent)?;
+    keys.expect("attention.head_count_kv", 1)?;
+    let q_dim = keys.required("attention.key_length_mla")?;
     add(
         config,
         [
@@ -94,7 +85,7 @@ pub(super) fn latent_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), L
             ("kv_lora_rank", json!(latent)),
             ("qk_nope_head_dim", json!(q_dim.saturating_sub(rotated))),
             ("qk_rope_head_dim", json!(rotated)),
-            ("v_head_dim", json!(v_dim)),
+            ("v_head_dim", json!(keys.required("attention.value_length_mla")?)),
         ],
     );
     Ok(())
