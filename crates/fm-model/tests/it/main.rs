@@ -6,6 +6,7 @@
 mod harness;
 
 mod config;
+mod gguf;
 mod golden;
 mod latent;
 mod refusal;

@@ -1,0 +1,99 @@
+//! What a GGUF file's metadata may say, key by key, on copies of the recorded files.
+
+use std::{fs, path::Path};
+
+use fm_format::source::{Checkpoint, gguf};
+use fm_model::{arch::describe, spec::ModelSpec};
+use fm_testkit::golden::golden_dir;
+
+const ALIGNMENT: usize = 32;
+/// Where the pairs begin: behind magic, version and two counts.
+const PAIRS: usize = 24;
+
+/// A recorded file, and its description after `edit` has changed its header.
+fn described(family: &str, edit: impl FnOnce(&mut Vec<u8>)) -> Result<ModelSpec, String> {
+    let recorded = golden_dir(family).join("q8_0.gguf");
+    let mut header = gguf::header_bytes(&recorded).unwrap();
+    let data = fs::read(&recorded).unwrap().split_off(header.len().next_multiple_of(ALIGNMENT));
+    edit(&mut header);
+    header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    fs::write(&path, [header, data].concat()).unwrap();
+    of(&path)
+}
+
+fn of(path: &Path) -> Result<ModelSpec, String> {
+    let checkpoint = Checkpoint::open(path).map_err(|error| error.to_string())?;
+    describe(&checkpoint).map_err(|error| error.to_string())
+}
+
+/// Adds an unsigned value.
+fn add(header: &mut Vec<u8>, key: &str, value: u32) {
+    let count = u64::from_le_bytes(header[16..PAIRS].try_into().unwrap()) + 1;
+    header[16..PAIRS].copy_from_slice(&count.to_le_bytes());
+    let mut pair = (key.len() as u64).to_le_bytes().to_vec();
+    pair.extend(key.as_bytes());
+    pair.extend(4_u32.to_le_bytes());
+    pair.extend(value.to_le_bytes());
+    header.splice(PAIRS..PAIRS, pair);
+}
+
+/// Gives a key a name that no architecture has, so that it is somebody else's.
+fn hide(header: &mut [u8], key: &str) {
+    let at = header.windows(key.len()).position(|window| window == key.as_bytes());
+    header[at.unwrap()] = b'_';
+}
+
+#[test]
+fn a_file_without_the_gating_key_scores_by_sigmoid() {
+    let key = "deepseek2.expert_gating_func";
+    for family in ["glm4_moe_lite", "deepseek_v3"] {
+        let with = described(family, |_| ()).unwrap();
+        let without = described(family, |header| hide(header, key)).unwrap();
+        let routers = |spec: &ModelSpec| {
+            let ffns = spec.layers.iter().map(|layer| format!("{:?}", layer.ffn));
+            ffns.collect::<Vec<_>>().join("\n").replace("offset: ", "")
+        };
+        assert!(routers(&with).contains("Sigmoid") && routers(&without).contains("Sigmoid"));
+        let softmax = described(family, |header| {
+            hide(header, key);
+            add(header, key, 1);
+        });
+        let refusal = softmax.unwrap_err();
+        assert!(refusal.contains("`deepseek2.expert_gating_func` = 1, expected 2"), "{refusal}");
+    }
+}
+
+#[test]
+fn an_unknown_key_of_the_architecture_is_refused_and_one_of_others_is_not() {
+    let refusal = described("qwen3_moe", |header| add(header, "qwen3moe.attention.magic", 1));
+    assert!(refusal.unwrap_err().contains("the unknown key `qwen3moe.attention.magic`"));
+    described("qwen3_moe", |header| add(header, "general.magic", 1)).unwrap();
+    described("qwen3_moe", |header| add(header, "qwen3moe.vocab_size", 304)).unwrap();
+}
+
+#[test]
+fn layers_behind_the_decoder_are_passed_over() {
+    let key = "qwen3moe.nextn_predict_layers";
+    let spec = described("qwen3_moe", |header| add(header, key, 1)).unwrap();
+    assert_eq!((spec.layers.len(), spec.catalog.layers.len()), (3, 3));
+    assert!(spec.trunk_tensors.iter().all(|name| !name.starts_with("blk.3.")));
+    let refusal = described("qwen3_moe", |header| add(header, key, 5)).unwrap_err();
+    assert!(refusal.contains("`qwen3moe.block_count` = 4, 5 of them behind"), "{refusal}");
+}
+
+#[test]
+fn a_missing_key_and_a_wrong_one_are_named() {
+    let hidden = |key: &str| described("qwen3_5_moe", |header| hide(header, key)).unwrap_err();
+    for key in ["embedding_length", "block_count", "expert_used_count", "ssm.inner_size"] {
+        let key = format!("qwen35moe.{key}");
+        assert_eq!(hidden(&key), format!("the GGUF metadata lacks `{key}`"));
+    }
+    let wrong = described("mixtral", |header| {
+        hide(header, "llama.rope.dimension_count");
+        add(header, "llama.attention.value_length", 8);
+    });
+    let refusal = wrong.unwrap_err();
+    assert!(refusal.contains("`llama.attention.value_length` = 8, expected 16"), "{refusal}");
+}
