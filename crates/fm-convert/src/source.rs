@@ -8,7 +8,7 @@ use std::{
 use fm_format::{
     FormatError,
     container::{
-        COPIED, METADATA,
+        CONFIG, COPIED, METADATA,
         manifest::{Checksum, FileEntry, Fingerprint},
     },
     record::LayerRecords,
@@ -40,8 +40,9 @@ pub(crate) struct Copied {
 enum Origin {
     /// A file that is copied as it is.
     File(PathBuf),
-    /// What a GGUF file says before its tensors.
-    Metadata(Vec<u8>),
+    /// What is there in another form: what a GGUF file says before its tensors, or the configuration
+    /// of packed files.
+    Made(Vec<u8>),
 }
 
 impl Copied {
@@ -59,7 +60,7 @@ impl Copied {
     ) -> Result<FileEntry, ConvertError> {
         match &self.origin {
             Origin::File(path) => each_file_chunk(path, take),
-            Origin::Metadata(bytes) => {
+            Origin::Made(bytes) => {
                 take(bytes)?;
                 Ok(FileEntry { bytes: bytes.len() as u64, xxh3: Checksum(xxh3_64(bytes)) })
             }
@@ -71,11 +72,20 @@ impl Copied {
 fn copied(checkpoint: &Checkpoint) -> Result<Vec<Copied>, ConvertError> {
     if checkpoint.metadata.is_some() {
         let bytes = gguf::without_tensors(&checkpoint.path)?;
-        return Ok(vec![Copied::new(METADATA, Origin::Metadata(bytes))?]);
+        return Ok(vec![Copied::new(METADATA, Origin::Made(bytes))?]);
     }
-    let paths = COPIED.into_iter().map(|name| (name, checkpoint.path.join(name)));
-    let there = paths.filter(|(_, path)| path.is_file());
-    there.map(|(name, path)| Copied::new(name, Origin::File(path))).collect()
+    let mut copied = Vec::new();
+    for name in COPIED {
+        let path = checkpoint.path.join(name);
+        if path.is_file() {
+            copied.push(Copied::new(name, Origin::File(path))?);
+        } else if name == CONFIG {
+            let text = serde_json::to_vec_pretty(&*arch::config(checkpoint)?);
+            let text = text.expect("a JSON value has a text");
+            copied.push(Copied::new(name, Origin::Made(text))?);
+        }
+    }
+    Ok(copied)
 }
 
 impl Source {

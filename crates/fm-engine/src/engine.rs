@@ -1,7 +1,6 @@
 //! One running model: opened from a directory or a GGUF file under a memory plan.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -141,7 +140,7 @@ pub fn plan(
     let limits = MemoryLimits::read(&places.root);
     let tokenizer_bytes = match &checkpoint.metadata {
         Some(metadata) => text_parts::tokenizer_json_bytes(metadata, path)?,
-        None => fs::metadata(path.join("tokenizer.json")).map_or(0, |file| file.len()),
+        None => text_parts::tokenizer_file_bytes(path)?,
     };
     let demand = Demand {
         spec: &spec,

@@ -1,13 +1,19 @@
 //! What a model says about text: its tokenizer, its chat template, the tokens that end a text, and
 //! its own way of choosing words. A directory has files for each, a GGUF file keys.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use fm_format::source::{
     gguf::{GgufError, Metadata},
     read_json,
 };
-use fm_text::{ChatTemplate, Tokenizer, Vocabulary, vocabulary::key};
+use fm_text::{
+    ChatTemplate, TextError, Tokenizer, Vocabulary,
+    vocabulary::{BPET_MAGIC, ENDS, key},
+};
 use serde_json::Value;
 
 use crate::{
@@ -30,12 +36,18 @@ impl TextParts {
     /// Reads the files in the directory `path`.
     pub(crate) fn of_directory(path: &Path, cache_dir: Option<&Path>) -> Result<Self, EngineError> {
         let generation = generation_config(path)?;
+        let (template, mut eos) = (ChatTemplate::open(path)?, eos_tokens(path, &generation)?);
         let tokenizer = if path.join("tokenizer.json").is_file() {
             Some(Tokenizer::open(path, cache_dir)?)
+        } else if let Some((file, vocabulary)) = packed_vocabulary(path)? {
+            Some(Tokenizer::from_vocabulary(&vocabulary, &file, cache_dir)?)
         } else {
             None
         };
-        let (template, eos) = (ChatTemplate::open(path)?, eos_tokens(path, &generation)?);
+        if let Some(tokenizer) = tokenizer.as_ref().filter(|_| eos.is_empty()) {
+            // Packed files name none; the tokens themselves do.
+            eos = ENDS.iter().filter_map(|text| tokenizer.token_id(text)).collect();
+        }
         Ok(Self { tokenizer, template, generation, eos })
     }
 
@@ -66,6 +78,31 @@ pub(crate) fn tokenizer_json_bytes(metadata: &Metadata, path: &Path) -> Result<u
     Ok(vocabulary.map_or(0, |vocabulary| vocabulary.json_bytes()))
 }
 
+/// The same for a directory, which has the file or its lists.
+pub(crate) fn tokenizer_file_bytes(dir: &Path) -> Result<u64, EngineError> {
+    if let Ok(file) = fs::metadata(dir.join("tokenizer.json")) {
+        return Ok(file.len());
+    }
+    let vocabulary = packed_vocabulary(dir)?;
+    Ok(vocabulary.map_or(0, |(_, vocabulary)| vocabulary.json_bytes()))
+}
+
+/// `tokenizer.bin`, which lies beside packed files; other files of this name are passed over.
+fn packed_vocabulary(dir: &Path) -> Result<Option<(PathBuf, Vocabulary)>, TextError> {
+    let path = dir.join("tokenizer.bin");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bytes = fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
+    if !bytes.starts_with(&BPET_MAGIC) {
+        return Ok(None);
+    }
+    match Vocabulary::from_bpet(&bytes) {
+        Ok(vocabulary) => Ok(Some((path, vocabulary))),
+        Err(source) => Err(TextError::Bpet { path, source }),
+    }
+}
+
 fn generation_config(dir: &Path) -> Result<GenerationConfig, EngineError> {
     let path: PathBuf = dir.join("generation_config.json");
     if !path.is_file() {
@@ -77,7 +114,9 @@ fn generation_config(dir: &Path) -> Result<GenerationConfig, EngineError> {
 
 /// Every end-of-text token that the checkpoint names, wherever it names it.
 fn eos_tokens(dir: &Path, generation: &GenerationConfig) -> Result<Vec<u32>, EngineError> {
-    let config = read_json(&dir.join("config.json"))?;
+    let path = dir.join("config.json");
+    // Packed files carry one that names no tokens.
+    let config = if path.is_file() { read_json(&path)? } else { Value::Null };
     let text = config.get("text_config");
     let named = [config.get("eos_token_id"), text.and_then(|text| text.get("eos_token_id"))];
     let mut tokens = generation.eos_token_id.clone().map_or_else(Vec::new, OneOrMany::into_vec);

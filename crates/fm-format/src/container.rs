@@ -44,12 +44,15 @@ pub const EXPERTS: &str = "experts";
 /// The metadata of the GGUF file that a container was made from: a GGUF file without tensors. It
 /// stands for the configuration, the tokenizer and the chat template.
 pub const METADATA: &str = "metadata.gguf";
+/// What the model is, unless [`METADATA`] says it.
+pub const CONFIG: &str = "config.json";
 /// Small files of a checkpoint that a container carries along, where they exist.
-pub const COPIED: [&str; 6] = [
+pub const COPIED: [&str; 7] = [
     "chat_template.jinja",
-    "config.json",
+    CONFIG,
     "generation_config.json",
     METADATA,
+    "tokenizer.bin",
     "tokenizer.json",
     "tokenizer_config.json",
 ];
@@ -58,14 +61,11 @@ const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 /// Largest number of rows or columns we accept; keeps all arithmetic on sizes within 64 bits.
 const DIM_MAX: u64 = 1 << 24;
 
-/// An opened container: its manifest, and its records as a catalog has them.
+/// An opened container; its records are those of [`Checkpoint::records`].
 #[derive(Debug)]
 pub struct Container {
     /// What the manifest says; checked against the files.
     pub manifest: Manifest,
-    /// One entry per decoder layer; `None` for layers without routed experts. Files are those of
-    /// [`Checkpoint::files`].
-    pub layers: Vec<Option<LayerRecords>>,
 }
 
 /// Name of a layer's file inside [`EXPERTS`].
@@ -102,7 +102,7 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
         let header = gguf::read_header(&dir.join(METADATA), FileIndex(0))?;
         (serde_json::Value::Null, Some(header.metadata))
     } else {
-        (read_json(&dir.join("config.json"))?, None)
+        (read_json(&dir.join(CONFIG))?, None)
     };
     let mut files = vec![dir.join(TRUNK)];
     let mut trunk = safetensors::read_header(&files[0], FileIndex(0))?;
@@ -122,9 +122,9 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
         layers.push(records.transpose()?);
     }
     let tensors = trunk.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-    let container = Some(Container { manifest, layers });
+    let (container, records) = (Some(Container { manifest }), Some(layers));
     let path = dir.to_path_buf();
-    Ok(Some(Checkpoint { path, config, metadata, files, tensors, container }))
+    Ok(Some(Checkpoint { path, config, metadata, files, tensors, container, records }))
 }
 
 /// Gives a tensor that the trunk has as bytes the format that the manifest names.

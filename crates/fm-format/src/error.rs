@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::source::gguf::GgufError;
+use crate::source::{gguf::GgufError, packed::PackedError};
 
 /// Why a checkpoint cannot be read. Messages name the file and, where there is one, the tensor.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,15 @@ pub enum FormatError {
         path: PathBuf,
         /// What is wrong with it.
         source: GgufError,
+    },
+
+    /// Packed files are wrong.
+    #[error("cannot read the packed files at {}", path.display())]
+    Packed {
+        /// The directory or file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: PackedError,
     },
 
     /// A JSON file does not parse.

@@ -1,5 +1,5 @@
 //! Checkpoints as they are published: a directory with `config.json` and safetensors files, or a
-//! GGUF file. A container is opened as one, too.
+//! GGUF file. Packed files of the first flash-moe and containers are opened as one, too.
 
 use std::{
     collections::BTreeMap,
@@ -12,10 +12,11 @@ use std::{
 use crate::{
     container::{self, Container},
     error::FormatError,
-    record::{Extent, FileIndex},
+    record::{Extent, FileIndex, LayerRecords},
 };
 
 pub mod gguf;
+pub mod packed;
 pub mod safetensors;
 mod tensor;
 
@@ -35,8 +36,11 @@ pub struct Checkpoint {
     pub files: Vec<PathBuf>,
     /// Every tensor of every file, by name.
     pub tensors: BTreeMap<String, Tensor>,
-    /// Where the routed experts are, if this is a container: `tensors` are then its trunk's.
+    /// What its manifest says, if this is a container.
     pub container: Option<Container>,
+    /// Where the routed experts are, if files of their own say so, as in a container: `tensors` are
+    /// then the trunk's. One entry per decoder layer; `None` for layers without routed experts.
+    pub records: Option<Vec<Option<LayerRecords>>>,
 }
 
 impl Checkpoint {
@@ -56,6 +60,9 @@ impl Checkpoint {
     fn open_dir(dir: &Path) -> Result<Self, FormatError> {
         if let Some(container) = container::open(dir)? {
             return Ok(container);
+        }
+        if packed::is_packed(dir) {
+            return packed::open(dir);
         }
         let config_path = dir.join("config.json");
         if !config_path.is_file() {
@@ -92,7 +99,8 @@ impl Checkpoint {
             }
         }
         let path = dir.to_path_buf();
-        Ok(Self { path, config, metadata: None, files, tensors, container: None })
+        let (metadata, container, records) = (None, None, None);
+        Ok(Self { path, config, metadata, files, tensors, container, records })
     }
 
     /// Bytes of all tensors together; of a container, those of its trunk.
@@ -116,7 +124,13 @@ fn file_prefix(path: &Path, bytes: u64) -> Result<Vec<u8>, FormatError> {
 /// # Errors
 /// If it cannot be read, or is longer than the file.
 pub fn header_bytes(path: &Path) -> Result<Vec<u8>, FormatError> {
-    if gguf::is_gguf(path) { gguf::header_bytes(path) } else { safetensors::header_text(path) }
+    if gguf::is_gguf(path) {
+        gguf::header_bytes(path)
+    } else if path.extension().is_some_and(|extension| extension == "bin") {
+        packed::header_bytes(path)
+    } else {
+        safetensors::header_text(path)
+    }
 }
 
 /// Reads the header of a weight file from wherever it comes, and says how long it is. `path` names

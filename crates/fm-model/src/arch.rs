@@ -1,6 +1,8 @@
 //! Families this build can run. One file each, named after `model_type` in `config.json`; adding a
 //! family means adding a file under `arch/` and its name here.
 
+use std::borrow::Cow;
+
 use fm_format::source::Checkpoint;
 use serde_json::Value;
 
@@ -16,6 +18,7 @@ mod experts;
 mod ffn;
 pub(crate) mod gguf;
 mod mla;
+mod packed;
 mod qwen;
 mod relatives;
 
@@ -32,12 +35,10 @@ macro_rules! architectures {
         /// # Errors
         /// If the family is unknown, or configuration and tensors do not match it exactly.
         pub fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
-            let translated = checkpoint.metadata.as_ref();
-            let translated = translated.map(|keys| gguf::config(checkpoint, keys)).transpose()?;
-            let config = translated.as_ref().unwrap_or(&checkpoint.config);
-            let model_type = model_type(config);
+            let config = config(checkpoint)?;
+            let model_type = model_type(&config);
             $(if model_type == stringify!($model_type) {
-                return $model_type::describe(checkpoint, config);
+                return $model_type::describe(checkpoint, &config);
             })+
             Err(LoadError::UnknownModel { model_type: model_type.to_owned() })
         }
@@ -46,6 +47,18 @@ macro_rules! architectures {
 
 architectures! {
     deepseek_v3, glm4_moe_lite, gpt_oss, minimax_m2, mixtral, qwen3_5_moe, qwen3_moe, qwen3_next
+}
+
+/// The words of `config.json`, whoever said it in others.
+///
+/// # Errors
+/// If metadata have no translation, or what packed files say is not enough.
+pub fn config(checkpoint: &Checkpoint) -> Result<Cow<'_, Value>, LoadError> {
+    if let Some(metadata) = &checkpoint.metadata {
+        return gguf::config(checkpoint, metadata).map(Cow::Owned);
+    }
+    let completed = packed::config(checkpoint)?;
+    Ok(completed.map_or(Cow::Borrowed(&checkpoint.config), Cow::Owned))
 }
 
 fn model_type(config: &Value) -> &str {

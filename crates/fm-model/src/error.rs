@@ -216,8 +216,8 @@ pub enum LoadError {
         found: &'static str,
     },
 
-    /// The container's records are not those of the configuration.
-    #[error("layer {layer} of the container in {} does not match config.json", dir.display())]
+    /// The records in a container or in packed files are not those of the configuration.
+    #[error("the experts of layer {layer} in {} do not match the configuration", dir.display())]
     Container {
         /// The layer.
         layer: usize,

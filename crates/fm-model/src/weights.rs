@@ -328,10 +328,9 @@ impl<'a> Weights<'a> {
         if let Some(name) = self.checkpoint.tensors.keys().find(|name| !known(name)) {
             return Err(LoadError::UnknownTensor { tensor: name.clone(), model_type });
         }
-        if let Some(container) = &self.checkpoint.container {
-            let layers = container.layers.len().max(catalog.layers.len());
-            let differs =
-                |layer: &usize| container.layers.get(*layer) != catalog.layers.get(*layer);
+        if let Some(records) = &self.checkpoint.records {
+            let layers = records.len().max(catalog.layers.len());
+            let differs = |layer: &usize| records.get(*layer) != catalog.layers.get(*layer);
             if let Some(layer) = (0..layers).find(differs) {
                 return Err(LoadError::Container { layer, dir: self.checkpoint.path.clone() });
             }

@@ -17,6 +17,7 @@ mod gguf;
 mod latent;
 mod layout;
 mod mxfp4;
+mod packed;
 mod small_floats;
 mod weights;
 
@@ -28,6 +29,7 @@ pub use self::{
     affine::Affine,
     gguf::GgufLayout,
     latent::{LatentShape, YarnShape},
+    packed::tokenizer_bin,
     small_floats::SmallFloats,
 };
 

@@ -6,7 +6,7 @@
 mod latent;
 mod mlx;
 
-pub use self::mlx::ugly_mlx_models;
+pub use self::mlx::{ugly_mlx_models, ugly_packed_models};
 use self::{latent::latent_models, mlx::odd_shapes_in_groups};
 use crate::tiny_checkpoint::{Family, Float, GgufLayout, LinearShape, TinyModel};
 

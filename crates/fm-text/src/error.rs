@@ -2,7 +2,10 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{chat::RaisedException, vocabulary::VocabularyError};
+use crate::{
+    chat::RaisedException,
+    vocabulary::{BpetError, VocabularyError},
+};
 
 /// Why text could not become tokens, or messages a prompt.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +63,15 @@ pub enum TextError {
         path: PathBuf,
         /// The metadata key and what is wrong with it.
         source: VocabularyError,
+    },
+
+    /// A `tokenizer.bin` is not what it should be.
+    #[error("cannot read the tokenizer {}", path.display())]
+    Bpet {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: BpetError,
     },
 
     /// A piece of text has no token and the vocabulary has no fallback.

@@ -10,6 +10,7 @@
 //! control are taken for special, which they need not have been: that shows only where special
 //! tokens are read as text, or left out of an answer.
 
+mod bpet;
 mod error;
 mod pieces;
 mod split;
@@ -20,7 +21,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-pub use self::error::VocabularyError;
+pub use self::{
+    bpet::{BpetError, MAGIC as BPET_MAGIC},
+    error::VocabularyError,
+};
 use crate::tokenizer::{AddedToken, Frame};
 
 /// What a file's metadata say about its tokens. Fields carry the names of their keys, which stand
@@ -122,7 +126,7 @@ pub const TOKEN_BYTES_MAX: usize = 1024;
 
 /// Control tokens that end a text wherever they are found. Metadata name one or two ids,
 /// `generation_config.json` named all of them.
-const ENDS: [&str; 7] = [
+pub const ENDS: [&str; 7] = [
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|im_end|>",

@@ -7,6 +7,7 @@ mod containers;
 mod errors;
 mod help;
 mod hub;
+mod packed;
 mod report;
 
 use std::process::{Command, Output, Stdio};

@@ -8,14 +8,14 @@ use fm_format::{
     source::{Checkpoint, Files},
 };
 use fm_model::{
-    arch::{MODEL_TYPES, describe},
+    arch::{MODEL_TYPES, config, describe},
     load::{read_matrix, read_vector},
     spec::{FfnSpec, MatrixRef, MixerSpec, MlpSpec, ModelSpec, Projection, VectorRef},
 };
 use fm_testkit::{
     golden::golden_dir,
     tiny_checkpoint::{Family, Float, Layout, MlxLayout, SmallFloats, TinyModel},
-    ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models},
+    ugly::{ugly_gguf_models, ugly_mlx_models, ugly_models, ugly_packed_models},
 };
 
 use crate::harness::{Case, assert_same, convert, files_in, go_on};
@@ -66,6 +66,45 @@ fn what_vendors_publish_in_small_floats_is_all_there() {
         convert(&source, out.path()).unwrap();
         assert_same_model(&format!("{packing:?}"), &source, out.path());
     }
+}
+
+#[test]
+fn packed_files_become_the_container_of_their_checkpoint() {
+    for (name, model, layout, experts) in ugly_packed_models() {
+        let [mlx, packed, out, expected] = [(); 4].map(|()| tempfile::tempdir().unwrap());
+        model.write(mlx.path(), &Layout::Mlx(layout.clone()), 1);
+        model.write_packed(packed.path(), &layout, experts);
+        convert(mlx.path(), expected.path()).unwrap();
+        convert(packed.path(), out.path()).unwrap();
+        assert_same_model(name, packed.path(), out.path());
+        let weights = |dir: &Path| {
+            let mut files = files_in(dir);
+            files.remove(Path::new("manifest.json")).unwrap(); // names the files it was made of
+            files
+        };
+        assert!(weights(out.path()) == weights(expected.path()), "{name}");
+        assert!(matches!(convert(packed.path(), out.path()), Ok(Outcome::AlreadyDone)), "{name}");
+    }
+}
+
+#[test]
+fn packed_files_without_a_configuration_become_a_container_with_one() {
+    let (_, model, layout, experts) = ugly_packed_models().remove(0);
+    let [source, out] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    model.write_packed(source.path(), &layout, experts);
+    fs::remove_file(source.path().join("config.json")).unwrap();
+    convert(source.path(), out.path()).unwrap();
+    let [packed, container] = [source.path(), out.path()].map(|dir| Checkpoint::open(dir).unwrap());
+    let config = config(&packed).unwrap();
+    assert_eq!(container.config, *config);
+    assert_eq!(config["model_type"], "qwen3_5_moe");
+    let [expected, found] = [&packed, &container].map(|checkpoint| describe(checkpoint).unwrap());
+    assert_eq!(found.trunk_tensors, expected.trunk_tensors);
+    // Another trunk is another source.
+    let path = source.path().join("model_weights.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(path, format!("{text} ")).unwrap();
+    assert!(convert(source.path(), out.path()).is_err());
 }
 
 #[test]

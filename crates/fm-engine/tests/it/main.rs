@@ -6,4 +6,5 @@ mod faults;
 mod generation;
 mod harness;
 mod options_document;
+mod packed;
 mod sameness;

@@ -123,6 +123,9 @@ pub(super) fn publisher(checkpoint: &Checkpoint) -> Result<Publisher, LoadError>
     if checkpoint.metadata.is_some() {
         return Ok(Publisher::Gguf);
     }
+    if checkpoint.records.is_some() {
+        return Ok(Publisher::Mlx); // packed files are made of nothing else
+    }
     let convolution = checkpoint.tensors.values().find(|t| t.name.ends_with("conv1d.weight"));
     let mlx = match convolution.map(|tensor| tensor.shape.as_slice()) {
         Some([_, taps, 1]) if *taps > 1 => true,

@@ -55,8 +55,8 @@ pub(super) fn layer_records(
     layer: usize,
     dims: ExpertDims,
 ) -> Result<LayerRecords, LoadError> {
-    if let Some(container) = &weights.checkpoint.container {
-        let records = container.layers.get(layer).and_then(Option::as_ref);
+    if let Some(layers) = &weights.checkpoint.records {
+        let records = layers.get(layer).and_then(Option::as_ref);
         return records
             .filter(|records| dims.fit(records))
             .cloned()

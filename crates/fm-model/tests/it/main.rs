@@ -9,6 +9,7 @@ mod config;
 mod gguf;
 mod golden;
 mod latent;
+mod packed;
 mod refusal;
 mod sameness;
 mod sessions;

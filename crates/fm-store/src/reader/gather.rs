@@ -4,7 +4,7 @@ use std::{io, time::Instant};
 
 use fm_format::{
     key::ExpertKey,
-    record::{Catalog, Extent, LayerRecords, MatrixRole, Piece, Place, Record},
+    record::{Catalog, Extent, MatrixRole, Piece, Place, Record},
 };
 
 use super::{
@@ -65,14 +65,13 @@ impl Gather<'_> {
         let (layer, record) = (self.catalog.layer(self.key.layer), self.catalog.record(self.key));
         let mut steps = Steps::new(self.disk.access());
         while let Some(step) = steps.next(layer, record) {
-            self.read_step(layer, &step)
-                .map_err(|lapse| failure(self.catalog, self.key, &step, lapse))?;
+            self.read_step(&step).map_err(|lapse| failure(self.catalog, self.key, &step, lapse))?;
         }
         Ok(())
     }
 
     /// One step, tried until it succeeds or has failed too often.
-    fn read_step(&mut self, layer: &LayerRecords, step: &Step) -> Result<(), Lapse> {
+    fn read_step(&mut self, step: &Step) -> Result<(), Lapse> {
         let mut attempt = 1;
         while let Err(lapse) = self.read_once(step) {
             if attempt == ATTEMPTS_MAX {
@@ -81,16 +80,14 @@ impl Gather<'_> {
             self.transfer.retries += 1;
             attempt += 1;
         }
-        if let Target::Staging { place } = step.target {
-            put(layer, step, place, self.staging, self.slot);
-        }
+        put(self.catalog, self.key, step, self.staging, self.slot);
         Ok(())
     }
 
     fn read_once(&mut self, step: &Step) -> Result<(), Lapse> {
         let into = match step.target {
             Target::Slot { at } => &mut self.slot[at..at + step.bytes],
-            Target::Staging { .. } => &mut self.staging[..step.bytes],
+            Target::Staging { .. } | Target::Pieces { .. } => &mut self.staging[..step.bytes],
         };
         let mut filled = 0;
         while filled < step.skip + step.wanted {
@@ -117,15 +114,24 @@ pub(super) fn resume_at(access: Access, filled: usize) -> usize {
 }
 
 /// Brings the bytes of a staged step to where they belong in the slot.
-pub(super) fn put(
-    layer: &LayerRecords,
-    step: &Step,
-    place: Place,
-    staging: &[u8],
-    slot: &mut [u8],
-) {
-    let piece: Piece = step.piece(place);
-    layer.place(&piece, &staging[step.skip..step.skip + step.wanted], slot);
+pub(super) fn put(catalog: &Catalog, key: ExpertKey, step: &Step, staging: &[u8], slot: &mut [u8]) {
+    let (layer, record) = (catalog.layer(key.layer), catalog.record(key));
+    let bytes = || &staging[step.skip..step.skip + step.wanted];
+    match step.target {
+        Target::Slot { .. } => {}
+        Target::Staging { at } => {
+            let piece = Piece { extent: step.extent(), place: Place::Copy { at } };
+            layer.place(&piece, bytes(), slot);
+        }
+        Target::Pieces { first, count } => {
+            let mut rest = bytes();
+            for piece in &record.pieces[first..first + count] {
+                let (own, others) = rest.split_at(piece.extent.bytes as usize);
+                layer.place(piece, own, slot);
+                rest = others;
+            }
+        }
+    }
 }
 
 /// What a step that failed too often means for its expert.

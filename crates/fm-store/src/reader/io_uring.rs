@@ -319,7 +319,7 @@ impl Ring {
                 let into = unsafe { active.slot.cast::<u8>().add(at + from) };
                 opcode::Read::new(file, into.as_ptr(), bytes as u32).offset(offset).build()
             }
-            Target::Staging { .. } => {
+            Target::Staging { .. } | Target::Pieces { .. } => {
                 let into = self.parts.staging[at][from..step.bytes].as_mut_ptr();
                 if self.registered {
                     let read = opcode::ReadFixed::new(file, into, bytes as u32, at as u16);
@@ -378,12 +378,11 @@ impl Ring {
 
     /// Places what a staged read brought.
     fn put(&mut self, at: usize, read: &Read) {
-        let Target::Staging { place } = read.step.target else { return };
         let active = self.records[read.record].as_mut().expect("reads belong to a record");
         let key = active.fetch.key;
         let (catalog, staging) = (&self.parts.catalog, &self.parts.staging[at]);
         let slot = &mut active.fetch.buffer;
-        let placing = || put(catalog.layer(key.layer), &read.step, place, staging, slot);
+        let placing = || put(catalog, key, &read.step, staging, slot);
         if catch_unwind(AssertUnwindSafe(placing)).is_err() {
             active.failed.get_or_insert(StoreError::ReaderPanicked { key });
         }

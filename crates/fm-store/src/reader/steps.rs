@@ -1,6 +1,7 @@
 //! A record as a sequence of physical reads.
 //!
-//! Neighbours in the file that are neighbours in the record become one read. A read goes straight
+//! Neighbours in the file that are neighbours in the record become one read, and so do neighbours
+//! that are placed one by one, up to a length. A read goes straight
 //! into the slot where alignment allows, else into staging, from where its bytes are placed.
 //! Direct reads are widened to whole blocks of 4096 bytes.
 
@@ -42,19 +43,21 @@ pub(super) enum Target {
         /// Offset in the record.
         at: usize,
     },
-    /// Into staging, and from there to where it belongs.
+    /// Into staging, and from there into the record, from this byte on.
     Staging {
-        /// How.
-        place: Place,
+        /// Offset in the record.
+        at: usize,
+    },
+    /// Into staging, and from there piece by piece to where each belongs.
+    Pieces {
+        /// The first piece.
+        first: usize,
+        /// How many there are.
+        count: usize,
     },
 }
 
 impl Step {
-    /// What [`LayerRecords::place`] needs to know about the bytes of a staged read.
-    pub(super) fn piece(&self, place: Place) -> Piece {
-        Piece { extent: self.extent(), place }
-    }
-
     /// The part of the file that is wanted.
     pub(super) fn extent(&self) -> Extent {
         let offset = self.offset + self.skip as u64;
@@ -94,7 +97,7 @@ impl Steps {
         let mut steps = Self::new(access);
         let mut rest = steps;
         while let Some(step) = rest.next(layer, record) {
-            steps.staged |= matches!(step.target, Target::Staging { .. });
+            steps.staged |= !matches!(step.target, Target::Slot { .. });
         }
         steps
     }
@@ -103,8 +106,9 @@ impl Steps {
     pub(super) fn next(&mut self, layer: &LayerRecords, record: &Record) -> Option<Step> {
         let piece = record.pieces.get(self.piece)?;
         let Place::Copy { .. } = piece.place else {
-            self.piece += 1;
-            return Some(self.stage(piece.extent, piece.place));
+            let (first, (extent, count)) = (self.piece, planar_run(record, self.piece));
+            self.piece += count;
+            return Some(self.stage(extent, Target::Pieces { first, count }));
         };
         let run = run_from(layer, record, self.piece);
         let (at, offset) = (run.at + self.done, run.extent.offset + self.done as u64);
@@ -117,7 +121,7 @@ impl Steps {
         }
         let extent = Extent { offset, bytes: wanted as u64, ..run.extent };
         if !straight {
-            return Some(self.stage(extent, Place::Copy { at }));
+            return Some(self.stage(extent, Target::Staging { at }));
         }
         let bytes = match self.access {
             Access::Buffered => wanted,
@@ -137,7 +141,7 @@ impl Steps {
         offset.is_multiple_of(BLOCK as u64) && at.is_multiple_of(BLOCK) && roomy
     }
 
-    fn stage(&self, extent: Extent, place: Place) -> Step {
+    fn stage(&self, extent: Extent, target: Target) -> Step {
         let (offset, end) = staged_range(self.access, extent);
         Step {
             file: extent.file,
@@ -145,7 +149,7 @@ impl Steps {
             bytes: (end - offset) as usize,
             skip: (extent.offset - offset) as usize,
             wanted: extent.bytes as usize,
-            target: Target::Staging { place },
+            target,
         }
     }
 }
@@ -181,6 +185,24 @@ fn run_from(layer: &LayerRecords, record: &Record, first: usize) -> Run {
     Run { extent, at, next }
 }
 
+/// The longest run of pieces from `first` on that are no copies and lie back to back in the file, and
+/// their number.
+fn planar_run(record: &Record, first: usize) -> (Extent, usize) {
+    let mut extent = record.pieces[first].extent;
+    let mut count = 1;
+    for piece in &record.pieces[first + 1..] {
+        let follows = !matches!(piece.place, Place::Copy { .. })
+            && piece.extent.file == extent.file
+            && piece.extent.offset == extent.offset + extent.bytes;
+        if !follows || extent.bytes + piece.extent.bytes > STRAIGHT_BYTES_MAX as u64 {
+            break;
+        }
+        extent.bytes += piece.extent.bytes;
+        count += 1;
+    }
+    (extent, count)
+}
+
 /// First byte, and the byte behind the last, of a read into staging.
 fn staged_range(access: Access, extent: Extent) -> (u64, u64) {
     let end = extent.offset + extent.bytes;
@@ -196,17 +218,31 @@ fn staged_range(access: Access, extent: Extent) -> (u64, u64) {
 /// Bytes of one staging buffer: the longest read of the catalog that is not straight.
 pub(super) fn buffer_bytes(catalog: &Catalog, access: Access) -> usize {
     let records = catalog.layers.iter().flatten().flat_map(|layer| &layer.records);
-    let pieces = records.flat_map(|record| &record.pieces);
-    let longest = pieces.map(|piece| match (piece.place, access) {
-        (Place::Copy { .. }, Access::Buffered) => 0,
-        // A run may be longer than its pieces, but is copied in parts.
-        (Place::Copy { .. }, Access::Direct) => COPIED_BYTES_MAX + 2 * BLOCK,
-        (Place::Interleave { .. } | Place::InTurns { .. }, _) => {
-            let (start, end) = staged_range(access, piece.extent);
-            (end - start) as usize
-        }
-    });
+    let longest = records.map(|record| longest_stage(record, access));
     longest.max().unwrap_or(0).next_multiple_of(PART_ALIGN)
+}
+
+fn longest_stage(record: &Record, access: Access) -> usize {
+    let copied = |piece: &Piece| matches!(piece.place, Place::Copy { .. });
+    let straight = record.pieces.iter().all(copied);
+    let (mut longest, mut at) = (0, 0);
+    while let Some(piece) = record.pieces.get(at) {
+        let (bytes, count) = match (piece.place, access) {
+            (Place::Copy { .. }, Access::Buffered) if straight => (0, 1),
+            // See `all_or_nothing`.
+            (Place::Copy { .. }, Access::Buffered) => (COPIED_BYTES_MAX, 1),
+            // A run may be longer than its pieces, but is copied in parts.
+            (Place::Copy { .. }, Access::Direct) => (COPIED_BYTES_MAX + 2 * BLOCK, 1),
+            _ => {
+                let (extent, count) = planar_run(record, at);
+                let (start, end) = staged_range(access, extent);
+                ((end - start) as usize, count)
+            }
+        };
+        longest = longest.max(bytes);
+        at += count;
+    }
+    longest
 }
 
 /// Memory that a reader of this depth takes for its buffers at most: what a plan must set aside
@@ -215,4 +251,77 @@ pub fn staging_bytes(catalog: &Catalog, depth: usize) -> u64 {
     let direct = buffer_bytes(catalog, Access::Direct);
     let longest = direct.max(buffer_bytes(catalog, Access::Buffered));
     (depth.clamp(1, super::DEPTH_MAX) * longest) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fm_format::{
+        quant,
+        record::{MatrixRole, MatrixShape, PlanarPart, RecordLayout, ScaleSource},
+    };
+
+    /// An expert in nine parts of one file, each as long as `bytes`, with a gap before the seventh.
+    fn nine_parts(bytes: u64, gap: u64) -> (LayerRecords, Record) {
+        let format = quant::by_name("affine4_g64").expect("a format of the table");
+        let shape = MatrixShape { rows: 64, cols: 64, format };
+        let piece = |index: u64| {
+            let offset = 100 + index * bytes + if index < 6 { 0 } else { gap };
+            let place = Place::Interleave {
+                role: MatrixRole::Gate,
+                part: PlanarPart::Codes,
+                source: ScaleSource::Bf16,
+            };
+            Piece { extent: Extent { file: FileIndex(3), offset, bytes }, place }
+        };
+        let record = Record { pieces: (0..9).map(piece).collect(), checksums: None };
+        let layout = RecordLayout { gate: shape, up: shape, down: shape };
+        (LayerRecords { layout, records: vec![record.clone()] }, record)
+    }
+
+    /// What is read: offset, length and the pieces of it.
+    fn reads(bytes: u64, gap: u64) -> Vec<(u64, usize, Target)> {
+        let (layer, record) = nine_parts(bytes, gap);
+        let mut steps = Steps::new(Access::Buffered);
+        let mut found = Vec::new();
+        while let Some(step) = steps.next(&layer, &record) {
+            assert!(step.bytes <= longest_stage(&record, Access::Buffered));
+            found.push((step.offset, step.wanted, step.target));
+        }
+        found
+    }
+
+    #[test]
+    fn parts_that_lie_back_to_back_are_one_read() {
+        assert_eq!(reads(50, 0), [(100, 450, Target::Pieces { first: 0, count: 9 })]);
+    }
+
+    #[test]
+    fn a_gap_or_the_longest_read_ends_a_run() {
+        let both = [
+            (100, 300, Target::Pieces { first: 0, count: 6 }),
+            (401, 150, Target::Pieces { first: 6, count: 3 }),
+        ];
+        assert_eq!(reads(50, 1), both);
+        let long = reads(2 << 20, 0).into_iter().map(|(_, bytes, _)| bytes >> 20);
+        assert_eq!(long.collect::<Vec<_>>(), [8, 8, 2]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn copies_beside_other_parts_fit_into_staging() {
+        let (layer, mut record) = nine_parts(1 << 12, 0);
+        let extent = Extent { file: FileIndex(0), offset: 5, bytes: 3 << 20 };
+        record.pieces.push(Piece { extent, place: Place::Copy { at: 1 << 16 } });
+        for access in [Access::Buffered, Access::Direct] {
+            let mut steps = Steps::all_or_nothing(access, &layer, &record);
+            let mut copied = 0;
+            while let Some(step) = steps.next(&layer, &record) {
+                assert!(step.bytes <= longest_stage(&record, access), "{access:?}: {step:?}");
+                copied +=
+                    u64::from(matches!(step.target, Target::Staging { .. })) * step.wanted as u64;
+            }
+            assert_eq!(copied, 3 << 20);
+        }
+    }
 }

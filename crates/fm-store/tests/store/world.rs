@@ -27,6 +27,8 @@ pub(crate) enum Style {
     Affine,
     /// Codes and scales in four tensors, rows of gate and up in turns.
     InTurns,
+    /// The same back to back.
+    Packed,
 }
 
 /// Files and truth.
@@ -60,7 +62,7 @@ impl Noise {
 /// Shapes whose parts end off and on block borders, per layer.
 fn layout(style: Style, layer: usize) -> RecordLayout {
     let name = match style {
-        Style::Affine => "affine4_g32",
+        Style::Affine | Style::Packed => "affine4_g32",
         Style::InTurns => "mxfp4_seq",
         _ => "bf16",
     };
@@ -87,14 +89,16 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
             parts[1].2 = true;
             parts
         }
-        Style::Affine => {
+        Style::Affine | Style::Packed => {
             let roles = [MatrixRole::Gate, MatrixRole::Up, MatrixRole::Down];
             let affine = |role| {
                 let shape = layout.shape(role);
                 let blocks = shape.rows * shape.cols / shape.format.block_len;
                 let part = |part, element: usize| {
                     let source = ScaleSource::Bf16;
-                    (blocks * element, Place::Interleave { role, part, source }, false)
+                    let first = role == MatrixRole::Gate && part == PlanarPart::Codes;
+                    let follows = style == Style::Packed && !first;
+                    (blocks * element, Place::Interleave { role, part, source }, follows)
                 };
                 [
                     part(PlanarPart::Codes, 16),
@@ -124,8 +128,15 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
 }
 
 impl Style {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Container, Self::Scattered, Self::Aligned, Self::Fused, Self::Affine, Self::InTurns];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Container,
+        Self::Scattered,
+        Self::Aligned,
+        Self::Fused,
+        Self::Affine,
+        Self::InTurns,
+        Self::Packed,
+    ];
 }
 
 impl World {

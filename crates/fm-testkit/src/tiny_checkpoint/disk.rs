@@ -71,6 +71,23 @@ impl DiskTensor {
     }
 }
 
+impl DiskTensor {
+    /// The `index`-th of `count` equal parts of the bytes.
+    pub(super) fn part(&self, index: usize, count: usize) -> std::ops::Range<usize> {
+        let bytes = self.bytes.len() / count;
+        index * bytes..(index + 1) * bytes
+    }
+
+    pub(super) fn data(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Type and shape as headers have them.
+    pub(super) fn header(&self) -> Value {
+        json!({ "dtype": format!("{:?}", self.dtype), "shape": self.shape })
+    }
+}
+
 impl View for &DiskTensor {
     fn dtype(&self) -> Dtype {
         self.dtype

@@ -30,6 +30,45 @@ pub(super) fn odd_shapes_in_groups(family: Family, group: usize) -> TinyModel {
     }
 }
 
+/// Models as packed files, with the layout of the checkpoint they were made of and the directory of
+/// their experts.
+pub fn ugly_packed_models() -> Vec<(&'static str, TinyModel, MlxLayout, &'static str)> {
+    let (next, qwen35) = (Family::Qwen3Next, Family::Qwen3_5Moe);
+    let small = odd_shapes_in_groups;
+    let two_bits = Some(Affine { bits: 2, group: 64 });
+    vec![
+        (
+            "packed_qwen35",
+            TinyModel { experts: 5, seed: 111, ..small(qwen35, 64) },
+            MlxLayout::uniform(4, 64),
+            "packed_experts",
+        ),
+        (
+            "packed_qwen35_2_bit_experts",
+            TinyModel { tie_embeddings: true, seed: 112, ..small(qwen35, 64) },
+            MlxLayout {
+                overrides: ["gate_proj", "up_proj", "down_proj"]
+                    .map(|matrix| (matrix, two_bits))
+                    .to_vec(),
+                ..MlxLayout::uniform(4, 64)
+            },
+            "packed_experts_2bit",
+        ),
+        (
+            "packed_next_dense_layer",
+            TinyModel { mlp_only_layers: vec![1], experts: 9, seed: 113, ..small(next, 64) },
+            MlxLayout::uniform(4, 64),
+            "packed_experts",
+        ),
+        (
+            "packed_next_6_bit",
+            TinyModel { experts: 5, seed: 114, ..small(next, 32) },
+            MlxLayout::uniform(6, 32),
+            "packed_experts",
+        ),
+    ]
+}
+
 fn uniform_mlx_models() -> Vec<(&'static str, TinyModel, MlxLayout)> {
     let (moe, next, qwen35) = (Family::Qwen3Moe, Family::Qwen3Next, Family::Qwen3_5Moe);
     let small = odd_shapes_in_groups;

@@ -94,7 +94,8 @@ pub(in crate::source) fn open(path: &Path) -> Result<Checkpoint, FormatError> {
     check_total(&metadata, files.len(), tensors.len())
         .map_err(|source| FormatError::Gguf { path: path.clone(), source })?;
     let config = serde_json::Value::Null;
-    Ok(Checkpoint { path, config, metadata: Some(metadata), files, tensors, container: None })
+    let (metadata, container, records) = (Some(metadata), None, None);
+    Ok(Checkpoint { path, config, metadata, files, tensors, container, records })
 }
 
 /// What a part says of its place, against the place its name gives it.
