@@ -70,7 +70,7 @@ fn packed_files_run_and_convert_with_the_bits_of_their_checkpoint() {
         fs::write(packed.join("tokenizer.bin"), tokenizer_bin(&json)).unwrap();
         let want = hash(&mlx, &[]);
         assert_eq!(hash(&packed, &[]), want, "{experts}");
-        for io in ["pread", "io_uring"] {
+        for io in ["direct", "buffered"] {
             let few = ["--slots", "2", "--prefill-chunk", "3", "--io", io];
             assert_eq!(hash(&packed, &few), want, "{experts}: {io}");
         }

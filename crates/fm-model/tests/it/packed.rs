@@ -57,13 +57,13 @@ fn refusal(dir: &Path) -> String {
     let described = Checkpoint::open(dir).map_err(Box::<dyn Error>::from);
     let described = described.and_then(|checkpoint| Ok(describe(&checkpoint)?));
     let Err(error) = described else { panic!("the files in {} are taken", dir.display()) };
-    let mut text = error.to_string();
+    let mut reasons = vec![error.to_string()];
     let mut source = error.source();
     while let Some(reason) = source {
-        text += &format!(": {reason}");
+        reasons.push(reason.to_string());
         source = reason.source();
     }
-    text
+    reasons.join(": ")
 }
 
 /// Packed files with one thing changed, and what is said about them.
