@@ -2,7 +2,7 @@
 //!
 //! A row is a sequence of blocks of 32 weights, or of 256 ("K-quants" and what came after them);
 //! `d` is the scale of a block, an f16. Most codes lie in *planes*: the lowest bits of all bytes of
-//! a run of bytes come first, then the next higher bits of the same bytes, see [`planes`].
+//! a run of bytes come first, then the next higher bits of the same bytes, see `planes`.
 //!
 //! Every product of a scale and a code fits the 24 bits of an f32 exactly, so a weight is rounded
 //! once at most, by the addition of a minimum. Only the sign of a zero depends on how it is
