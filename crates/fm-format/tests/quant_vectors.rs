@@ -4,7 +4,7 @@ use fm_format::{
     quant::{FORMATS, FormatKind, GgmlKind, QuantFormat, ScaleKind, by_kind, ggml::grids},
     record::{
         Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, Piece, Place, PlanarPart,
-        RecordLayout, ScaleSource, interleave,
+        RecordLayout, ScaleSource, interleave, spread_tiles,
     },
     source::{Files, Tensor, safetensors::read_header},
 };
@@ -85,6 +85,24 @@ fn small_floats_decode_as_mlx_does() {
             interleave(shape, part, ScaleSource::Byte, &bytes, &mut matrix);
         }
         assert_decodes(format, &matrix, want, shape.cols);
+    }
+}
+
+/// In blocks of 64, because the rows end inside a tile; read as a whole and from the middle of a tile.
+#[test]
+fn fp8_decodes_as_ml_dtypes_does() {
+    let vectors = Vectors::open("fp8_quant.safetensors");
+    let (want, shape) = vectors.golden.f32("dequant");
+    let (rows, cols) = (shape[0], shape[1]);
+    let (codes, scales) = (vectors.bytes("codes"), vectors.bytes("scales"));
+    for (group, first) in [(64, 0), (32, 0), (64, 100)] {
+        let format = by_kind(FormatKind::Fp8 { group }).expect("the table has it");
+        let shape = MatrixShape { rows: rows - first, cols, format };
+        let mut matrix = vec![0; shape.bytes()];
+        let source = ScaleSource::F32;
+        interleave(shape, PlanarPart::Codes, source, &codes[first * cols..], &mut matrix);
+        spread_tiles(shape, first, source, &scales, &mut matrix);
+        assert_decodes(format, &matrix, &want[first * cols..], cols);
     }
 }
 
