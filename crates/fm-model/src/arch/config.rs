@@ -58,12 +58,31 @@ impl MoeConfig {
 
     pub(super) fn check(&self) -> Result<(), LoadError> {
         require(self.decoder_sparse_step > 0, "decoder_sparse_step", 0, "expected at least 1")?;
-        require(self.moe_intermediate_size > 0, "moe_intermediate_size", 0, "expected at least 1")?;
+        check_dims(&[
+            ("moe_intermediate_size", self.moe_intermediate_size),
+            ("intermediate_size", self.intermediate_size.unwrap_or(1).max(1)),
+            (
+                "shared_expert_intermediate_size",
+                self.shared_expert_intermediate_size.unwrap_or(1).max(1),
+            ),
+        ])?;
         if self.num_experts == 0 {
             return Ok(());
         }
         check_experts(("num_experts", self.num_experts), self.num_experts_per_tok)
     }
+}
+
+/// The largest dimension we accept, a hundred times that of any model: products of two of them, and
+/// of a small count, are then far from wrapping around.
+const DIM_MAX: usize = 1 << 24;
+
+/// Refuses dimensions that no matrix has.
+pub(super) fn check_dims(dims: &[(&'static str, usize)]) -> Result<(), LoadError> {
+    dims.iter().try_for_each(|(field, value)| {
+        let fits = (1..=DIM_MAX).contains(value);
+        require(fits, field, *value, "expected at least 1 and at most 16777216")
+    })
 }
 
 /// Refuses numbers of experts that no router can choose from.
@@ -92,7 +111,7 @@ pub(super) struct LocalExpertsConfig {
 
 impl LocalExpertsConfig {
     pub(super) fn check(&self) -> Result<(), LoadError> {
-        require(self.intermediate_size > 0, "intermediate_size", 0, "expected at least 1")?;
+        check_dims(&[("intermediate_size", self.intermediate_size)])?;
         check_experts(("num_local_experts", self.num_local_experts), self.num_experts_per_tok)
     }
 
@@ -129,18 +148,16 @@ impl TrunkConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), LoadError> {
-        let positive = [
+        check_dims(&[
             ("hidden_size", self.hidden_size),
             ("vocab_size", self.vocab_size),
             ("num_hidden_layers", self.num_hidden_layers),
             ("num_attention_heads", self.num_attention_heads),
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim()),
-            ("max_position_embeddings", self.max_position_embeddings as usize),
-        ];
-        for (field, value) in positive {
-            require(value > 0, field, value, "expected at least 1")?;
-        }
+        ])?;
+        let context = self.max_position_embeddings as usize;
+        require(context > 0, "max_position_embeddings", context, "expected at least 1")?;
         require(
             u16::try_from(self.num_hidden_layers).is_ok(),
             "num_hidden_layers",

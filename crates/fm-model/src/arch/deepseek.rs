@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    config::{RopeConfig, TrunkConfig, parse, require},
+    config::{RopeConfig, TrunkConfig, check_dims, parse, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite, NAMES},
     experts::ExpertDims,
     ffn::{Experts, Router, SharedExpert, dense},
@@ -173,13 +173,13 @@ impl GroupedConfig {
         let hidden = layer.hidden;
         if is_dense {
             let width = self.intermediate_size;
-            require(width > 0, "intermediate_size", width, "dense layers need it")?;
+            check_dims(&[("intermediate_size", width)])?;
             let mlp = dense(layer.weights, &layer.name("mlp"), width, hidden)?;
             return Ok((FfnSpec::Mlp(Box::new(mlp)), None));
         }
         let ffn = self.moe_intermediate_size;
-        require(ffn > 0, "moe_intermediate_size", ffn, "expected at least 1")?;
         let shared = self.n_shared_experts.filter(|count| *count > 0);
+        check_dims(&[("moe_intermediate_size", ffn), ("n_shared_experts", shared.unwrap_or(1))])?;
         let experts = Experts {
             dims: ExpertDims { experts: self.n_routed_experts, hidden, ffn },
             router: Router { choice_bias: Some("gate.e_score_correction_bias"), ..Router::GATE },

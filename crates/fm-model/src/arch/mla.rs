@@ -9,7 +9,7 @@ use crate::{
 };
 
 use super::{
-    config::{RopeConfig, TrunkConfig, require},
+    config::{RopeConfig, TrunkConfig, check_dims, require},
     decoder_frame::LayerSite,
 };
 
@@ -33,16 +33,13 @@ pub(super) struct Mla {
 
 impl MlaConfig {
     pub(super) fn check(&self, trunk: &TrunkConfig, rope: &RopeConfig) -> Result<Mla, LoadError> {
-        let positive = [
+        check_dims(&[
             ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
             ("kv_lora_rank", self.kv_lora_rank),
             ("qk_nope_head_dim", self.qk_nope_head_dim),
             ("qk_rope_head_dim", self.qk_rope_head_dim),
             ("v_head_dim", self.v_head_dim),
-        ];
-        for (field, value) in positive {
-            require(value > 0, field, value, "expected at least 1")?;
-        }
+        ])?;
         let layout = match self.rope_interleave {
             Some(false) => RopeLayout::HalfSplit,
             Some(true) | None => RopeLayout::Interleaved,

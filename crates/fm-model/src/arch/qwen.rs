@@ -15,7 +15,7 @@ use crate::{
 
 use super::{
     attention::Attention,
-    config::{MoeConfig, require},
+    config::{MoeConfig, check_dims, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite},
     experts::ExpertDims,
     ffn::{Experts, Router, SharedExpert, dense},
@@ -102,16 +102,13 @@ pub(super) struct LinearConfig {
 
 impl LinearConfig {
     pub(super) fn shape(&self, head_order: HeadOrder) -> Result<DeltaShape, LoadError> {
-        let positive = [
+        check_dims(&[
             ("linear_num_key_heads", self.linear_num_key_heads),
             ("linear_num_value_heads", self.linear_num_value_heads),
             ("linear_key_head_dim", self.linear_key_head_dim),
             ("linear_value_head_dim", self.linear_value_head_dim),
             ("linear_conv_kernel_dim", self.linear_conv_kernel_dim),
-        ];
-        for (field, value) in positive {
-            require(value > 0, field, value, "expected at least 1")?;
-        }
+        ])?;
         require(
             self.linear_num_value_heads.is_multiple_of(self.linear_num_key_heads),
             "linear_num_value_heads",

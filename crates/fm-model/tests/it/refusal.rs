@@ -94,7 +94,7 @@ fn another_quantisation_mode_is_named() {
 
 #[test]
 fn fields_without_meaning_are_refused() {
-    let edits: [(&str, Value); 7] = [
+    let edits: [(&str, Value); 9] = [
         ("hidden_act", json!("gelu")),
         ("num_key_value_heads", json!(0)),
         ("num_experts_per_tok", json!(1000)),
@@ -102,6 +102,9 @@ fn fields_without_meaning_are_refused() {
         ("rope_scaling", json!({"rope_type": "linear", "factor": 4.0})),
         ("decoder_sparse_step", json!(0)),
         ("hidden_size", json!("wide")),
+        // Times the head dimension that is 64 again, if it were to wrap around.
+        ("num_attention_heads", json!((1_u64 << 60) + 4)),
+        ("moe_intermediate_size", json!((1_u64 << 63) + 32)),
     ];
     for (field, value) in edits {
         let dir = written(&Layout::Hf);
