@@ -22,7 +22,7 @@ use crate::{
     error::FormatError,
     quant,
     record::{
-        Extent, FileIndex, LayerRecords, MatrixShape, PART_ALIGN, Piece, Place, Record,
+        DIM_MAX, Extent, FileIndex, LayerRecords, MatrixShape, PART_ALIGN, Piece, Place, Record,
         RecordLayout,
     },
     source::{Checkpoint, Dtype, Tensor, gguf, read_json, safetensors},
@@ -58,8 +58,6 @@ pub const COPIED: [&str; 7] = [
 ];
 /// Longest manifest we accept: forty times that of the largest published model.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
-/// Largest number of rows or columns we accept; keeps all arithmetic on sizes within 64 bits.
-const DIM_MAX: u64 = 1 << 24;
 
 /// An opened container; its records are those of [`Checkpoint::records`].
 #[derive(Debug)]

@@ -20,6 +20,10 @@ use crate::{
 /// Alignment of a record's parts in a slot and in a container: what `O_DIRECT` asks for.
 pub const PART_ALIGN: usize = 4096;
 
+/// The largest dimension we accept, a hundred times that of any model: products of two of them, and
+/// of a small count, are then far from wrapping around.
+pub const DIM_MAX: u64 = 1 << 24;
+
 /// A file of a catalog, by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileIndex(pub u32);

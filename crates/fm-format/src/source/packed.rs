@@ -24,8 +24,8 @@ use crate::{
     error::FormatError,
     quant::{self, FormatKind, QuantFormat, ScaleKind},
     record::{
-        Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, Piece, Place, PlanarPart, Record,
-        RecordLayout, ScaleSource,
+        DIM_MAX, Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, Piece, Place,
+        PlanarPart, Record, RecordLayout, ScaleSource,
     },
     source::{Checkpoint, read_json},
 };
@@ -52,8 +52,6 @@ const ROLES: [(MatrixRole, &str); 3] =
 const PARTS: [(PlanarPart, &str); 3] =
     [(PlanarPart::Codes, "weight"), (PlanarPart::Scales, "scales"), (PlanarPart::Biases, "biases")];
 
-/// Largest number of rows or columns we accept; keeps sizes of an expert within 64 bits.
-const DIM_MAX: u64 = 1 << 24;
 /// Most layers, and most experts of a layer: what their indices hold.
 const COUNT_MAX: u64 = u16::MAX as u64;
 

@@ -1,5 +1,6 @@
 //! Reading a family's part of `config.json`.
 
+use fm_format::record::DIM_MAX;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -73,14 +74,10 @@ impl MoeConfig {
     }
 }
 
-/// The largest dimension we accept, a hundred times that of any model: products of two of them, and
-/// of a small count, are then far from wrapping around.
-const DIM_MAX: usize = 1 << 24;
-
 /// Refuses dimensions that no matrix has.
 pub(super) fn check_dims(dims: &[(&'static str, usize)]) -> Result<(), LoadError> {
     dims.iter().try_for_each(|(field, value)| {
-        let fits = (1..=DIM_MAX).contains(value);
+        let fits = (1..=DIM_MAX).contains(&(*value as u64));
         require(fits, field, *value, "expected at least 1 and at most 16777216")
     })
 }
