@@ -60,8 +60,7 @@ fn a_part_that_turned_wrong_on_the_disk_is_fetched_again() {
         _ => ControlFlow::Continue(()),
     });
     assert!(matches!(error, Err(HubError::Cancelled)));
-    let blobs = world.cache.root().join("models--pebble--demo/blobs");
-    let part = blobs.join(&world.leftovers()[0]);
+    let part = world.part_of_the_weights();
     let mut bytes = fs::read(&part).unwrap();
     bytes[1000] ^= 1;
     fs::write(&part, bytes).unwrap();

@@ -11,7 +11,7 @@ use std::{
     collections::VecDeque,
     fs,
     ops::ControlFlow,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -104,6 +104,13 @@ impl World {
         let blobs = fs::read_dir(self.cache.root().join("models--pebble--demo/blobs")).unwrap();
         let names = blobs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.contains('.')).collect()
+    }
+
+    /// The part of the weights that an interrupted download leaves. It need not be alone: files
+    /// come at the same time, so a small one may have been interrupted as well.
+    fn part_of_the_weights(&self) -> PathBuf {
+        let digits = fm_testkit::hub::sha256_digits(&self.hub.site().files[WEIGHTS]);
+        self.cache.root().join(format!("models--pebble--demo/blobs/{digits}.incomplete"))
     }
 }
 
