@@ -211,6 +211,7 @@ fn add(a: Stats, b: Stats) -> Stats {
         read_bytes: a.read_bytes + b.read_bytes,
         read_ns: a.read_ns + b.read_ns,
         wait_ns: a.wait_ns + b.wait_ns,
+        busy_ns: a.busy_ns + b.busy_ns,
         retries: a.retries + b.retries,
         io_errors: a.io_errors + b.io_errors,
     }

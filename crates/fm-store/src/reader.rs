@@ -14,7 +14,7 @@ pub mod memory;
 mod pread;
 mod steps;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Instant};
 
 use fm_format::{key::ExpertKey, record::Catalog};
 
@@ -41,6 +41,8 @@ pub struct Fetched {
     pub fetch: Fetch,
     /// What it took.
     pub transfer: Transfer,
+    /// When it was done, which may be long before anybody asked.
+    pub at: Instant,
     /// Whether the slot now holds the record.
     pub outcome: Result<(), StoreError>,
 }

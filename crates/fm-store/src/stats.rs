@@ -23,6 +23,8 @@ pub struct Stats {
     pub read_ns: u64,
     /// Time the caller was blocked in `next`.
     pub wait_ns: u64,
+    /// Time during which the reader had something to read.
+    pub busy_ns: u64,
     /// Reads that were repeated.
     pub retries: u64,
     /// Experts that failed after all retries.
@@ -56,6 +58,7 @@ impl Sub for Stats {
             read_bytes: self.read_bytes - earlier.read_bytes,
             read_ns: self.read_ns - earlier.read_ns,
             wait_ns: self.wait_ns - earlier.wait_ns,
+            busy_ns: self.busy_ns - earlier.busy_ns,
             retries: self.retries - earlier.retries,
             io_errors: self.io_errors - earlier.io_errors,
         }

@@ -75,6 +75,8 @@ pub struct Store {
     tickets: TicketTable,
     /// Records that the reader has. Bound: [`FETCHES_MAX`].
     under_way: usize,
+    /// When the reader got something to read after it had nothing.
+    busy_since: Instant,
     /// Bound: one per item of an open request.
     failures: Vec<Failure>,
     /// Requests so far: the policies' clock.
@@ -108,6 +110,7 @@ impl Store {
             entries,
             classes,
             under_way: 0,
+            busy_since: Instant::now(),
             failures: Vec::new(),
             now: 0,
             stats: Stats::default(),
@@ -351,6 +354,9 @@ impl Store {
         let entry = &mut self.entries[entry];
         entry.residence = Residence::Loading(taken.slot);
         let buffer = self.classes[class].buffer(taken.slot);
+        if self.under_way == 0 {
+            self.busy_since = Instant::now();
+        }
         self.reader.submit(Fetch { key: entry.key, buffer });
         self.under_way += 1;
     }
@@ -375,9 +381,12 @@ impl Store {
     /// Makes a record resident, or sends its error to one of those who wait for it; the others
     /// will try for themselves.
     fn settle(&mut self, fetched: Fetched) {
-        let Fetched { fetch: Fetch { key, buffer }, transfer, outcome } = fetched;
+        let Fetched { fetch: Fetch { key, buffer }, transfer, at: finished, outcome } = fetched;
         drop(buffer);
         self.under_way -= 1;
+        if self.under_way == 0 {
+            self.stats.busy_ns += (finished - self.busy_since).as_nanos() as u64;
+        }
         self.stats.read_bytes += transfer.bytes;
         self.stats.read_ns += transfer.ns;
         self.stats.retries += u64::from(transfer.retries);

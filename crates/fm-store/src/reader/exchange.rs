@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use super::{Fetch, Fetched, Transfer, Wait};
@@ -30,7 +31,7 @@ struct State {
 
 fn lost(fetch: Fetch) -> Fetched {
     let outcome = Err(StoreError::ReaderPanicked { key: fetch.key });
-    Fetched { fetch, transfer: Transfer::default(), outcome }
+    Fetched { fetch, transfer: Transfer::default(), at: Instant::now(), outcome }
 }
 
 impl Exchange {

@@ -78,7 +78,7 @@ impl IoUringReader {
         let thread = thread::Builder::new().name("read-ring".into()).spawn(serve);
         let thread = thread.map_err(|source| StoreError::Threads { source })?;
         let opened = opened.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
-        let staging_bytes = (depth * buffer_bytes) as u64;
+        let staging_bytes = slots::staged_bytes(buffer_bytes, depth) as u64;
         let registered = opened.map_err(refused)?;
         Ok(Self { exchange, wake, thread: Some(thread), staging_bytes, registered })
     }
@@ -418,7 +418,7 @@ impl Ring {
         let Some(active) = self.records[record].take() else { return };
         let Active { fetch, mut transfer, begun, .. } = active;
         transfer.ns = begun.elapsed().as_nanos() as u64;
-        self.parts.exchange.finish(Fetched { fetch, transfer, outcome });
+        self.parts.exchange.finish(Fetched { fetch, transfer, at: Instant::now(), outcome });
     }
 }
 
@@ -441,7 +441,7 @@ impl Drop for Ring {
         for active in self.records.drain(..).flatten() {
             let Active { fetch, transfer, .. } = active;
             let outcome = Err(StoreError::ReaderPanicked { key: fetch.key });
-            self.parts.exchange.finish(Fetched { fetch, transfer, outcome });
+            self.parts.exchange.finish(Fetched { fetch, transfer, at: Instant::now(), outcome });
         }
         self.parts.exchange.abandon();
     }

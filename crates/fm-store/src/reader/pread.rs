@@ -5,6 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::{self, JoinHandle},
+    time::Instant,
 };
 
 use fm_format::record::Catalog;
@@ -40,7 +41,7 @@ impl Pread {
         let mut reader = Self {
             exchange: Arc::new(Exchange::new()),
             threads: Vec::with_capacity(threads),
-            staging_bytes: (threads * buffer_bytes) as u64,
+            staging_bytes: slots::staged_bytes(buffer_bytes, threads) as u64,
         };
         let disk = Arc::new(disk);
         for (number, staging) in slots::staging(buffer_bytes, threads)?.into_iter().enumerate() {
@@ -114,6 +115,6 @@ impl<D: Disk> Worker<D> {
         });
         let outcome = catch_unwind(reading);
         let outcome = outcome.unwrap_or(Err(StoreError::ReaderPanicked { key }));
-        Fetched { fetch, transfer, outcome }
+        Fetched { fetch, transfer, at: Instant::now(), outcome }
     }
 }

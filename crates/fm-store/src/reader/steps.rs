@@ -10,6 +10,7 @@ use fm_format::record::{
 };
 
 use super::disk::Access;
+use crate::slots::staged_bytes;
 
 /// What a direct read starts and ends at: the largest logical block in use.
 pub(super) const BLOCK: usize = 4096;
@@ -250,7 +251,7 @@ fn longest_stage(record: &Record, access: Access) -> usize {
 pub fn staging_bytes(catalog: &Catalog, depth: usize) -> u64 {
     let direct = buffer_bytes(catalog, Access::Direct);
     let longest = direct.max(buffer_bytes(catalog, Access::Buffered));
-    (depth.clamp(1, super::DEPTH_MAX) * longest) as u64
+    staged_bytes(longest, depth.clamp(1, super::DEPTH_MAX)) as u64
 }
 
 #[cfg(test)]
