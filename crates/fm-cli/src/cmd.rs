@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod convert;
+mod eval;
 mod inspect;
 mod list;
 mod logits;
@@ -11,7 +12,7 @@ mod run;
 mod synth;
 mod verify;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Command};
 
@@ -34,6 +35,7 @@ pub(crate) fn command() -> Command {
         .subcommand(convert::command())
         .subcommand(verify::command())
         .subcommand(logits::command())
+        .subcommand(eval::command())
         .subcommand(synth::command())
 }
 
@@ -49,6 +51,7 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(("convert", matches)) => convert::run(matches),
         Some(("verify", matches)) => verify::run(matches),
         Some(("logits", matches)) => logits::run(matches),
+        Some(("eval", matches)) => eval::run(matches),
         Some(("synth", matches)) => synth::run(matches),
         _ => unreachable!("clap refuses other commands"),
     }
@@ -73,11 +76,15 @@ fn json_arg() -> clap::Arg {
         .action(clap::ArgAction::SetTrue)
 }
 
-/// Where the model lies: what was given if it exists, or else the hub's model of that name.
+/// Where the model of the command line lies.
 fn model_path(matches: &ArgMatches) -> anyhow::Result<PathBuf> {
-    let given: &PathBuf = matches.get_one("model").expect("clap requires it");
+    resolve(matches.get_one::<PathBuf>("model").expect("clap requires it"))
+}
+
+/// Where a model lies: what was given if it exists, or else the hub's model of that name.
+fn resolve(given: &Path) -> anyhow::Result<PathBuf> {
     match hub::name_of(given) {
         Some(name) => Ok(hub::cache()?.resolve(&name)?),
-        None => Ok(given.clone()),
+        None => Ok(given.to_path_buf()),
     }
 }

@@ -1,6 +1,6 @@
 //! The devices this build can compute on: the only place that lists them.
 
-use fm_kernels::backend::Numerics;
+pub use fm_kernels::backend::Numerics;
 
 /// A device by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use fm_store::StoreError;
 use fm_text::TextError;
 
 use crate::{
-    backends::NumericsMismatch, memory_plan::PlanError, sampler::NotANumber,
+    backends::NumericsMismatch, eval::EvalError, memory_plan::PlanError, sampler::NotANumber,
     session::ConversationError,
 };
 
@@ -56,6 +56,9 @@ pub enum EngineError {
     /// The arithmetic went wrong.
     #[error(transparent)]
     NotANumber(#[from] NotANumber),
+    /// A text cannot be evaluated.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
     /// `generation_config.json` does not parse.
     #[error("{} is not a generation configuration", path.display())]
     GenerationConfig {
@@ -134,6 +137,7 @@ impl EngineError {
             Self::Spoiled(_) | Self::Store(_) => {
                 "check the disk; `flash-moe verify` re-reads the whole model"
             }
+            Self::Eval(error) => return error.hint(),
             Self::Numerics(_) => "choose --device reference for --numerics reference",
             _ => return None,
         })

@@ -7,6 +7,7 @@ pub mod backends;
 pub mod bytes;
 pub mod engine;
 pub mod error;
+pub mod eval;
 pub mod generate;
 pub mod limits;
 pub mod local;

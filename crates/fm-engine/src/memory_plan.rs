@@ -152,7 +152,7 @@ impl MemoryPlan {
         let Demand { spec, options, sessions, logits_rows, .. } = demand;
         check_top_k(spec, options.top_k)?;
         let allowed = limits.allowed();
-        let budget = options.memory.unwrap_or((allowed as f64 * BUDGET_SHARE) as u64);
+        let budget = options.memory.unwrap_or_else(|| default_budget(limits));
         let footprint = Footprint::of(spec, options.top_k);
         let overhead = overhead(&demand);
         let recurrent = footprint.recurrent * sessions as u64;
@@ -208,6 +208,11 @@ impl MemoryPlan {
         let state = self.kv + self.recurrent + self.scratch;
         self.overhead + self.trunk + state + self.store.bytes()
     }
+}
+
+/// The ceiling without `--memory`.
+pub fn default_budget(limits: &MemoryLimits) -> u64 {
+    (limits.allowed() as f64 * BUDGET_SHARE) as u64
 }
 
 fn check_top_k(spec: &ModelSpec, top_k: Option<usize>) -> Result<(), PlanError> {

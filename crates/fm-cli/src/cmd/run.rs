@@ -172,7 +172,8 @@ impl Input {
     }
 }
 
-fn warn(engine: &Engine) {
+/// What a user should know before the work begins.
+pub(super) fn warn(engine: &Engine) {
     for lossy in &engine.lossy {
         eprintln!("warning: lossy: {lossy}");
     }

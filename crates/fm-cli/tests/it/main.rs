@@ -5,6 +5,7 @@ mod answers;
 mod ceiling;
 mod containers;
 mod errors;
+mod eval;
 mod help;
 mod hub;
 mod packed;
