@@ -12,6 +12,7 @@ pub mod generate;
 pub mod limits;
 pub mod local;
 pub mod machine;
+pub mod measure;
 pub mod memory_plan;
 pub mod options;
 pub mod report;
