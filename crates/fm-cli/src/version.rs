@@ -1,14 +1,11 @@
 //! What `--version` says: version, commit, CPU features, cargo features.
 
-/// The commit that this was built from; `build.rs` asks git.
-pub(crate) const COMMIT: &str = env!("FLASH_MOE_COMMIT");
-
-/// Version and commit.
+/// Version and commit; `build.rs` asks git.
 pub(crate) fn long() -> String {
     format!(
         "{} ({})\ncpu: {}\nfeatures: none",
         env!("CARGO_PKG_VERSION"),
-        COMMIT,
+        env!("FLASH_MOE_COMMIT"),
         fm_engine::backends::cpu_features()
     )
 }

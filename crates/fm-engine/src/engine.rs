@@ -26,9 +26,11 @@ use crate::{
     backends::DeviceChoice,
     error::EngineError,
     local::{Local, SharedStats},
+    look_ahead::LookAhead,
     machine::{MemoryLimits, physical_cores},
     memory_plan::{Demand, MemoryPlan},
     options::EngineOptions,
+    pressure::Guard,
     sampler::GenerationConfig,
     text_parts::{self, TextParts},
 };
@@ -74,9 +76,8 @@ pub struct Planned {
     pub threads: usize,
     /// How the experts' bytes will be checked.
     pub checks: Checks,
-    /// Files of the checkpoint, for probes.
-    pub files: Vec<PathBuf>,
     options: EngineOptions,
+    files: Vec<PathBuf>,
     metadata: Option<Metadata>,
 }
 
@@ -100,6 +101,8 @@ pub struct Engine {
     pub threads: usize,
     /// How experts are read.
     pub reader: reader::ReaderInfo,
+    /// How the next layer's experts are guessed.
+    pub look_ahead: LookAhead,
     /// How their bytes are checked.
     pub checks: Checks,
     /// Lossy switches in force, in words.
@@ -158,24 +161,7 @@ pub fn plan(
     };
     let footprint = Footprint::of(&spec, options.top_k);
     let (options, Checkpoint { path, metadata, files, .. }) = (options.clone(), checkpoint);
-    Ok(Planned { path, spec, footprint, plan, device, threads, checks, files, options, metadata })
-}
-
-impl Planned {
-    /// How its experts are read.
-    pub(crate) fn reader_options(&self) -> reader::ReaderOptions {
-        reader::ReaderOptions {
-            io: self.options.io,
-            // Free memory that the plan does not use is what the page cache can have.
-            page_cache_bytes: self.plan.allowed.saturating_sub(self.plan.budget),
-            ..reader::ReaderOptions::default()
-        }
-    }
-
-    /// Its files, opened.
-    pub(crate) fn open_files(&self) -> Files {
-        Files::new(self.files.clone())
-    }
+    Ok(Planned { path, spec, footprint, plan, device, threads, checks, options, files, metadata })
 }
 
 /// How the experts' bytes are checked when they arrive.
@@ -238,8 +224,8 @@ impl Engine {
     /// If a file cannot be read or memory cannot be had.
     pub fn load(planned: Planned, places: &Places) -> Result<Self, EngineError> {
         let built = match planned.device {
-            DeviceChoice::Reference => build(Reference::open(), &planned)?,
-            _ => build(Cpu::open(planned.threads), &planned)?,
+            DeviceChoice::Reference => build(Reference::open(), &planned, &places.root)?,
+            _ => build(Cpu::open(planned.threads), &planned, &places.root)?,
         };
         let cache_dir = places.cache_dir.as_deref();
         let TextParts { tokenizer, template, generation, eos } = match &planned.metadata {
@@ -265,6 +251,7 @@ impl Engine {
             numerics: built.numerics,
             threads: planned.threads,
             reader: built.reader,
+            look_ahead: planned.options.look_ahead,
             checks: planned.checks,
             lossy,
             runner: built.runner,
@@ -288,18 +275,25 @@ struct Built {
     stats: SharedStats,
 }
 
-fn build<B>(device: B, planned: &Planned) -> Result<Built, EngineError>
+fn build<B>(device: B, planned: &Planned, root: &Path) -> Result<Built, EngineError>
 where
     B: Backend<Bytes = [u8]>,
     B::Buf: Send,
 {
-    let Planned { spec, plan, .. } = planned;
-    let files = planned.open_files();
+    let Planned { spec, plan, options, .. } = planned;
+    let files = Files::new(planned.files.clone());
     let loader = Loader { device: &device, files: &files };
     let decoder = Decoder::load(&loader, spec, plan.decoder)?;
-    let (reader, info) = reader::open(&spec.catalog, planned.reader_options())?;
+    let reader_options = reader::ReaderOptions {
+        io: options.io,
+        // Free memory that the plan does not use is what the page cache can have.
+        page_cache_bytes: plan.allowed.saturating_sub(plan.budget),
+        ..reader::ReaderOptions::default()
+    };
+    let (reader, info) = reader::open(&spec.catalog, reader_options)?;
     let store = Store::open(&spec.catalog, plan.store_options, reader)?;
-    let local = Local::new(Arc::clone(&spec.catalog), store);
+    let local = Local::new(Arc::clone(&spec.catalog), store, options.look_ahead)
+        .guarded(Guard::of_machine(root));
     let stats = local.stats();
     let numerics = device.numerics();
     let mut identity = fingerprint(&files, spec)?;

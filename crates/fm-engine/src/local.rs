@@ -16,6 +16,11 @@ use fm_model::experts::{
 };
 use fm_store::{Arrived, Order, Stats, Store, StoreError, Ticket};
 
+use crate::{
+    look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS},
+    pressure::Guard,
+};
+
 /// See the module.
 #[derive(Debug)]
 pub struct Local {
@@ -23,6 +28,13 @@ pub struct Local {
     store: Store,
     grouped: RowsByExpert,
     stats: SharedStats,
+    foresight: Foresight,
+    /// Whether it may have too much memory.
+    guard: Option<Guard>,
+    /// Room for the experts of a layer.
+    everyone: Vec<ExpertIndex>,
+    /// Keeps what was foreseen until its layer has asked for itself.
+    forecast: Option<Ticket>,
 }
 
 /// The store's counters after the latest layer, for whoever reports them.
@@ -35,14 +47,45 @@ pub fn read_stats(stats: &SharedStats) -> Stats {
 
 impl Local {
     /// Serves the records of `catalog` from `store`.
-    pub fn new(catalog: Arc<Catalog>, store: Store) -> Self {
+    pub fn new(catalog: Arc<Catalog>, store: Store, look_ahead: LookAhead) -> Self {
         let stats = Arc::new(Mutex::new(store.stats()));
-        Self { catalog, store, grouped: RowsByExpert::default(), stats }
+        let foresight = Foresight::new(look_ahead, catalog.layers.len());
+        let grouped = RowsByExpert::default();
+        Self {
+            catalog,
+            store,
+            grouped,
+            stats,
+            foresight,
+            guard: None,
+            everyone: Vec::new(),
+            forecast: None,
+        }
+    }
+
+    /// Lets the store give memory back when the machine runs short of it.
+    #[must_use]
+    pub fn guarded(self, guard: Guard) -> Self {
+        Self { guard: Some(guard), ..self }
     }
 
     /// Where the store's counters can be read while the model runs.
     pub fn stats(&self) -> SharedStats {
         Arc::clone(&self.stats)
+    }
+
+    /// A large batch that needed nearly all experts of a layer needs nearly all of the next one's.
+    /// Of the last layer it needs few: most rows skip it.
+    fn foresee_sweep(&mut self, layer: LayerIndex) {
+        let next = LayerIndex(layer.0 + 1);
+        let Some(Some(records)) = self.catalog.layers.get(next.index()) else { return };
+        let count = records.records.len();
+        let last = next.index() + 1 == self.catalog.layers.len();
+        if !last && self.foresight.sweeps(self.grouped.union.len(), count) {
+            self.everyone.clear();
+            self.everyone.extend((0..count as u16).map(ExpertIndex));
+            self.forecast = self.store.foresee(next, &self.everyone, SWEPT_RECORDS).ok();
+        }
     }
 
     fn publish_stats(&self) {
@@ -60,6 +103,18 @@ struct GaveUp(#[from] StoreError);
 impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
     type Ticket = Result<Ticket, StoreError>;
 
+    fn wants_guess(&mut self) -> bool {
+        self.foresight.wants_guess()
+    }
+
+    fn foresee(&mut self, layer: LayerIndex, guess: &Routes<B>) {
+        let Routes { ids, weights, top_k, .. } = guess;
+        let chosen = Chosen { ids, weights, top_k: *top_k };
+        let wanted = self.foresight.guessed(layer, chosen);
+        // A forecast that cannot be made costs speed, at most.
+        self.forecast = self.store.foresee(layer, wanted, GUESSED_RECORDS).ok();
+    }
+
     fn begin(
         &mut self,
         layer: LayerIndex,
@@ -69,8 +124,23 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
         let top_k = routes.top_k;
         let few = rows <= ARRIVAL_ROWS_MAX;
         self.grouped.group(routes, |row, j| if few { row * top_k + j } else { row });
+        let tended = self.guard.as_mut().map_or(Ok(()), |guard| guard.tend(&mut self.store));
+        let ticket = tended.and_then(|()| self.store.request(layer, &self.grouped.union));
+        // What was foreseen is held by the request now, or was foreseen wrongly.
+        self.forecast = None;
+        if few {
+            let Self { foresight, store, forecast, .. } = self;
+            foresight.happened(layer, &routes.ids);
+            let Routes { ids, weights, top_k, .. } = routes;
+            let chosen = Chosen { ids, weights, top_k: *top_k };
+            if let Some((next, wanted)) = foresight.remember(layer, chosen) {
+                *forecast = store.foresee(next, wanted, GUESSED_RECORDS).ok();
+            }
+        } else {
+            self.foresee_sweep(layer);
+        }
         // A request that fails loses every expert; `finish` says so.
-        Ok(self.store.request(layer, &self.grouped.union))
+        Ok(ticket)
     }
 
     fn finish(

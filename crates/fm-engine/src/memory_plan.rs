@@ -12,8 +12,11 @@ use crate::{bytes::Bytes, machine::MemoryLimits, options::EngineOptions};
 /// Share of what the machine allows that is used without `--memory`.
 const BUDGET_SHARE: f64 = 0.85;
 
-/// Prompt tokens that are computed together unless the plan needs the memory elsewhere.
+/// Prompt tokens that are computed together if all experts stay in memory.
 const PREFILL_CHUNK: usize = 512;
+
+/// The same if they do not: a chunk reads nearly all of them, however short it is.
+const PREFILL_CHUNK_STREAMED: usize = 2048;
 
 /// Work space takes at most this share of the budget by default.
 const SCRATCH_SHARE: u64 = 8;
@@ -161,10 +164,15 @@ impl MemoryPlan {
             logits_rows_max: logits_rows,
             top_k: options.top_k,
         };
-        let chunk = prefill_chunk(options.prefill_chunk, budget, |rows| {
-            footprint.scratch(decoder(rows), spec.vocab)
+        let scratch = |rows| footprint.scratch(decoder(rows), spec.vocab);
+        let resident = overhead + footprint.trunk + recurrent + spec.catalog.bytes();
+        let chunk = options.prefill_chunk.unwrap_or_else(|| {
+            let fits = resident + scratch(PREFILL_CHUNK) <= budget;
+            let context = options.context.unwrap_or(spec.context_max) as usize;
+            let most = if fits { PREFILL_CHUNK } else { PREFILL_CHUNK_STREAMED };
+            prefill_chunk(most.min(context.next_power_of_two()), budget, scratch)
         });
-        let scratch = footprint.scratch(decoder(chunk), spec.vocab);
+        let scratch = scratch(chunk);
         let staging = reader::staging_bytes(&spec.catalog, reader::DEPTH_DEFAULT);
         let top_k = spec.moe_dims(options.top_k).top_k;
         let least = Plan::minimum(&spec.catalog, top_k, staging).bytes();
@@ -239,12 +247,9 @@ fn overhead(demand: &Demand<'_>) -> u64 {
     OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling
 }
 
-/// The wished chunk, or the largest that leaves most of the budget to other things.
-fn prefill_chunk(wished: Option<usize>, budget: u64, scratch: impl Fn(usize) -> u64) -> usize {
-    if let Some(chunk) = wished {
-        return chunk;
-    }
-    let mut chunk = PREFILL_CHUNK;
+/// The largest chunk of at most `most` that leaves most of the budget to other things.
+fn prefill_chunk(most: usize, budget: u64, scratch: impl Fn(usize) -> u64) -> usize {
+    let mut chunk = most;
     while chunk > 16 && scratch(chunk) > budget / SCRATCH_SHARE {
         chunk /= 2;
     }

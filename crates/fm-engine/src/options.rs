@@ -6,7 +6,7 @@
 use fm_kernels::backend::Numerics;
 use fm_store::{PolicyKind, reader::IoMode};
 
-use crate::{backends::DeviceChoice, bytes::Bytes, sampler::Sampling};
+use crate::{backends::DeviceChoice, bytes::Bytes, look_ahead::LookAhead, sampler::Sampling};
 
 /// How a model runs. `None` means the default that the model, the machine or the plan gives.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,6 +27,8 @@ pub struct EngineOptions {
     pub policy: PolicyKind,
     /// Whether expert reads go through the page cache.
     pub io: IoMode,
+    /// How the next layer's experts are guessed.
+    pub look_ahead: LookAhead,
     /// Slots of the expert cache, for experiments.
     pub slots: Option<usize>,
     /// Experts per token instead of the model's own number: lossy.
@@ -89,7 +91,7 @@ fn positive<N: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Option<
 }
 
 /// How a model runs.
-pub static ENGINE: [OptionRow<EngineOptions>; 10] = [
+pub static ENGINE: [OptionRow<EngineOptions>; 11] = [
     OptionRow {
         name: "device",
         value: "DEVICE",
@@ -134,7 +136,8 @@ pub static ENGINE: [OptionRow<EngineOptions>; 10] = [
         name: "prefill-chunk",
         value: "TOKENS",
         help: "Prompt tokens that are computed together; more need fewer reads and more memory \
-               [default: 512, limited by the memory plan]",
+               [default: 512, or 2048 where experts are read again for every chunk; \
+               limited by the memory plan]",
         choices: free,
         set: |options, text| positive(text).map(|chunk| options.prefill_chunk = Some(chunk)),
     },
@@ -151,6 +154,13 @@ pub static ENGINE: [OptionRow<EngineOptions>; 10] = [
         help: "Read experts directly or through the page cache [default: auto]",
         choices: || IoMode::names().collect(),
         set: |options, text| IoMode::by_name(text).map(|io| options.io = io),
+    },
+    OptionRow {
+        name: "lookahead",
+        value: "MODE",
+        help: "Guess what the next layer needs, and read it while the disk is idle [default: router]",
+        choices: || LookAhead::names().collect(),
+        set: |options, text| LookAhead::by_name(text).map(|mode| options.look_ahead = mode),
     },
     OptionRow {
         name: "slots",

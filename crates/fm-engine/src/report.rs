@@ -61,6 +61,16 @@ pub struct Report {
     pub cold_misses: u64,
     /// Experts that were read again, because they had to go.
     pub capacity_misses: u64,
+    /// How the next layer's experts were guessed.
+    pub look_ahead: &'static str,
+    /// Records that were read because a guess said so.
+    pub foreseen_records: u64,
+    /// Of these, the ones that were asked for before they had to go.
+    pub foreseen_used: u64,
+    /// Share of the time of generation in which the disk had something to read.
+    pub disk_busy_share: Option<f64>,
+    /// Bytes of slots that were given back because memory was short.
+    pub released_bytes: u64,
     /// Reads that were repeated.
     pub retries: u64,
     /// Experts that could not be read.
@@ -178,6 +188,11 @@ impl Report {
             hits: store.hits,
             cold_misses: store.cold_misses,
             capacity_misses: store.capacity_misses,
+            look_ahead: engine.look_ahead.name(),
+            foreseen_records: store.foreseen_records,
+            foreseen_used: store.foreseen_used,
+            disk_busy_share: per_second(decode.store.busy_ns as f64 / 1e9, decode),
+            released_bytes: store.released_bytes,
             retries: store.retries,
             io_errors: store.io_errors,
             disk_bytes_per_s: per_second(decode.store.read_bytes as f64, decode),
@@ -210,6 +225,10 @@ fn add(a: Stats, b: Stats) -> Stats {
         records_read: a.records_read + b.records_read,
         read_bytes: a.read_bytes + b.read_bytes,
         read_ns: a.read_ns + b.read_ns,
+        foreseen_records: a.foreseen_records + b.foreseen_records,
+        foreseen_used: a.foreseen_used + b.foreseen_used,
+        released_bytes: a.released_bytes + b.released_bytes,
+        taken_back_bytes: a.taken_back_bytes + b.taken_back_bytes,
         wait_ns: a.wait_ns + b.wait_ns,
         busy_ns: a.busy_ns + b.busy_ns,
         retries: a.retries + b.retries,
@@ -302,6 +321,20 @@ impl fmt::Display for Report {
             "numerics    {} · {} threads · reader {} · {} · logits {}",
             self.numerics, self.threads, self.reader, self.checks, self.logits_hash
         )?;
+        if self.foreseen_records > 0 {
+            let right = self.foreseen_used as f64 / self.foreseen_records as f64;
+            writeln!(
+                f,
+                "look-ahead  {} · {} records read ahead, {:.1} % of them used",
+                self.look_ahead,
+                self.foreseen_records,
+                100.0 * right
+            )?;
+        }
+        if self.released_bytes > 0 {
+            let released = Bytes(self.released_bytes);
+            writeln!(f, "pressure    memory was short: {released} of slots were given back")?;
+        }
         if self.io_errors + self.retries > 0 {
             writeln!(f, "I/O         {} retries · {} errors", self.retries, self.io_errors)?;
         }

@@ -8,14 +8,14 @@ use fm_kernels::{
 
 use crate::{
     error::LoadError,
-    experts::{ExpertsFailed, ExpertsLost, MoeDims, MoeScratch, RoutedExperts},
+    experts::{ARRIVAL_ROWS_MAX, ExpertsFailed, ExpertsLost, MoeDims, MoeScratch, RoutedExperts},
     layer::{
         StepRows,
         attention::{Attention, AttentionScratch},
         delta_net::{DeltaNet, DeltaScratch},
         mla::{Mla, MlaScratch},
         mlp::Mlp,
-        moe::{FfnScratch, Moe},
+        moe::{FfnScratch, Foresight, Moe},
     },
     load::{Loader, Matrix},
     spec::{FfnSpec, MixerSpec, ModelSpec},
@@ -96,7 +96,7 @@ impl<B: Backend> Workspace<B> {
             attention: AttentionScratch::new(device, rows, &spec.attention_layers())?,
             mla: MlaScratch::new(device, rows, &spec.mla_layers())?,
             delta: DeltaScratch::new(device, rows, spec.delta_layers().map(|l| l.shape))?,
-            ffn: FfnScratch::new(device, rows, (experts.max().unwrap_or(0), dims.top_k), moe)?,
+            ffn: FfnScratch::new(device, rows, (experts.max().unwrap_or(0), dims), moe)?,
             logits: device.alloc(options.logits_rows_max * spec.vocab)?,
         })
     }
@@ -124,6 +124,18 @@ impl ModelSpec {
             dims.top_k = dims.top_k.max(chosen);
         }
         dims
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    /// What it takes to guess what this layer will route, from the stream of the one before it.
+    fn foresight<'a>(
+        &'a self,
+        norm_eps: f32,
+        hidden: View<'a, B::Buf>,
+    ) -> Option<Foresight<'a, B>> {
+        let Ffn::Moe(next) = &self.ffn else { return None };
+        Some(Foresight { next, norm: &self.ffn_norm, norm_eps, hidden })
     }
 }
 
@@ -257,16 +269,20 @@ impl<B: Backend> Decoder<B> {
         (layer, rows): (usize, usize),
         workspace: &mut Workspace<B>,
     ) -> Result<LayerResult, DeviceError> {
+        let next = self.layers.get(layer + 1);
         let layer = &self.layers[layer];
         self.normalise(device, &layer.ffn_norm, rows, workspace)?;
         let Workspace { hidden, branch, acts, ffn, .. } = workspace;
+        let stream = View::new(&*hidden, rows, self.hidden);
+        let foresight = next.filter(|_| rows <= ARRIVAL_ROWS_MAX && experts.wants_guess());
+        let foresight = foresight.and_then(|next| next.foresight(self.norm_eps, stream));
         let out = ViewMut::new(&mut *branch, rows, self.hidden);
         let result = match &layer.ffn {
             Ffn::Mlp(mlp) => {
                 mlp.forward(device, acts, &mut ffn.moe.expert, out)?;
                 LayerResult::Complete
             }
-            Ffn::Moe(moe) => match moe.forward(device, experts, acts, ffn, out) {
+            Ffn::Moe(moe) => match moe.forward(device, experts, acts, ffn, (out, foresight)) {
                 Ok(()) => LayerResult::Complete,
                 Err(ExpertsFailed::Lost(lost)) => LayerResult::Lost(lost),
                 Err(ExpertsFailed::Device(error)) => return Err(error),

@@ -83,6 +83,16 @@ pub trait RoutedExperts<B: Backend>: Send {
     /// All router scores of a layer, `[rows, experts]`: for policies and look-ahead.
     fn observe(&mut self, _layer: LayerIndex, _scores: &B::Buf) {}
 
+    /// Whether a guess at the next layer's routes is worth a router more. Asked once per layer with
+    /// up to [`ARRIVAL_ROWS_MAX`] rows; nobody guesses for more.
+    fn wants_guess(&mut self) -> bool {
+        false
+    }
+
+    /// What a layer that comes next will probably choose: for reads in idle time. It may be wrong,
+    /// and nothing but speed depends on it.
+    fn foresee(&mut self, _layer: LayerIndex, _guess: &Routes<B>) {}
+
     /// Starts to bring in what `routes` chose; returns at once.
     ///
     /// # Errors

@@ -66,22 +66,9 @@ impl Footprint {
     }
 }
 
-/// Bytes of keys, values and memories that the token at `position` reads.
-pub fn state_bytes(spec: &ModelSpec, position: usize) -> u64 {
-    let kept = spec.layers.iter().filter_map(|layer| {
-        let token_bytes = block_bytes(std::iter::once(layer.mixer.kv_shape()?));
-        Some(layer.mixer.seen_from(position) as u64 * token_bytes / KV_BLOCK_TOKENS as u64)
-    });
-    kept.sum::<u64>() + memories(spec)
-}
-
-/// Bytes of the delta nets' memories of one session.
-fn memories(spec: &ModelSpec) -> u64 {
-    spec.delta_layers().map(|layer| DeltaState::<Nowhere>::bytes(layer.shape)).sum()
-}
-
 fn recurrent(spec: &ModelSpec) -> u64 {
-    2 * memories(spec)
+    let live: u64 = spec.delta_layers().map(|l| DeltaState::<Nowhere>::bytes(l.shape)).sum();
+    2 * live
 }
 
 /// Bytes do not depend on the device.
@@ -153,5 +140,8 @@ fn scratch_head_row(spec: &ModelSpec) -> u64 {
 fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
     let dims = spec.moe_dims(top_k);
     let results = ARRIVAL_ROWS_MAX * dims.top_k * dims.hidden;
-    4 * (results + 2 * spec.vocab) as u64
+    let experts = spec.catalog.layers.iter().flatten().map(|layer| layer.records.len());
+    // Of a guess at the next layer's routes.
+    let guess = 2 * (dims.hidden + experts.max().unwrap_or(0) + dims.top_k) + 32;
+    4 * (results + ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab) as u64
 }

@@ -19,6 +19,16 @@ pub(crate) enum Residence {
     Resident(u32),
 }
 
+/// Whether an expert is there, or on its way, because of a forecast that has not come true yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Foreseen {
+    No,
+    /// It had never been loaded.
+    New,
+    /// It had been loaded and evicted.
+    Again,
+}
+
 /// What the store knows about an expert, resident or not.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -30,6 +40,7 @@ pub(crate) struct Entry {
     pub(crate) pins: u32,
     /// Whether it was ever loaded: tells a cold miss from a capacity miss.
     pub(crate) seen: bool,
+    pub(crate) foreseen: Foreseen,
 }
 
 /// Position of an expert in the table.
@@ -74,6 +85,7 @@ impl Entries {
                     rank: f64::NEG_INFINITY,
                     pins: 0,
                     seen: false,
+                    foreseen: Foreseen::No,
                 }));
                 LayerEntries { first, count, class }
             }));

@@ -21,6 +21,14 @@ pub struct Stats {
     pub read_bytes: u64,
     /// Time from the start to the end of each record's reads, summed over records.
     pub read_ns: u64,
+    /// Records whose reads a forecast started.
+    pub foreseen_records: u64,
+    /// Of these, the ones that were requested before they had to go. They count as misses too.
+    pub foreseen_used: u64,
+    /// Bytes of slots that were given back because memory was short.
+    pub released_bytes: u64,
+    /// Bytes of slots that were taken again.
+    pub taken_back_bytes: u64,
     /// Time the caller was blocked in `next`.
     pub wait_ns: u64,
     /// Time during which the reader had something to read.
@@ -57,6 +65,10 @@ impl Sub for Stats {
             records_read: self.records_read - earlier.records_read,
             read_bytes: self.read_bytes - earlier.read_bytes,
             read_ns: self.read_ns - earlier.read_ns,
+            foreseen_records: self.foreseen_records - earlier.foreseen_records,
+            foreseen_used: self.foreseen_used - earlier.foreseen_used,
+            released_bytes: self.released_bytes - earlier.released_bytes,
+            taken_back_bytes: self.taken_back_bytes - earlier.taken_back_bytes,
             wait_ns: self.wait_ns - earlier.wait_ns,
             busy_ns: self.busy_ns - earlier.busy_ns,
             retries: self.retries - earlier.retries,

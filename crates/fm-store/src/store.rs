@@ -6,6 +6,9 @@
 //! simply read once more. That is what keeps a union larger than all slots, or two requests that
 //! want the same slots, from locking up.
 
+mod ahead;
+mod memory;
+
 use std::{sync::Arc, time::Instant};
 
 use fm_format::{
@@ -15,14 +18,14 @@ use fm_format::{
 
 use crate::{
     class::{Class, Taken},
-    entries::{Entries, EntryIndex, LayerEntries, Residence},
+    entries::{Entries, EntryIndex, Foreseen, Residence},
     error::StoreError,
     plan::{Plan, StoreOptions},
     policy::PolicyScope,
     reader::{Fetch, Fetched, Reader, Wait},
     slots::Lease,
     stats::Stats,
-    ticket::{ItemState, Ticket, TicketTable},
+    ticket::{ItemState, Purpose, Ticket, TicketTable},
 };
 
 /// Records that may be on their way at once, over all requests: enough to keep any disk busy while
@@ -129,32 +132,41 @@ impl Store {
         layer: LayerIndex,
         ascending: &[ExpertIndex],
     ) -> Result<Ticket, StoreError> {
-        assert!(ascending.is_sorted_by(|a, b| a < b), "experts ascend, each named once");
-        let entries = self.entries.layer(layer);
-        let LayerEntries { count, class, .. } = entries;
-        assert!(ascending.last().is_none_or(|last| last.index() < count), "the expert exists");
+        self.check(layer, ascending);
         self.sweep();
         self.collect(Wait::Poll);
-        let ticket = self.tickets.open(layer, ascending)?;
+        let ticket = self.tickets.open(layer, ascending, Purpose::Demand)?;
         self.now += 1;
+        self.pin_all(layer, ascending);
+        let entries = self.entries.layer(layer);
         for expert in ascending {
             let entry = &mut self.entries[entries.at(*expert)];
-            let class = &mut self.classes[class];
-            entry.rank = class.policy.used(entry.rank, self.now);
-            match entry.residence {
-                Residence::Resident(slot) if entry.pins == 0 => class.pin(slot),
-                Residence::Resident(_) | Residence::Loading(_) | Residence::Absent => {}
-            }
-            entry.pins += 1;
-            let counter = match (entry.residence, entry.seen) {
-                (Residence::Absent, false) => &mut self.stats.cold_misses,
-                (Residence::Absent, true) => &mut self.stats.capacity_misses,
-                (Residence::Loading(_) | Residence::Resident(_), _) => &mut self.stats.hits,
-            };
-            *counter += 1;
+            entry.rank = self.classes[entries.class].policy.used(entry.rank, self.now);
+            let foreseen = std::mem::replace(&mut entry.foreseen, Foreseen::No);
+            let (residence, seen) = (entry.residence, entry.seen);
+            self.count(residence, seen, foreseen);
         }
         self.issue(self.tickets.position(&ticket));
+        self.issue_forecasts();
         Ok(ticket)
+    }
+
+    fn check(&self, layer: LayerIndex, ascending: &[ExpertIndex]) {
+        assert!(ascending.is_sorted_by(|a, b| a < b), "experts ascend, each named once");
+        let count = self.entries.layer(layer).count;
+        assert!(ascending.last().is_none_or(|last| last.index() < count), "the expert exists");
+    }
+
+    /// Experts of an open request stay where they are, or will be.
+    fn pin_all(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
+        let entries = self.entries.layer(layer);
+        for expert in experts {
+            let entry = &mut self.entries[entries.at(*expert)];
+            if let (Residence::Resident(slot), 0) = (entry.residence, entry.pins) {
+                self.classes[entries.class].pin(slot);
+            }
+            entry.pins += 1;
+        }
     }
 
     /// The next expert of a request, each exactly once, `None` when all have been handed out.
@@ -180,6 +192,7 @@ impl Store {
             if order == Order::Ascending && self.under_way < STREAM_DEPTH {
                 self.issue_next_over_later_hits(ticket);
             }
+            self.issue_forecasts();
             if let Some(item) = self.find_ready(ticket, order) {
                 return Ok(Some(self.hand_out(ticket, item)));
             }
@@ -222,54 +235,6 @@ impl Store {
         while self.under_way > 0 {
             self.collect(Wait::Block);
         }
-    }
-
-    /// Gives back up to `chunks` chunks of slots, evicting who lives there, and returns their
-    /// bytes. Chunks with slots in use stay, and so does the smallest working set.
-    pub fn release_chunks(&mut self, chunks: usize) -> u64 {
-        self.sweep();
-        self.collect(Wait::Poll);
-        let mut released = 0;
-        for _ in 0..chunks {
-            let Self { classes, entries, stats, .. } = self;
-            let mut largest_first: Vec<&mut Class> = classes.iter_mut().collect();
-            largest_first.sort_unstable_by_key(|class| std::cmp::Reverse(class.bytes()));
-            let bytes = largest_first.into_iter().find_map(|class| {
-                let mut evicted = Vec::new();
-                let needed = |entry: EntryIndex| entries[entry].pins > 0;
-                let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
-                stats.evictions += evicted.len() as u64;
-                for entry in evicted {
-                    entries[entry].residence = Residence::Absent;
-                }
-                Some(bytes)
-            });
-            match bytes {
-                Some(bytes) => released += bytes,
-                None => break,
-            }
-        }
-        released
-    }
-
-    /// Takes back up to `chunks` chunks that were given back, and returns their bytes.
-    ///
-    /// # Errors
-    /// If the memory is not there.
-    pub fn grow(&mut self, chunks: usize) -> Result<u64, StoreError> {
-        let mut grown = 0;
-        for _ in 0..chunks {
-            let mut bytes = None;
-            for class in &mut self.classes {
-                bytes = class.grow_chunk()?;
-                if bytes.is_some() {
-                    break;
-                }
-            }
-            let Some(bytes) = bytes else { break };
-            grown += bytes;
-        }
-        Ok(grown)
     }
 
     /// Starts reads of what a request lacks, as far as there are slots nobody needs.
@@ -348,7 +313,8 @@ impl Store {
     /// Hands a record to the reader.
     fn start(&mut self, entry: EntryIndex, class: usize, taken: Taken) {
         if let Some(evicted) = taken.evicted {
-            self.entries[evicted].residence = Residence::Absent;
+            let evicted = &mut self.entries[evicted];
+            (evicted.residence, evicted.foreseen) = (Residence::Absent, Foreseen::No);
             self.stats.evictions += 1;
         }
         let entry = &mut self.entries[entry];
@@ -406,10 +372,11 @@ impl Store {
                 }
             }
             Err(error) => {
-                entry.residence = Residence::Absent;
+                (entry.residence, entry.foreseen) = (Residence::Absent, Foreseen::No);
                 self.classes[class].vacate(slot);
                 self.stats.io_errors += 1;
                 self.tickets.reissue();
+                self.tickets.give_up_forecasts(key);
                 self.report(key, error);
             }
         }
@@ -418,7 +385,7 @@ impl Store {
     fn report(&mut self, key: ExpertKey, error: StoreError) {
         let waits = |at: &usize| {
             let pending = self.tickets.get(*at);
-            pending.layer == key.layer && pending.is_waiting(key.expert)
+            pending.purpose == Purpose::Demand && pending.is_waiting(key)
         };
         let ticket = self.tickets.open_ones().find(waits);
         if let Some(ticket) = ticket {

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use fm_format::key::{ExpertIndex, LayerIndex};
+use fm_format::key::{ExpertIndex, ExpertKey, LayerIndex};
 
 use crate::error::StoreError;
 
@@ -36,6 +36,18 @@ impl fmt::Debug for Ticket {
     }
 }
 
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Somebody waits for it.
+    Demand,
+    /// Somebody may wait for it later.
+    Forecast {
+        /// Reads of it go on while fewer than this are under way.
+        records: usize,
+    },
+}
+
 /// How far one expert of a request came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ItemState {
@@ -58,6 +70,7 @@ pub(crate) struct Item {
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) layer: LayerIndex,
+    pub(crate) purpose: Purpose,
     /// Ascending. Bound: the experts of a layer.
     pub(crate) items: Vec<Item>,
     /// Every item before this one is done.
@@ -80,6 +93,7 @@ impl TicketTable {
     pub(crate) fn new(experts_max: usize) -> Self {
         let pending = || Pending {
             layer: LayerIndex(0),
+            purpose: Purpose::Demand,
             items: Vec::with_capacity(experts_max),
             done_until: 0,
             issued_until: 0,
@@ -93,6 +107,7 @@ impl TicketTable {
         &mut self,
         layer: LayerIndex,
         experts: &[ExpertIndex],
+        purpose: Purpose,
     ) -> Result<Ticket, StoreError> {
         let at = self.pending.iter().position(|pending| !pending.open);
         let at = at.ok_or(StoreError::TooManyTickets { limit: TICKETS_MAX })?;
@@ -100,7 +115,7 @@ impl TicketTable {
         let waiting = |expert: &ExpertIndex| Item { expert: *expert, state: ItemState::Waiting };
         pending.items.clear();
         pending.items.extend(experts.iter().map(waiting));
-        (pending.layer, pending.open) = (layer, true);
+        (pending.layer, pending.open, pending.purpose) = (layer, true, purpose);
         (pending.done_until, pending.issued_until) = (0, 0);
         pending.dropped.store(false, Ordering::Relaxed);
         Ok(Ticket { at, dropped: Arc::clone(&pending.dropped) })
@@ -129,6 +144,20 @@ impl TicketTable {
         (0..TICKETS_MAX).filter(|at| self.pending[*at].open)
     }
 
+    /// Whether there is a request at this position of the table.
+    pub(crate) fn is_open(&self, at: usize) -> bool {
+        self.pending.get(at).is_some_and(|pending| pending.open)
+    }
+
+    /// Forecasts do not try again what could not be read.
+    pub(crate) fn give_up_forecasts(&mut self, key: ExpertKey) {
+        for pending in self.pending.iter_mut().filter(|pending| pending.open) {
+            if pending.purpose != Purpose::Demand && pending.is_waiting(key) {
+                pending.fail(key.expert);
+            }
+        }
+    }
+
     /// Finds a request whose ticket was dropped.
     pub(crate) fn dropped(&self) -> Option<usize> {
         self.open_ones().find(|at| self.pending[*at].dropped.load(Ordering::Acquire))
@@ -148,9 +177,10 @@ impl TicketTable {
 
 impl Pending {
     /// Whether this request still waits for an expert.
-    pub(crate) fn is_waiting(&self, expert: ExpertIndex) -> bool {
-        let at = self.items.binary_search_by_key(&expert, |item| item.expert);
-        at.is_ok_and(|at| self.items[at].state == ItemState::Waiting)
+    pub(crate) fn is_waiting(&self, key: ExpertKey) -> bool {
+        let at = self.items.binary_search_by_key(&key.expert, |item| item.expert);
+        let waiting = |at: usize| self.items[at].state == ItemState::Waiting;
+        self.layer == key.layer && at.is_ok_and(waiting)
     }
 
     /// Marks an expert this request waits for as failed.

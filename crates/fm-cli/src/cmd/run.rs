@@ -288,7 +288,7 @@ fn generate(
     let interrupt = Interrupt::install();
     let mut answer = AnswerStream::new();
     let bar = console::progress("reading the prompt", Unit::Share);
-    let mut failed = None;
+    let (mut failed, mut released) = (None, 0);
     let stats = engine.stats_handle();
     let read_stats = || fm_engine::local::read_stats(&stats);
     let generation = Generation::new(
@@ -306,7 +306,15 @@ fn generate(
                     bar.set_position(done);
                 }
             }
-            Event::Token(_) => bar.finish_and_clear(),
+            Event::Token(_) => {
+                bar.finish_and_clear();
+                let now = read_stats().released_bytes;
+                if now > released {
+                    let bytes = Bytes(now - released);
+                    eprintln!("note: memory is short: {bytes} of expert slots were given back");
+                    released = now;
+                }
+            }
             Event::Text(..) if silent => {}
             Event::Text(channel, text) => {
                 if let Err(error) = answer.show(channel, text) {

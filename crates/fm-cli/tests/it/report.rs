@@ -79,8 +79,18 @@ fn it_says_the_same_every_time() {
 /// Replaces what depends on the machine, the moment or the instruction set.
 fn blur(value: &mut Value, key: &str) {
     let depends = key.ends_with("_s")
-        || ["peak_bytes", "verdict", "wait_share", "logits_hash", "hit_rate", "reader"]
-            .contains(&key)
+        || [
+            "peak_bytes",
+            "disk_busy_share",
+            "foreseen_records",
+            "foreseen_used",
+            "verdict",
+            "wait_share",
+            "logits_hash",
+            "hit_rate",
+            "reader",
+        ]
+        .contains(&key)
         || ["hits", "cold_misses", "capacity_misses", "read_bytes", "read_bytes_per_token"]
             .contains(&key);
     match value {

@@ -1,6 +1,6 @@
 //! Placement decides speed, never bits.
 
-use fm_engine::options::EngineOptions;
+use fm_engine::{look_ahead::LookAhead, options::EngineOptions};
 use fm_kernels::backend::Numerics;
 use fm_store::{PolicyKind, reader::IoMode};
 
@@ -27,6 +27,20 @@ fn one_working_set_or_the_whole_model() {
             let tight = EngineOptions { slots: Some(4), policy, ..whole.clone() };
             assert!(run(&tight, 64) == want, "{numerics} {}", policy.name());
             assert!(run(&tight, 7) == want, "{numerics} {} in chunks", policy.name());
+        }
+    }
+}
+
+#[test]
+fn with_and_without_look_ahead() {
+    let with = |look_ahead, slots| EngineOptions { look_ahead, slots, ..EngineOptions::default() };
+    let want = run(&with(LookAhead::Off, None), 64);
+    for look_ahead in [LookAhead::Off, LookAhead::Router, LookAhead::LastToken] {
+        for slots in [4, 9] {
+            for chunk in [64, 7, 1] {
+                let got = run(&with(look_ahead, Some(slots)), chunk);
+                assert!(got == want, "{} {slots} slots, chunks of {chunk}", look_ahead.name());
+            }
         }
     }
 }

@@ -2,13 +2,16 @@
 
 use fm_format::key::LayerIndex;
 use fm_kernels::{
-    Backend,
+    Backend, DeviceError,
     backend::{DeviceResult, RouterLogits, RouterSpec, Routes, View, ViewMut},
 };
 
 use crate::{
     error::LoadError,
-    experts::{ExpertBatch, ExpertForm, ExpertsFailed, LayerBiases, MoeScratch, RoutedExperts},
+    experts::{
+        ARRIVAL_ROWS_MAX, ExpertBatch, ExpertForm, ExpertsFailed, LayerBiases, MoeDims, MoeScratch,
+        RoutedExperts,
+    },
     load::{Linear, Loader, Matrix},
     spec::MoeSpec,
 };
@@ -39,6 +42,26 @@ pub(crate) struct FfnScratch<B: Backend> {
     shared_gate: B::Buf,
     pub(crate) routes: Routes<B>,
     pub(crate) moe: MoeScratch<B>,
+    guess: GuessScratch<B>,
+}
+
+/// Work space of a guess at the next layer's routes, for [`ARRIVAL_ROWS_MAX`] rows.
+#[derive(Debug)]
+struct GuessScratch<B: Backend> {
+    normed: B::Buf,
+    acts: B::Acts,
+    logits: B::Buf,
+    routes: Routes<B>,
+}
+
+/// What it takes to guess the routes of the next layer: its router and norm, and the residual stream
+/// as it is now. What this layer's feed-forward network and the next one's mixer will add is missing.
+pub(crate) struct Foresight<'a, B: Backend> {
+    pub(crate) next: &'a Moe<B>,
+    pub(crate) norm: &'a B::Buf,
+    pub(crate) norm_eps: f32,
+    /// `[rows, hidden]`.
+    pub(crate) hidden: View<'a, B::Buf>,
 }
 
 impl<B: Backend> FfnScratch<B> {
@@ -46,17 +69,28 @@ impl<B: Backend> FfnScratch<B> {
     pub(crate) fn new(
         device: &B,
         rows: usize,
-        (experts, top_k): (usize, usize),
+        (experts, dims): (usize, MoeDims),
         moe: MoeScratch<B>,
     ) -> DeviceResult<Self> {
-        let routes = Routes {
-            scores: device.alloc(rows * experts)?,
-            ids: Vec::with_capacity(rows * top_k),
-            weights: Vec::with_capacity(rows * top_k),
-            top_k,
+        let MoeDims { hidden, top_k, .. } = dims;
+        let routes = |rows: usize| {
+            Ok::<_, DeviceError>(Routes {
+                scores: device.alloc(rows * experts)?,
+                ids: Vec::with_capacity(rows * top_k),
+                weights: Vec::with_capacity(rows * top_k),
+                top_k,
+            })
+        };
+        let few = rows.min(ARRIVAL_ROWS_MAX);
+        let guess = GuessScratch {
+            normed: device.alloc(few * hidden)?,
+            acts: device.acts(few, hidden)?,
+            logits: device.alloc(few * experts)?,
+            routes: routes(few)?,
         };
         let logits = device.alloc(rows * experts)?;
-        Ok(Self { logits, shared_gate: device.alloc(rows)?, routes, moe })
+        let shared_gate = device.alloc(rows)?;
+        Ok(Self { logits, shared_gate, routes: routes(rows)?, moe, guess })
     }
 }
 
@@ -89,30 +123,45 @@ impl<B: Backend> Moe<B> {
         })
     }
 
-    /// `out = shared(x) + Σ weight · expert(x)` for prepared rows `x`. Reads overlap the shared
-    /// expert.
+    /// `out = shared(x) + Σ weight · expert(x)` for prepared rows `x`. Reads overlap the guess at the
+    /// next layer's routes and the shared expert.
     pub(crate) fn forward<E: RoutedExperts<B>>(
         &self,
         device: &B,
         experts: &mut E,
         x: &B::Acts,
         scratch: &mut FfnScratch<B>,
-        out: ViewMut<'_, B::Buf>,
+        (out, foresight): (ViewMut<'_, B::Buf>, Option<Foresight<'_, B>>),
     ) -> Result<(), ExpertsFailed> {
         let ViewMut { buf, offset, rows, cols, stride } = out;
-        let count = self.router.weight.shape.rows;
-        self.router.forward(device, x, ViewMut::new(&mut scratch.logits, rows, count))?;
-        let logits = View::new(&scratch.logits, rows, count);
-        let router = RouterLogits { logits, bias: self.choice_bias.as_ref() };
-        device.route(self.routing, router, &mut scratch.routes)?;
+        self.route(device, (x, rows), &mut scratch.logits, &mut scratch.routes)?;
         experts.observe(self.layer, &scratch.routes.scores);
         let ticket = experts.begin(self.layer, &scratch.routes)?;
+        if let Some(foresight) = foresight {
+            foresight.guess(device, &mut scratch.guess)?;
+            experts.foresee(foresight.next.layer, &scratch.guess.routes);
+        }
         self.shared(device, x, scratch, ViewMut { buf: &mut *buf, offset, rows, cols, stride })?;
         let out = ViewMut { buf, offset, rows, cols, stride };
         let (layer, routes) = (self.layer, &scratch.routes);
         let (form, scratch) = (&self.form, &mut scratch.moe);
         let batch = ExpertBatch { layer, form, routes, x, out, scratch };
         experts.finish(device, ticket, batch)
+    }
+
+    /// The experts of prepared rows.
+    fn route(
+        &self,
+        device: &B,
+        (x, rows): (&B::Acts, usize),
+        logits: &mut B::Buf,
+        routes: &mut Routes<B>,
+    ) -> DeviceResult {
+        let count = self.router.weight.shape.rows;
+        self.router.forward(device, x, ViewMut::new(&mut *logits, rows, count))?;
+        let logits = View::new(&*logits, rows, count);
+        let router = RouterLogits { logits, bias: self.choice_bias.as_ref() };
+        device.route(self.routing, router, routes)
     }
 
     /// `out = sigmoid(gate x) · mlp(x)`, or zero where there is no shared expert.
@@ -131,5 +180,17 @@ impl<B: Backend> Moe<B> {
         device.matmul(gate.view(), x, ViewMut::new(&mut scratch.shared_gate, rows, 1))?;
         let gate = View::new(&scratch.shared_gate, rows, 1);
         device.sigmoid_mul(gate, ViewMut { buf, offset, rows, cols, stride })
+    }
+}
+
+impl<B: Backend> Foresight<'_, B> {
+    /// The next layer's routes, if nothing came between.
+    fn guess(&self, device: &B, scratch: &mut GuessScratch<B>) -> DeviceResult {
+        let View { rows, cols, .. } = self.hidden;
+        let GuessScratch { normed, acts, logits, routes } = scratch;
+        let out = ViewMut::new(&mut *normed, rows, cols);
+        device.rms_norm(self.hidden, self.norm, self.norm_eps, out)?;
+        device.prepare(View::new(&*normed, rows, cols), acts)?;
+        self.next.route(device, (acts, rows), logits, routes)
     }
 }

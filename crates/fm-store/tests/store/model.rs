@@ -24,6 +24,10 @@ enum Op {
     DropLease(usize),
     /// Abandon a request.
     DropTicket(usize),
+    /// Say what may be wanted.
+    Foresee { layer: usize, set: u16, records: usize },
+    /// Do not expect it any more.
+    DropForecast,
     /// Give chunks back.
     Release(usize),
     /// Take chunks back.
@@ -37,6 +41,9 @@ fn op() -> impl Strategy<Value = Op> {
         12 => (any::<usize>(), order).prop_map(|(ticket, order)| Op::Next { ticket, order }),
         6 => any::<usize>().prop_map(Op::DropLease),
         1 => any::<usize>().prop_map(Op::DropTicket),
+        2 => (0..LAYERS, any::<u16>(), 0..5_usize)
+            .prop_map(|(layer, set, records)| Op::Foresee { layer, set, records }),
+        1 => Just(Op::DropForecast),
         1 => (0..3_usize).prop_map(Op::Release),
         1 => (0..3_usize).prop_map(Op::Grow),
     ]
@@ -59,7 +66,15 @@ struct Caller {
     world: World,
     store: Store,
     open: Vec<Open>,
+    forecasts: Vec<Ticket>,
     held: Vec<(ExpertKey, Lease)>,
+}
+
+fn wanted(layer: usize, set: u16) -> (LayerIndex, Vec<ExpertIndex>) {
+    // Position 1 is the dense layer.
+    let layer = LayerIndex(if layer == 0 { 0 } else { layer + 1 } as u16);
+    let experts = (0..EXPERTS as u16).filter(|at| set >> at & 1 == 1).map(ExpertIndex);
+    (layer, experts.collect())
 }
 
 impl Caller {
@@ -77,6 +92,13 @@ impl Caller {
             Op::DropTicket(at) if !self.open.is_empty() => {
                 self.open.swap_remove(at % self.open.len());
             }
+            Op::Foresee { layer, set, records } if self.forecasts.len() < 3 => {
+                let (layer, experts) = wanted(layer, set);
+                self.forecasts.push(self.store.foresee(layer, &experts, records).unwrap());
+            }
+            Op::DropForecast => {
+                self.forecasts.pop();
+            }
             Op::Release(chunks) => {
                 let before = self.store.bytes();
                 let released = self.store.release_chunks(chunks);
@@ -93,10 +115,7 @@ impl Caller {
     }
 
     fn request(&mut self, layer: usize, set: u16) {
-        // Position 1 is the dense layer.
-        let layer = LayerIndex(if layer == 0 { 0 } else { layer + 1 } as u16);
-        let owed = (0..EXPERTS as u16).filter(|at| set >> at & 1 == 1).map(ExpertIndex);
-        let owed: Vec<_> = owed.collect();
+        let (layer, owed) = wanted(layer, set);
         let ticket = self.store.request(layer, &owed).unwrap();
         self.open.push(Open { ticket, layer, owed });
     }
@@ -146,6 +165,7 @@ impl Caller {
     /// Takes what is owed, so that nothing hangs at the end either.
     fn finish(mut self) {
         self.held.clear();
+        self.forecasts.clear();
         while let Some(Open { ticket, owed, .. }) = self.open.last_mut() {
             if let Some(arrived) = self.store.next(ticket, Order::Ascending).unwrap() {
                 owed.retain(|expert| *expert != arrived.expert);
@@ -176,7 +196,8 @@ fn play(
     let options = StoreOptions { budget_bytes, policy, top_k: 2, chunk_bytes: CHUNK_BYTES };
     let store = Store::open(&world.catalog, options, reader).unwrap();
     assert!(store.bytes() <= budget_bytes);
-    let mut caller = Caller { world, store, open: Vec::new(), held: Vec::new() };
+    let (open, forecasts, held) = (Vec::new(), Vec::new(), Vec::new());
+    let mut caller = Caller { world, store, open, forecasts, held };
     for op in ops {
         caller.perform(op);
     }

@@ -1,0 +1,315 @@
+//! The knee: where a little more memory taken makes the machine page, and everything crawl.
+//!
+//! A plan is made from what is free when a model is opened. Other programs start later. So the
+//! machine is watched while the model runs, and when it strains the expert cache gives back the
+//! slots of one token's experts, and again, until it does not; after a long calm it takes them back
+//! one by one. A smaller cache reads more, which costs less than a page that has to be swapped in.
+
+use std::{
+    fmt,
+    fs::File,
+    io,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use fm_store::{Store, StoreError};
+
+use crate::machine::MemoryLimits;
+
+/// What the machine says about its memory. Counters only rise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Page faults of this process that had to wait for a disk.
+    pub major_faults: u64,
+    /// Microseconds in which some task of the group, or of the machine, waited for memory.
+    pub stalled_us: u64,
+    /// Bytes that can still be had.
+    pub left: u64,
+}
+
+/// Where readings come from; a test brings its own.
+pub trait Signals: Send {
+    /// What is true now.
+    fn read(&mut self) -> Reading;
+}
+
+/// What to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Advice {
+    Stay,
+    GiveBack,
+    TakeBack,
+}
+
+/// Time between two readings.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// More major faults per second than this are no accident: a program that is all there has none.
+const FAULTS_PER_S: u64 = 40;
+
+/// Share of the time that some task may wait for memory.
+const STALL_SHARE: f64 = 0.1;
+
+/// While more than this is left, stalls are somebody else's: those of the machine count for all its
+/// groups together.
+const TIGHT_BYTES: u64 = 1 << 30;
+
+/// With less than this left, something is about to be paged out or killed.
+const LEFT_BYTES: u64 = 64 << 20;
+
+/// Readings in a row that must be bad: a program that starts makes a short storm.
+const STRAINED_READINGS: u32 = 2;
+
+/// Readings in a row that must be good before slots are taken back: a minute.
+const CALM_READINGS: u32 = 120;
+
+/// Watches the memory of the machine for an expert store.
+pub struct Guard {
+    signals: Box<dyn Signals>,
+    interval: Duration,
+    due: Instant,
+    last: Option<(Instant, Reading)>,
+    strained: u32,
+    calm: u32,
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").field("last", &self.last).finish_non_exhaustive()
+    }
+}
+
+impl Guard {
+    /// Watches the machine under `root`, which is `/` outside of tests.
+    pub fn of_machine(root: &Path) -> Self {
+        Self::new(Box::new(Machine::open(root)), INTERVAL)
+    }
+
+    /// Watches whatever gives the signals.
+    pub fn new(signals: Box<dyn Signals>, interval: Duration) -> Self {
+        let due = Instant::now() + interval;
+        Self { signals, interval, due, last: None, strained: 0, calm: 0 }
+    }
+
+    /// Looks if it is time to, and lets the store give back or take back what one token uses.
+    ///
+    /// # Errors
+    /// If memory that was free a moment ago cannot be had.
+    pub fn tend(&mut self, store: &mut Store) -> Result<(), StoreError> {
+        let now = Instant::now();
+        if now < self.due {
+            return Ok(());
+        }
+        self.due = now + self.interval;
+        let reading = self.signals.read();
+        let Some((then, before)) = self.last.replace((now, reading)) else { return Ok(()) };
+        match self.judge(now - then, before, reading, store.working_set_bytes()) {
+            Advice::Stay => {}
+            Advice::GiveBack => _ = store.release(store.working_set_bytes()),
+            Advice::TakeBack => _ = store.take_back(store.working_set_bytes())?,
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self, time: Duration, before: Reading, now: Reading, set: u64) -> Advice {
+        let seconds = time.as_secs_f64();
+        let faults = now.major_faults.saturating_sub(before.major_faults) as f64;
+        let stalled = now.stalled_us.saturating_sub(before.stalled_us) as f64 / 1e6;
+        let exhausted = now.left < LEFT_BYTES;
+        let stalls = now.left < TIGHT_BYTES && stalled > STALL_SHARE * seconds;
+        let strained = faults > FAULTS_PER_S as f64 * seconds || stalls || exhausted;
+        self.strained = if strained { self.strained + 1 } else { 0 };
+        self.calm = if strained { 0 } else { self.calm + 1 };
+        if exhausted || self.strained >= STRAINED_READINGS {
+            self.strained = 0;
+            return Advice::GiveBack;
+        }
+        // Room for what is taken back, and as much again.
+        if self.calm >= CALM_READINGS && now.left > LEFT_BYTES + 2 * set {
+            self.calm = 0;
+            return Advice::TakeBack;
+        }
+        Advice::Stay
+    }
+}
+
+/// The signals of Linux; elsewhere nothing is ever wrong.
+struct Machine {
+    faults: Option<File>,
+    stalls: Option<File>,
+    limits: MemoryLimits,
+    free: Option<File>,
+    used: Option<File>,
+    cached: Option<File>,
+}
+
+impl Machine {
+    fn open(root: &Path) -> Self {
+        let limits = MemoryLimits::read(root);
+        let open = |path: &str| File::open(root.join(path)).ok();
+        let group = |names: [&str; 2]| {
+            let dir = &limits.cgroup.as_ref()?.path;
+            names.iter().find_map(|name| File::open(dir.join(name)).ok())
+        };
+        Self {
+            faults: open("proc/self/stat"),
+            stalls: match &limits.cgroup {
+                Some(group) => File::open(group.path.join("memory.pressure")).ok(),
+                None => open("proc/pressure/memory"),
+            },
+            free: open("proc/meminfo"),
+            used: group(["memory.current", "memory.usage_in_bytes"]),
+            cached: group(["memory.stat", "memory.stat"]),
+            limits,
+        }
+    }
+
+    /// What this process may still take: see [`MemoryLimits::allowed`].
+    fn left(&self) -> u64 {
+        let kib = |name| Some(1024 * number_after(self.free.as_ref()?, name)?);
+        let available = kib("MemAvailable:").unwrap_or(u64::MAX);
+        let in_group = || {
+            let used = number_after(self.used.as_ref()?, "")?;
+            let stat = |name| number_after(self.cached.as_ref()?, name);
+            // v1 counts what is below a group under names of their own.
+            let cached = match (stat("\ntotal_inactive_file"), stat("\ntotal_active_file")) {
+                (Some(inactive), Some(active)) => inactive + active,
+                _ => stat("\nfile")?.saturating_sub(stat("\nshmem").unwrap_or(0)),
+            };
+            let limit = self.limits.cgroup.as_ref()?.limit;
+            Some(limit.saturating_sub(used.saturating_sub(cached)))
+        };
+        available.min(in_group().unwrap_or(u64::MAX))
+    }
+}
+
+impl Signals for Machine {
+    fn read(&mut self) -> Reading {
+        // Fields of `stat` are counted behind the name of the program, which may contain anything.
+        let faults = || fields_after(self.faults.as_ref()?, ") ", 9);
+        // Lines begin with `some` and `full`; the first total is that of `some`.
+        let stalls = || number_after(self.stalls.as_ref()?, "total=");
+        Reading {
+            major_faults: faults().unwrap_or(0),
+            stalled_us: stalls().unwrap_or(0),
+            left: self.left(),
+        }
+    }
+}
+
+/// Reads the file from its start and gives the text to `take`; allocates nothing.
+fn with_text<T>(file: &File, take: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+    // The longest of these files, `memory.stat`, has about 2 KB.
+    let mut bytes = [0; 8192];
+    let length = read_start(file, &mut bytes).ok()?;
+    take(std::str::from_utf8(&bytes[..length]).ok()?)
+}
+
+#[cfg(unix)]
+fn read_start(file: &File, into: &mut [u8]) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, into, 0)
+}
+
+#[cfg(not(unix))]
+fn read_start(_: &File, _: &mut [u8]) -> io::Result<usize> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// The number that follows `name`.
+fn number_after(file: &File, name: &str) -> Option<u64> {
+    with_text(file, |text| {
+        let rest = text[text.find(name)? + name.len()..].trim_start();
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..end].parse().ok()
+    })
+}
+
+/// The number in the field so many fields behind the last `mark`.
+fn fields_after(file: &File, mark: &str, fields: usize) -> Option<u64> {
+    with_text(file, |text| {
+        let rest = &text[text.rfind(mark)? + mark.len()..];
+        rest.split_ascii_whitespace().nth(fields)?.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SET: u64 = 500 << 20;
+
+    /// Advice after each of these readings, half a second apart.
+    fn advice(readings: impl IntoIterator<Item = Reading>) -> Vec<Advice> {
+        struct Nothing;
+        impl Signals for Nothing {
+            fn read(&mut self) -> Reading {
+                Reading::default()
+            }
+        }
+        let mut guard = Guard::new(Box::new(Nothing), INTERVAL);
+        let mut before = Reading { left: u64::MAX, ..Reading::default() };
+        let judge = |now| {
+            let advice = guard.judge(INTERVAL, before, now, SET);
+            before = now;
+            advice
+        };
+        readings.into_iter().map(judge).collect()
+    }
+
+    fn plenty(major_faults: u64, stalled_us: u64) -> Reading {
+        Reading { major_faults, stalled_us, left: 4 << 30 }
+    }
+
+    #[test]
+    fn faults_and_stalls_that_last_shrink_the_cache_and_accidents_do_not() {
+        use Advice::{GiveBack, Stay};
+        let faults = [plenty(30, 0), plenty(60, 0), plenty(90, 0), plenty(90, 0)];
+        assert_eq!(advice(faults), [Stay, GiveBack, Stay, Stay]);
+        let tight = |stalled_us| Reading { left: TIGHT_BYTES - 1, ..plenty(0, stalled_us) };
+        assert_eq!(advice([tight(60_000), tight(120_000)]), [Stay, GiveBack]);
+        assert_eq!(advice([plenty(0, 60_000), plenty(0, 120_000)]), [Stay, Stay], "not ours");
+        let storm = [plenty(900, 0), plenty(900, 0), plenty(915, 40_000), plenty(930, 80_000)];
+        assert_eq!(advice(storm), [Stay; 4]);
+        let empty = Reading { left: LEFT_BYTES - 1, ..Reading::default() };
+        assert_eq!(advice([empty, empty]), [GiveBack; 2], "no time to lose");
+    }
+
+    #[test]
+    fn slots_come_back_after_a_long_calm_if_there_is_room() {
+        let calm = |left| (0..=CALM_READINGS).map(move |_| Reading { left, ..plenty(0, 0) });
+        let back = |left| advice(calm(left)).iter().filter(|a| **a == Advice::TakeBack).count();
+        assert_eq!(back(LEFT_BYTES + 2 * SET + 1), 1);
+        assert_eq!(back(LEFT_BYTES + 2 * SET), 0);
+        let mut broken: Vec<_> = calm(u64::MAX).collect();
+        broken[50].major_faults = 1000;
+        assert!(!advice(broken).contains(&Advice::TakeBack));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_machine_is_read_from_its_files() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/self/stat", "42 (a ) program) R 1 2 3 4 5 6 70 8 1234 10 11\n");
+        let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=777\n\
+            full avg10=0.00 avg60=0.00 avg300=0.00 total=55\n";
+        write("proc/pressure/memory", pressure);
+        write("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:    5000 kB\n");
+        let read = || Machine::open(root.path()).read();
+        let mut want = Reading { major_faults: 1234, stalled_us: 777, left: 5000 * 1024 };
+        assert_eq!(read(), want);
+        write("proc/self/cgroup", "0::/a\n");
+        write("sys/fs/cgroup/a/memory.max", "2000000\n");
+        write("sys/fs/cgroup/a/memory.current", "1500000\n");
+        write("sys/fs/cgroup/a/memory.stat", "anon 1\nfile 700000\nshmem 100000\n");
+        write("sys/fs/cgroup/a/memory.pressure", "some avg10=0.00 total=8\nfull total=1\n");
+        (want.left, want.stalled_us) = (2_000_000 - 900_000, 8);
+        assert_eq!(read(), want);
+        assert_eq!(MemoryLimits::read(root.path()).allowed(), want.left, "as the plan counts");
+    }
+}

@@ -1,0 +1,96 @@
+//! Memory that the store gives back and takes again while it runs.
+
+use super::{Store, Wait};
+use crate::{
+    class::Class,
+    entries::{EntryIndex, Foreseen, Residence},
+    error::StoreError,
+};
+
+impl Store {
+    /// Bytes of the experts that one token uses.
+    pub fn working_set_bytes(&self) -> u64 {
+        let classes = self.plan.classes.iter();
+        classes.map(|class| (class.slots_min * class.layers * class.record_bytes) as u64).sum()
+    }
+
+    /// Gives back chunks until `bytes` are reached or no more can be spared, see
+    /// [`Store::release_chunks`], and returns their bytes.
+    pub fn release(&mut self, bytes: u64) -> u64 {
+        let mut released = 0;
+        while released < bytes {
+            match self.release_chunks(1) {
+                0 => break,
+                chunk => released += chunk,
+            }
+        }
+        self.stats.released_bytes += released;
+        released
+    }
+
+    /// Takes back chunks that were given back, until `bytes` are reached or all are there again, and
+    /// returns their bytes.
+    ///
+    /// # Errors
+    /// If the memory is not there.
+    pub fn take_back(&mut self, bytes: u64) -> Result<u64, StoreError> {
+        let mut taken = 0;
+        while taken < bytes {
+            match self.grow(1)? {
+                0 => break,
+                chunk => taken += chunk,
+            }
+        }
+        self.stats.taken_back_bytes += taken;
+        Ok(taken)
+    }
+
+    /// Gives back up to `chunks` chunks of slots, evicting who lives there, and returns their
+    /// bytes. Chunks with slots in use stay, and so does the smallest working set.
+    pub fn release_chunks(&mut self, chunks: usize) -> u64 {
+        self.sweep();
+        self.collect(Wait::Poll);
+        let mut released = 0;
+        for _ in 0..chunks {
+            let Self { classes, entries, stats, .. } = self;
+            let mut largest_first: Vec<&mut Class> = classes.iter_mut().collect();
+            largest_first.sort_unstable_by_key(|class| std::cmp::Reverse(class.bytes()));
+            let bytes = largest_first.into_iter().find_map(|class| {
+                let mut evicted = Vec::new();
+                let needed = |entry: EntryIndex| entries[entry].pins > 0;
+                let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
+                stats.evictions += evicted.len() as u64;
+                for entry in evicted {
+                    let entry = &mut entries[entry];
+                    (entry.residence, entry.foreseen) = (Residence::Absent, Foreseen::No);
+                }
+                Some(bytes)
+            });
+            match bytes {
+                Some(bytes) => released += bytes,
+                None => break,
+            }
+        }
+        released
+    }
+
+    /// Takes back up to `chunks` chunks that were given back, and returns their bytes.
+    ///
+    /// # Errors
+    /// If the memory is not there.
+    pub fn grow(&mut self, chunks: usize) -> Result<u64, StoreError> {
+        let mut grown = 0;
+        for _ in 0..chunks {
+            let mut bytes = None;
+            for class in &mut self.classes {
+                bytes = class.grow_chunk()?;
+                if bytes.is_some() {
+                    break;
+                }
+            }
+            let Some(bytes) = bytes else { break };
+            grown += bytes;
+        }
+        Ok(grown)
+    }
+}
