@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod bench;
 mod convert;
 mod eval;
 mod inspect;
@@ -34,6 +35,7 @@ pub(crate) fn command() -> Command {
         .subcommand(inspect::command())
         .subcommand(convert::command())
         .subcommand(verify::command())
+        .subcommand(bench::command())
         .subcommand(logits::command())
         .subcommand(eval::command())
         .subcommand(synth::command())
@@ -50,6 +52,7 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(("inspect", matches)) => inspect::run(matches),
         Some(("convert", matches)) => convert::run(matches),
         Some(("verify", matches)) => verify::run(matches),
+        Some(("bench", matches)) => bench::run(matches),
         Some(("logits", matches)) => logits::run(matches),
         Some(("eval", matches)) => eval::run(matches),
         Some(("synth", matches)) => synth::run(matches),

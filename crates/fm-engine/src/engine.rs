@@ -76,8 +76,9 @@ pub struct Planned {
     pub threads: usize,
     /// How the experts' bytes will be checked.
     pub checks: Checks,
+    /// Files of the checkpoint, for probes.
+    pub files: Vec<PathBuf>,
     options: EngineOptions,
-    files: Vec<PathBuf>,
     metadata: Option<Metadata>,
 }
 
@@ -161,7 +162,24 @@ pub fn plan(
     };
     let footprint = Footprint::of(&spec, options.top_k);
     let (options, Checkpoint { path, metadata, files, .. }) = (options.clone(), checkpoint);
-    Ok(Planned { path, spec, footprint, plan, device, threads, checks, options, files, metadata })
+    Ok(Planned { path, spec, footprint, plan, device, threads, checks, files, options, metadata })
+}
+
+impl Planned {
+    /// How its experts are read.
+    pub(crate) fn reader_options(&self) -> reader::ReaderOptions {
+        reader::ReaderOptions {
+            io: self.options.io,
+            // Free memory that the plan does not use is what the page cache can have.
+            page_cache_bytes: self.plan.allowed.saturating_sub(self.plan.budget),
+            ..reader::ReaderOptions::default()
+        }
+    }
+
+    /// Its files, opened.
+    pub(crate) fn open_files(&self) -> Files {
+        Files::new(self.files.clone())
+    }
 }
 
 /// How the experts' bytes are checked when they arrive.
@@ -280,19 +298,14 @@ where
     B: Backend<Bytes = [u8]>,
     B::Buf: Send,
 {
-    let Planned { spec, plan, options, .. } = planned;
-    let files = Files::new(planned.files.clone());
+    let Planned { spec, plan, .. } = planned;
+    let files = planned.open_files();
     let loader = Loader { device: &device, files: &files };
     let decoder = Decoder::load(&loader, spec, plan.decoder)?;
-    let reader_options = reader::ReaderOptions {
-        io: options.io,
-        // Free memory that the plan does not use is what the page cache can have.
-        page_cache_bytes: plan.allowed.saturating_sub(plan.budget),
-        ..reader::ReaderOptions::default()
-    };
-    let (reader, info) = reader::open(&spec.catalog, reader_options)?;
+    let (reader, info) = reader::open(&spec.catalog, planned.reader_options())?;
     let store = Store::open(&spec.catalog, plan.store_options, reader)?;
-    let local = Local::new(Arc::clone(&spec.catalog), store, options.look_ahead)
+    let local = Local::new(Arc::clone(&spec.catalog), store)
+        .looking_ahead(planned.options.look_ahead)
         .guarded(Guard::of_machine(root));
     let stats = local.stats();
     let numerics = device.numerics();

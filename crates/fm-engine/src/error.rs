@@ -95,6 +95,12 @@ pub enum EngineError {
         source: GgufError,
     },
 
+    /// Work on experts, of a model that has none.
+    #[error("{} has no routed experts", path.display())]
+    NoExperts {
+        /// The model's directory or GGUF file.
+        path: PathBuf,
+    },
     /// Text for a model without a tokenizer.
     #[error("{} has no tokenizer, so it takes tokens only", path.display())]
     NoTokenizer {

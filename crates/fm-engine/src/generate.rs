@@ -114,7 +114,7 @@ pub struct Generated {
     pub reused: usize,
     /// From the start to the first token.
     pub first_token: Option<Duration>,
-    /// The prompt.
+    /// The prompt, until the first token.
     pub prefill: Phase,
     /// Everything after it.
     pub decode: Phase,
@@ -285,12 +285,15 @@ impl<'a> Generation<'a> {
             ControlFlow::Continue(()) => None,
             ControlFlow::Break(()) => Some(FinishReason::Cancelled),
         };
+        let mut first_token = None;
+        if finish.is_none() {
+            finish = self.next(on_event)?;
+            first_token = Some(started.elapsed());
+        }
         let prefill = self.phase(self.request.prompt.len() - reused, before);
         let before = self.mark();
-        let mut first_token = None;
         while finish.is_none() {
             finish = self.next(on_event)?;
-            first_token.get_or_insert_with(|| started.elapsed());
         }
         let decode = self.phase(self.tokens.len().saturating_sub(1), before);
         if let (Some(text), false) = (&mut self.text, finish == Some(FinishReason::Cancelled)) {

@@ -13,6 +13,7 @@ pub mod limits;
 pub mod local;
 pub mod look_ahead;
 pub mod machine;
+pub mod measure;
 pub mod memory_plan;
 pub mod options;
 pub mod pressure;

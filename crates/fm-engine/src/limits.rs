@@ -66,19 +66,24 @@ impl Limits {
         if let Some(limits) = path.as_deref().and_then(remembered) {
             return limits;
         }
-        let limits = Self {
+        let limits = Self::measure(files, threads, memory);
+        if let Some(path) = path {
+            // A measurement that cannot be remembered is made again.
+            let _ = remember(&path, limits);
+        }
+        limits
+    }
+
+    /// Measures for at most 0.3 s. Without files the disk is left alone.
+    pub fn measure(files: &[PathBuf], threads: usize, memory: ProbeMemory) -> Self {
+        Self {
             disk_bytes_per_s: largest(files).and_then(|file| measure_disk(&file).ok().flatten()),
             memory_bytes_per_s: match memory {
                 ProbeMemory::Allocate => Some(measure_memory(threads)),
                 ProbeMemory::Leave => None,
             },
             age_s: 0.0,
-        };
-        if let Some(path) = path {
-            // A measurement that cannot be remembered is made again.
-            let _ = remember(&path, limits);
         }
-        limits
     }
 }
 
@@ -161,7 +166,7 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
 
 /// Bytes per second that `threads` threads read from memory together, over as many passes as fit
 /// the time.
-pub fn measure_memory(threads: usize) -> f64 {
+fn measure_memory(threads: usize) -> f64 {
     let level = Level::best();
     let bytes = vec![0x3C; MEMORY_PROBE_BYTES];
     let share = bytes.len() / threads.max(1);

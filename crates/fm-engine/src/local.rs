@@ -47,9 +47,9 @@ pub fn read_stats(stats: &SharedStats) -> Stats {
 
 impl Local {
     /// Serves the records of `catalog` from `store`.
-    pub fn new(catalog: Arc<Catalog>, store: Store, look_ahead: LookAhead) -> Self {
+    pub fn new(catalog: Arc<Catalog>, store: Store) -> Self {
         let stats = Arc::new(Mutex::new(store.stats()));
-        let foresight = Foresight::new(look_ahead, catalog.layers.len());
+        let foresight = Foresight::new(LookAhead::Off, catalog.layers.len());
         let grouped = RowsByExpert::default();
         Self {
             catalog,
@@ -61,6 +61,12 @@ impl Local {
             everyone: Vec::new(),
             forecast: None,
         }
+    }
+
+    /// Reads ahead what will probably be needed.
+    #[must_use]
+    pub fn looking_ahead(self, mode: LookAhead) -> Self {
+        Self { foresight: Foresight::new(mode, self.catalog.layers.len()), ..self }
     }
 
     /// Lets the store give memory back when the machine runs short of it.

@@ -138,13 +138,28 @@ pub fn physical_cores(root: &Path) -> usize {
 /// The most memory that this process has held at once and that cannot be dropped: its peak less
 /// the pages of files, which here are the program's own. `None` where the system does not tell.
 pub fn peak_held_bytes(root: &Path) -> Option<u64> {
+    status_less_files(root, "VmHWM:")
+}
+
+/// As [`peak_held_bytes`], now.
+pub fn held_bytes(root: &Path) -> Option<u64> {
+    status_less_files(root, "VmRSS:")
+}
+
+fn status_less_files(root: &Path, name: &str) -> Option<u64> {
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
         Some(kib * 1024)
     };
-    Some(field("VmHWM:")?.saturating_sub(field("RssFile:")?))
+    Some(field(name)?.saturating_sub(field("RssFile:")?))
+}
+
+/// Processes that ran or wanted to, on average over the last minute. `None` where the system does
+/// not tell.
+pub fn load_average(root: &Path) -> Option<f64> {
+    fs::read_to_string(root.join("proc/loadavg")).ok()?.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -225,10 +240,14 @@ mod tests {
     fn the_peak_is_what_cannot_be_dropped() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("proc/self")).unwrap();
-        let status = "Name:\tx\nVmHWM:\t   90000 kB\nRssAnon:\t 70000 kB\nRssFile:\t   8000 kB\n";
+        let status = "Name:\tx\nVmHWM:\t   90000 kB\nVmRSS:\t 60000 kB\nRssFile:\t   8000 kB\n";
         fs::write(root.path().join("proc/self/status"), status).unwrap();
+        fs::write(root.path().join("proc/loadavg"), "1.25 0.71 0.69 2/213 4711\n").unwrap();
         assert_eq!(peak_held_bytes(root.path()), Some(82_000 * 1024));
+        assert_eq!(held_bytes(root.path()), Some(52_000 * 1024));
+        assert_eq!(load_average(root.path()), Some(1.25));
         assert_eq!(peak_held_bytes(Path::new("/nowhere")), None);
+        assert_eq!(load_average(Path::new("/nowhere")), None);
     }
 
     #[test]

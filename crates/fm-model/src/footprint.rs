@@ -66,9 +66,22 @@ impl Footprint {
     }
 }
 
+/// Bytes of keys, values and memories that the token at `position` reads.
+pub fn state_bytes(spec: &ModelSpec, position: usize) -> u64 {
+    let kept = spec.layers.iter().filter_map(|layer| {
+        let token_bytes = block_bytes(std::iter::once(layer.mixer.kv_shape()?));
+        Some(layer.mixer.seen_from(position) as u64 * token_bytes / KV_BLOCK_TOKENS as u64)
+    });
+    kept.sum::<u64>() + memories(spec)
+}
+
+/// Bytes of the delta nets' memories of one session.
+fn memories(spec: &ModelSpec) -> u64 {
+    spec.delta_layers().map(|layer| DeltaState::<Nowhere>::bytes(layer.shape)).sum()
+}
+
 fn recurrent(spec: &ModelSpec) -> u64 {
-    let live: u64 = spec.delta_layers().map(|l| DeltaState::<Nowhere>::bytes(l.shape)).sum();
-    2 * live
+    2 * memories(spec)
 }
 
 /// Bytes do not depend on the device.

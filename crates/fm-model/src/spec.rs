@@ -221,16 +221,7 @@ impl ModelSpec {
 
     /// What every layer with a KV cache keeps of a token, in order.
     pub fn kv_shapes(&self) -> impl Iterator<Item = KvShape> + Clone {
-        self.layers.iter().filter_map(|layer| match &layer.mixer {
-            MixerSpec::Attention(attention) => {
-                let AttentionShape { kv_heads, k_dim, v_dim, .. } = attention.shape;
-                Some(KvShape { kv_heads, k_dim, v_dim })
-            }
-            MixerSpec::Mla(mla) => {
-                Some(KvShape { kv_heads: 1, k_dim: mla.shape.key_dim(), v_dim: 0 })
-            }
-            MixerSpec::DeltaNet(_) => None,
-        })
+        self.layers.iter().filter_map(|layer| layer.mixer.kv_shape())
     }
 }
 
@@ -256,6 +247,29 @@ pub enum MixerSpec {
     Mla(Box<MlaSpec>),
     /// Gated delta net with a recurrent memory.
     DeltaNet(Box<DeltaNetSpec>),
+}
+
+impl MixerSpec {
+    /// What it keeps of a token, if it keeps something of every token.
+    pub fn kv_shape(&self) -> Option<KvShape> {
+        match self {
+            Self::Attention(attention) => {
+                let AttentionShape { kv_heads, k_dim, v_dim, .. } = attention.shape;
+                Some(KvShape { kv_heads, k_dim, v_dim })
+            }
+            Self::Mla(mla) => Some(KvShape { kv_heads: 1, k_dim: mla.shape.key_dim(), v_dim: 0 }),
+            Self::DeltaNet(_) => None,
+        }
+    }
+
+    /// Positions whose keys a row at `position` sees, itself included.
+    pub fn seen_from(&self, position: usize) -> usize {
+        let first = match self {
+            Self::Attention(attention) => attention.shape.first_seen(position),
+            Self::Mla(_) | Self::DeltaNet(_) => 0,
+        };
+        position + 1 - first
+    }
 }
 
 /// What a layer keeps of a token.

@@ -5,8 +5,8 @@ use crate::{flash_moe, stdout};
 #[test]
 fn help_of_every_command() {
     for command in [
-        "", "pull", "list", "rm", "run", "plan", "inspect", "convert", "verify", "logits", "eval",
-        "synth",
+        "", "pull", "list", "rm", "run", "plan", "inspect", "convert", "verify", "bench", "logits",
+        "eval", "synth",
     ] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let output = flash_moe(&args);

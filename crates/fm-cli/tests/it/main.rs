@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod answers;
+mod bench;
 mod ceiling;
 mod containers;
 mod errors;

@@ -151,7 +151,7 @@ impl Model {
             chunk_bytes: record_bytes as usize,
         };
         let store = Store::open(catalog, options, reader).unwrap();
-        let local = Local::new(Arc::clone(catalog), store, self.look_ahead);
+        let local = Local::new(Arc::clone(catalog), store).looking_ahead(self.look_ahead);
         let local = match guard {
             Some(guard) => local.guarded(guard),
             None => local,

@@ -1,0 +1,115 @@
+//! A table that grows by a line per figure: what was tried, and what came of it.
+
+use std::{
+    fs::OpenOptions,
+    io::{Seek, Write},
+    path::Path,
+};
+
+use anyhow::Context;
+use fm_engine::measure::Spread;
+
+use super::output::{About, Output, RateTest, SpeedTest};
+
+const COLUMNS: [&str; 12] = [
+    "commit",
+    "model",
+    "geometry",
+    "settings",
+    "tok/s",
+    "GB/s",
+    "TTFT s",
+    "share of limit",
+    "memory bytes",
+    "kept/discarded",
+    "logits hash",
+    "description",
+];
+
+/// Adds a line for every figure, and the names of the columns to an empty file.
+pub(super) fn append(file: &Path, output: &Output, note: &str) -> anyhow::Result<()> {
+    let context = || format!("recording in {}", file.display());
+    let mut lines = String::new();
+    for row in rows(output, note) {
+        lines.push_str(&row.map(|cell| one_line(&cell)).join("\t"));
+        lines.push('\n');
+    }
+    let mut table =
+        OpenOptions::new().append(true).create(true).open(file).with_context(context)?;
+    if table.stream_position().with_context(context)? == 0
+        && table.metadata().with_context(context)?.len() == 0
+    {
+        lines.insert_str(0, &format!("{}\n", COLUMNS.join("\t")));
+    }
+    table.write_all(lines.as_bytes()).with_context(context)
+}
+
+fn one_line(cell: &str) -> String {
+    cell.replace(['\t', '\n', '\r'], " ")
+}
+
+fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
+    let peak = output.peak_bytes.map_or(String::new(), |bytes| bytes.to_string());
+    let row = |test: &str, numerics: Option<&str>, figures: Figures| {
+        let [tok_s, gb_s, ttft, share, kept, hash] = figures.0;
+        [
+            output.commit.to_owned(),
+            output.about.model.clone(),
+            output.about.geometry.clone(),
+            settings(&output.about, test, numerics),
+            tok_s,
+            gb_s,
+            ttft,
+            share,
+            peak.clone(),
+            kept,
+            hash,
+            note.to_owned(),
+        ]
+    };
+    let speed = output.speed.iter().map(|test| row(&test.test, None, test.into()));
+    let rates = output.rates.iter().map(|test| row(&test.test, test.numerics, test.into()));
+    speed.chain(rates).collect()
+}
+
+fn settings(about: &About, test: &str, numerics: Option<&str>) -> String {
+    let numerics = numerics.or(about.numerics).unwrap_or("no numerics");
+    let reader = about.reader.as_deref().unwrap_or("no reader");
+    format!(
+        "{test}; {numerics}; {} threads; {} bytes in slots; {reader}; policy {}; chunk {}",
+        about.threads, about.slot_bytes, about.policy, about.prefill_chunk
+    )
+}
+
+/// The columns that differ between kinds of figures.
+struct Figures([String; 6]);
+
+fn median(spread: Option<Spread>, factor: f64) -> String {
+    spread.map_or(String::new(), |spread| format!("{:.4}", factor * spread.median))
+}
+
+impl From<&SpeedTest> for Figures {
+    fn from(test: &SpeedTest) -> Self {
+        Self([
+            median(test.tok_s, 1.0),
+            String::new(),
+            test.ttft_s.map_or(String::new(), |seconds| format!("{seconds:.4}")),
+            median(test.disk_share.or(test.memory_share), 1.0),
+            format!("{}/{}", test.kept, test.discarded),
+            test.logits_hash.clone(),
+        ])
+    }
+}
+
+impl From<&RateTest> for Figures {
+    fn from(test: &RateTest) -> Self {
+        Self([
+            String::new(),
+            median(test.bytes_per_s, 1e-9),
+            String::new(),
+            median(test.share, 1.0),
+            format!("{}/{}", test.kept, test.discarded),
+            String::new(),
+        ])
+    }
+}

@@ -1,0 +1,195 @@
+//! What is to be measured, and with which model.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::Context;
+use clap::ArgMatches;
+use fm_engine::{
+    Engine, EngineError, Load, Places,
+    engine::{Planned, plan},
+    machine::{held_bytes, peak_held_bytes},
+    measure::{Prober, Watched, walk::Walk},
+    options::EngineOptions,
+};
+use fm_text::SpecialTokens;
+
+use super::{DECODE, DEPTH, PREFILL, numbers};
+use crate::{cmd::model_path, flags, places};
+
+/// Tokens that the user says in a turn of a conversation.
+pub(super) const TURN_PROMPT: usize = 32;
+
+/// Tokens that are taken in before anything is measured: enough to meet nearly every expert.
+const WARM_UP: usize = 512;
+
+/// What was asked for.
+pub(super) struct Setup {
+    pub(super) path: PathBuf,
+    pub(super) options: EngineOptions,
+    pub(super) places: Places,
+    pub(super) work: Work,
+    text: Option<String>,
+}
+
+/// What is computed.
+#[derive(Clone, Debug)]
+pub(super) struct Work {
+    /// Lengths of prompts.
+    pub(super) prefill: Vec<usize>,
+    /// Positions from which on is written.
+    pub(super) depths: Vec<usize>,
+    /// Tokens that are written per repeat.
+    pub(super) decode: usize,
+    pub(super) sessions: usize,
+    /// Whether all sessions start from the same text.
+    pub(super) same_text: bool,
+    pub(super) repeats: usize,
+    pub(super) warm_up: usize,
+    /// Whether every prompt meets an engine without experts.
+    pub(super) cold: bool,
+}
+
+impl Setup {
+    pub(super) fn new(matches: &ArgMatches) -> anyhow::Result<Self> {
+        let one = |name: &str| matches.get_one::<usize>(name).copied();
+        let (mut prefill, mut depths) =
+            (numbers(matches, "prefill"), numbers(matches, "context-at"));
+        let writes = one("decode").is_some() || !depths.is_empty();
+        if prefill.is_empty() && !writes {
+            prefill.push(PREFILL);
+        }
+        if depths.is_empty() && (writes || matches.get_many::<usize>("prefill").is_none()) {
+            depths.push(DEPTH);
+        }
+        let work = Work {
+            prefill,
+            depths,
+            decode: one("decode").unwrap_or(DECODE),
+            sessions: one("sessions").unwrap_or(1),
+            same_text: matches.get_flag("same-text"),
+            repeats: one("repeats").unwrap_or(1),
+            warm_up: one("warm-up").unwrap_or(WARM_UP),
+            cold: matches.get_flag("cold"),
+        };
+        let mut options = flags::engine_options(matches)?;
+        let turns = one("turns").unwrap_or(0);
+        let needed = work.context().max(turns * (TURN_PROMPT + work.decode));
+        options.context = options.context.or(Some(needed as u32));
+        let text = matches.get_one::<PathBuf>("text").map(|file| {
+            fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
+        });
+        Ok(Self {
+            path: model_path(matches)?,
+            options,
+            places: places::places(),
+            work,
+            text: text.transpose()?,
+        })
+    }
+
+    /// Reads headers and plans memory.
+    pub(super) fn plan(&self) -> Result<Planned, EngineError> {
+        let sessions = self.work.sessions;
+        plan(&self.path, &self.options, Load { sessions, logits_rows: sessions }, &self.places)
+    }
+}
+
+impl Work {
+    /// The first position of the first text.
+    pub(super) fn first_depth(&self) -> usize {
+        self.depths.first().copied().unwrap_or(DEPTH)
+    }
+
+    /// Tokens that a session has to hold: one unmeasured window, and twice as many as have to count.
+    fn context(&self) -> usize {
+        let written = (1 + 2 * self.repeats) * self.decode;
+        let longest = self.depths.iter().map(|depth| depth + written);
+        longest.chain(self.prefill.iter().copied()).max().unwrap_or(0)
+    }
+}
+
+/// An open model, what was asked for, and where its prompts come from.
+pub(super) struct Bench {
+    pub(super) setup: Setup,
+    pub(super) prober: Prober,
+    /// Whether some experts have no slot.
+    pub(super) out_of_core: bool,
+    /// The most memory that was seen; probes, which take some for themselves, are not counted.
+    pub(super) peak_bytes: Option<u64>,
+    /// `None` only while it is opened anew.
+    engine: Option<Engine>,
+    text: Option<Vec<u32>>,
+}
+
+impl Bench {
+    /// Loads what was planned.
+    pub(super) fn open(setup: Setup, planned: Planned) -> anyhow::Result<Self> {
+        let out_of_core = !planned.plan.store.holds_everything();
+        let watched = if out_of_core { Watched::Yes } else { Watched::No };
+        let prober = Prober::new(&planned, watched, &setup.places);
+        let engine = Engine::load(planned, &setup.places)?;
+        let text = setup.text.as_ref().map(|text| tokens_of(&engine, text)).transpose()?;
+        let peak_bytes = peak_held_bytes(&setup.places.root);
+        Ok(Self { setup, prober, out_of_core, peak_bytes, engine: Some(engine), text })
+    }
+
+    /// Opens the same model anew, without an expert in memory.
+    pub(super) fn reopen(&mut self) -> Result<(), EngineError> {
+        // Two of them do not fit.
+        self.engine = None;
+        self.engine = Some(Engine::load(self.setup.plan()?, &self.setup.places)?);
+        Ok(())
+    }
+
+    /// The open model.
+    pub(super) fn engine(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("it is open, or nobody gets here")
+    }
+
+    /// Looks at the memory that is held now.
+    pub(super) fn note_memory(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(held_bytes(&self.setup.places.root));
+    }
+
+    /// `len` tokens from the start of a session's text. A text that is too short begins anew.
+    pub(super) fn tokens(&mut self, session: usize, len: usize) -> Vec<u32> {
+        let vocab = self.engine().runner.vocab();
+        let Work { same_text, sessions, .. } = self.setup.work;
+        let length = self.text.as_ref().map_or(vocab, Vec::len);
+        let start = if same_text { 0 } else { session * length / sessions };
+        let positions = (start..start + len).map(|at| at % length);
+        match &self.text {
+            Some(text) => positions.map(|at| text[at]).collect(),
+            None => positions.map(|at| at as u32).collect(),
+        }
+    }
+
+    /// The prompts of all sessions.
+    pub(super) fn prompts(&mut self, len: usize) -> Vec<Vec<u32>> {
+        (0..self.setup.work.sessions).map(|session| self.tokens(session, len)).collect()
+    }
+
+    /// Takes in tokens from all over the vocabulary, or a text: that brings most experts in.
+    pub(super) fn warm_up(&mut self) -> Result<(), EngineError> {
+        let len = self.setup.work.warm_up.min(self.engine().plan.context as usize);
+        let vocab = self.engine().runner.vocab();
+        let tokens = match &self.text {
+            Some(_) => self.tokens(0, len),
+            None => (0..len).map(|at| (at * vocab / len) as u32).collect(),
+        };
+        if !tokens.is_empty() {
+            let engine = self.engine();
+            let (walk, _) = Walk::start(engine, [tokens])?;
+            walk.end(engine);
+        }
+        self.note_memory();
+        Ok(())
+    }
+}
+
+fn tokens_of(engine: &Engine, text: &str) -> Result<Vec<u32>, EngineError> {
+    let no_tokenizer = || EngineError::NoTokenizer { path: engine.path.clone() };
+    let tokenizer = engine.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
+    let tokens = tokenizer.encode(text, SpecialTokens::Parse)?;
+    if tokens.is_empty() { Err(EngineError::EmptyPrompt) } else { Ok(tokens) }
+}

@@ -1,0 +1,182 @@
+//! Whole models: prompts, and sessions that write side by side, each the most likely token.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use fm_model::runner::{Batch, Row, RowInput, SessionId, Wants};
+use fm_store::Stats;
+use fm_text::ThinkingState;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::{
+    engine::Engine,
+    error::EngineError,
+    generate::{Generated, Generation, Request},
+    local::read_stats,
+    sampler::{Sampler, Sampling},
+};
+
+/// A prompt that was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prompted {
+    /// Its tokens.
+    pub tokens: usize,
+    /// Until the first token was chosen.
+    pub elapsed: Duration,
+    /// What the expert store did meanwhile.
+    pub store: Stats,
+    /// Over the logits that the first token was chosen from.
+    pub logits_hash: u128,
+}
+
+/// Some tokens that were written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Steps of the model, each a token of every session.
+    pub steps: usize,
+    /// Position of the first of them.
+    pub position: u32,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// What the expert store did meanwhile.
+    pub store: Stats,
+    /// Over the f32 bits of all logits, step by step, session by session.
+    pub logits_hash: u128,
+}
+
+/// One hash of the hashes of several windows, in order.
+pub fn combined_hash(hashes: impl IntoIterator<Item = u128>) -> u128 {
+    let mut all = Xxh3Default::new();
+    hashes.into_iter().for_each(|hash| all.update(&hash.to_le_bytes()));
+    all.digest128()
+}
+
+/// Continues `session`, which holds a beginning of `text`, by up to `max_tokens` of the most likely
+/// tokens. No token ends it.
+///
+/// # Errors
+/// If a step fails.
+pub fn generate(
+    engine: &mut Engine,
+    session: SessionId,
+    text: Vec<u32>,
+    max_tokens: usize,
+) -> Result<Generated, EngineError> {
+    let stats = engine.stats_handle();
+    let read_stats = || read_stats(&stats);
+    let request = Request {
+        prompt: text,
+        sampling: Sampling::default(),
+        max_tokens: Some(max_tokens),
+        eos: Vec::new(),
+        stop: Vec::new(),
+        think_budget: None,
+        thinking: ThinkingState::None,
+        context: engine.plan.context,
+    };
+    let runner = engine.runner.as_mut();
+    let generation = Generation::new(runner, session, request, None, &read_stats)?;
+    generation.run(&mut |_| ControlFlow::Continue(()))
+}
+
+/// Sessions that write side by side.
+#[derive(Debug)]
+pub struct Walk {
+    walkers: Vec<Walker>,
+    batch: Batch,
+}
+
+#[derive(Debug)]
+struct Walker {
+    session: SessionId,
+    sampler: Sampler,
+    /// The token that was chosen last, and is fed next.
+    token: u32,
+}
+
+impl Walk {
+    /// Opens a session for every prompt and takes it in, one prompt after the other.
+    ///
+    /// # Errors
+    /// If a session cannot be opened, or a step fails.
+    ///
+    /// # Panics
+    /// Never: a prompt that was taken in without an error has its first token.
+    pub fn start(
+        engine: &mut Engine,
+        prompts: impl IntoIterator<Item = Vec<u32>>,
+    ) -> Result<(Self, Vec<Prompted>), EngineError> {
+        let (mut walkers, mut prompted) = (Vec::new(), Vec::new());
+        for prompt in prompts {
+            let session = engine.runner.open(engine.plan.context)?;
+            let tokens = prompt.len();
+            let sampler = Sampler::new(Sampling::default(), engine.runner.vocab(), &prompt);
+            let generated = generate(engine, session, prompt, 1)?;
+            let token = *generated.tokens.last().expect("no token ends it");
+            walkers.push(Walker { session, sampler, token });
+            prompted.push(Prompted {
+                tokens,
+                elapsed: generated.first_token.expect("it was not cancelled"),
+                store: generated.prefill.store,
+                logits_hash: generated.logits_hash,
+            });
+        }
+        Ok((Self { walkers, batch: Batch::default() }, prompted))
+    }
+
+    /// Writes on by `steps` tokens in every session.
+    ///
+    /// # Errors
+    /// If a step fails.
+    pub fn write(&mut self, engine: &mut Engine, steps: usize) -> Result<Window, EngineError> {
+        let stats = engine.stats_handle();
+        let position = self.position(engine)?;
+        let mut hash = Xxh3Default::new();
+        let (before, started) = (read_stats(&stats), Instant::now());
+        for _ in 0..steps {
+            self.step(engine, &mut hash)?;
+        }
+        Ok(Window {
+            steps,
+            position,
+            elapsed: started.elapsed(),
+            store: read_stats(&stats) - before,
+            logits_hash: hash.digest128(),
+        })
+    }
+
+    /// The position that is written next.
+    fn position(&self, engine: &Engine) -> Result<u32, EngineError> {
+        let first = self.walkers.first().map(|walker| engine.runner.position(walker.session));
+        Ok(first.transpose()?.unwrap_or(0))
+    }
+
+    fn step(&mut self, engine: &mut Engine, hash: &mut Xxh3Default) -> Result<(), EngineError> {
+        self.batch.rows.clear();
+        for walker in &self.walkers {
+            self.batch.rows.push(Row {
+                session: walker.session,
+                input: RowInput::Token(walker.token),
+                position: engine.runner.position(walker.session)?,
+                wants: Wants { logits: true, ..Wants::default() },
+            });
+        }
+        let vocab = engine.runner.vocab();
+        let output = engine.runner.step(&self.batch, &mut |_| ControlFlow::Continue(()))?;
+        if let Some(spoiled) = output.spoiled.into_iter().next() {
+            return Err(spoiled.reason.into());
+        }
+        for (walker, logits) in self.walkers.iter_mut().zip(output.logits.chunks_exact(vocab)) {
+            logits.iter().for_each(|logit| hash.update(&logit.to_le_bytes()));
+            walker.token = walker.sampler.sample(logits)?;
+        }
+        Ok(())
+    }
+
+    /// Closes the sessions.
+    pub fn end(self, engine: &mut Engine) {
+        self.walkers.iter().for_each(|walker| engine.runner.close(walker.session));
+    }
+}
