@@ -1,5 +1,6 @@
 //! The devices this build can compute on: the only place that lists them.
 
+use fm_format::record::{Catalog, LayerRecords, MatrixRole};
 pub use fm_kernels::backend::Numerics;
 
 /// A device by name.
@@ -32,6 +33,24 @@ impl DeviceChoice {
         Self::ALL.iter().copied().find(|choice| choice.name() == name)
     }
 
+    /// The numerics of a model that does not ask for any: the fastest that keeps the bound of
+    /// invariant 13. Where experts are packed in a way that the CPU arranges, those are integers of
+    /// 15 bits, see `docs/experiments/0010-integer-numerics.md`.
+    pub fn default_numerics(self, catalog: &Catalog) -> Numerics {
+        let arranged = |layer: &LayerRecords| {
+            MatrixRole::ALL.iter().any(|role| fm_kernels::cpu::arranges(layer.layout.shape(*role)))
+        };
+        match self {
+            Self::Reference => Numerics::Reference,
+            _ if catalog.layers.iter().flatten().any(arranged) => Numerics::Int15,
+            _ => Numerics::F32,
+        }
+    }
+
+    fn computes_in(self, numerics: Numerics) -> bool {
+        (self == Self::Reference) == (numerics == Numerics::Reference)
+    }
+
     /// The device for a choice and a wish for numerics.
     ///
     /// # Errors
@@ -42,9 +61,10 @@ impl DeviceChoice {
             (Self::Auto, _) => Self::Cpu,
             (device, _) => device,
         };
-        let own = if device == Self::Reference { Numerics::Reference } else { Numerics::F32 };
         match numerics {
-            Some(numerics) if numerics != own => Err(NumericsMismatch { device, numerics, own }),
+            Some(numerics) if !device.computes_in(numerics) => {
+                Err(NumericsMismatch { device, numerics })
+            }
             _ => Ok(device),
         }
     }
@@ -52,14 +72,12 @@ impl DeviceChoice {
 
 /// A device was asked for numerics that it does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("device `{}` computes in numerics `{own}`, not `{numerics}`", device.name())]
+#[error("device `{}` does not compute in numerics `{numerics}`; leave --device out", device.name())]
 pub struct NumericsMismatch {
     /// The device.
     pub device: DeviceChoice,
     /// What was wished.
     pub numerics: Numerics,
-    /// What it has.
-    pub own: Numerics,
 }
 
 /// The instructions that the CPU backend would use here.

@@ -72,6 +72,8 @@ pub struct Planned {
     pub plan: MemoryPlan,
     /// Where it will compute.
     pub device: DeviceChoice,
+    /// Arithmetic in force.
+    pub numerics: Numerics,
     /// Threads that will compute.
     pub threads: usize,
     /// How the experts' bytes will be checked.
@@ -156,16 +158,34 @@ pub fn plan(
     };
     let plan = MemoryPlan::new(demand, &limits)?;
     let device = options.device.resolve(options.numerics)?;
+    let numerics = options.numerics.unwrap_or_else(|| device.default_numerics(&spec.catalog));
     let threads = match device {
         DeviceChoice::Reference => 1,
         _ => options.threads.unwrap_or_else(|| physical_cores(&places.root)),
     };
     let footprint = Footprint::of(&spec, options.top_k);
     let (options, Checkpoint { path, metadata, files, .. }) = (options.clone(), checkpoint);
-    Ok(Planned { path, spec, footprint, plan, device, threads, checks, files, options, metadata })
+    Ok(Planned {
+        path,
+        spec,
+        footprint,
+        plan,
+        device,
+        numerics,
+        threads,
+        checks,
+        files,
+        options,
+        metadata,
+    })
 }
 
 impl Planned {
+    /// The CPU, as it would compute.
+    pub(crate) fn cpu(&self) -> Cpu {
+        Cpu::open(self.threads).in_numerics(self.numerics)
+    }
+
     /// How its experts are read.
     pub(crate) fn reader_options(&self) -> reader::ReaderOptions {
         reader::ReaderOptions {
@@ -241,9 +261,10 @@ impl Engine {
     /// # Errors
     /// If a file cannot be read or memory cannot be had.
     pub fn load(planned: Planned, places: &Places) -> Result<Self, EngineError> {
-        let built = match planned.device {
-            DeviceChoice::Reference => build(Reference::open(), &planned, &places.root)?,
-            _ => build(Cpu::open(planned.threads), &planned, &places.root)?,
+        let built = if planned.device == DeviceChoice::Reference {
+            build(Reference::open(), &planned, &places.root)?
+        } else {
+            build(planned.cpu(), &planned, &places.root)?
         };
         let cache_dir = places.cache_dir.as_deref();
         let TextParts { tokenizer, template, generation, eos } = match &planned.metadata {

@@ -340,6 +340,14 @@ impl<'a> Computed<'a> {
     }
 }
 
+impl Drop for Computed<'_> {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.runner.close(session);
+        }
+    }
+}
+
 impl Logits for Computed<'_> {
     fn vocab(&self) -> usize {
         self.runner.vocab()

@@ -12,7 +12,7 @@ use fm_kernels::{
 };
 use fm_model::experts::{
     ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
-    expert_weights,
+    arrange_record, expert_weights,
 };
 use fm_store::{Arrived, Order, Stats, Store, StoreError, Ticket};
 
@@ -166,7 +166,12 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
             Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
         };
         loop {
-            let Arrived { expert, record } = match self.store.next(&mut ticket, order) {
+            let mut arranged = Ok(());
+            let arrived = self.store.next_arranged(&mut ticket, order, &mut |record| {
+                arranged = arrange_record(device, &records.layout, record);
+            });
+            arranged?;
+            let Arrived { expert, record } = match arrived {
                 Ok(Some(arrived)) => arrived,
                 Ok(None) => break,
                 Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
@@ -178,7 +183,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
                     continue;
                 }
             };
-            let weights = expert_weights(records, form, expert, &lease);
+            let weights = expert_weights(device, records, form, expert, &lease);
             let chosen = self.grouped.rows(expert);
             let (combine, target) = if few {
                 let results = rows * routes.top_k;

@@ -50,6 +50,11 @@ pub enum MatrixRole {
     Down,
 }
 
+impl MatrixRole {
+    /// In the order of a record.
+    pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
+}
+
 /// Shape and format of a matrix: `[rows, cols]`, row-major, rows made of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixShape {

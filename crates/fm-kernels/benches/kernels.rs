@@ -83,7 +83,7 @@ impl Bench {
             let probe = read_probe(&set, self.device.threads());
             let start = Instant::now();
             for bytes in set.chunks_exact(shape.bytes()) {
-                let w = QMatrix { bytes, shape };
+                let w = QMatrix { bytes, shape, arranged: false };
                 let y = ViewMut::new(&mut y, 1, shape.rows);
                 self.device.matmul(w, &acts, y).expect("the host");
             }
@@ -117,7 +117,7 @@ impl Bench {
             for _ in 0..20 * ROUNDS {
                 let start = Instant::now();
                 for _ in 0..20 {
-                    let w = QMatrix { bytes: &set[..], shape };
+                    let w = QMatrix { bytes: &set[..], shape, arranged: false };
                     let y = ViewMut::new(&mut y, 1, shape.rows);
                     self.device.matmul(w, &acts, y).expect("the host");
                 }
@@ -158,7 +158,7 @@ impl Bench {
             let peak = fma_probe(self.device.threads());
             let start = Instant::now();
             for _ in 0..repeats {
-                let w = QMatrix { bytes: &set[..], shape };
+                let w = QMatrix { bytes: &set[..], shape, arranged: false };
                 let y = ViewMut::new(&mut y, tokens, rows);
                 self.device.matmul(w, &acts, y).expect("the host");
             }
@@ -284,7 +284,7 @@ impl Bench {
                 let mut rounds = Vec::new();
                 for _ in 0..3 * ROUNDS {
                     let start = Instant::now();
-                    let w = QMatrix { bytes: &set[..], shape };
+                    let w = QMatrix { bytes: &set[..], shape, arranged: false };
                     let y = ViewMut::new(&mut y, tokens * heads, rows);
                     self.device.matmul_heads(w, heads, &acts, y).expect("the host");
                     let seconds = start.elapsed().as_secs_f64();

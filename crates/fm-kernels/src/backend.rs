@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use fm_format::record::MatrixShape;
+
 mod operands;
 mod view;
 
@@ -39,18 +41,30 @@ pub enum Numerics {
     Reference,
     /// Fast kernels, f32 activations and KV.
     F32,
+    /// As [`Numerics::F32`], but activations that meet arranged weights are integers of 15 bits with
+    /// a scale per 64: see [`crate::reference::quantise`].
+    Int15,
+    /// As [`Numerics::Int15`] with integers of 8 bits.
+    Int8,
 }
 
 impl Numerics {
     /// Every variant, in the order of the option's help.
-    pub const ALL: &'static [Self] = &[Self::Reference, Self::F32];
+    pub const ALL: &'static [Self] = &[Self::Reference, Self::F32, Self::Int15, Self::Int8];
 
     /// The word of the command line and the report.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reference => "reference",
             Self::F32 => "f32",
+            Self::Int15 => "int15",
+            Self::Int8 => "int8",
         }
+    }
+
+    /// Whether activations that meet arranged weights become integers.
+    pub fn quantises(self) -> bool {
+        matches!(self, Self::Int15 | Self::Int8)
     }
 }
 
@@ -71,7 +85,7 @@ pub trait Backend: Send + Sized + 'static {
     /// f32 values on the device.
     type Buf: Send + fmt::Debug;
     /// Packed weights the device owns.
-    type Packed: AsRef<Self::Bytes> + Send + fmt::Debug;
+    type Packed: AsRef<Self::Bytes> + AsMut<Self::Bytes> + Send + fmt::Debug;
     /// Packed weights, borrowed: of the trunk or of an expert slot.
     type Bytes: ?Sized;
     /// Activations prepared for matrix products.
@@ -95,6 +109,13 @@ pub trait Backend: Send + Sized + 'static {
     /// # Errors
     /// If the device is out of memory.
     fn upload_packed(&self, bytes: Vec<u8>) -> DeviceResult<Self::Packed>;
+    /// Whether the device has an order of its own for such a matrix, and kernels for that order.
+    fn arranges(&self, shape: MatrixShape) -> bool;
+    /// Brings a matrix that [`Backend::arranges`] from rows into the device's own order, in place.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn arrange(&self, shape: MatrixShape, bytes: &mut Self::Bytes) -> DeviceResult;
     /// Copies device values to the host; waits for everything enqueued before.
     ///
     /// # Errors
@@ -124,6 +145,11 @@ pub trait Backend: Send + Sized + 'static {
     /// # Errors
     /// If the device is out of memory.
     fn acts(&self, rows: usize, cols: usize) -> DeviceResult<Self::Acts>;
+    /// As [`Backend::acts`] for matrices that are not arranged, in any numerics.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    fn float_acts(&self, rows: usize, cols: usize) -> DeviceResult<Self::Acts>;
     /// Prepares activations once for all matrices that read them.
     ///
     /// # Errors

@@ -8,12 +8,12 @@
 //! cpu/arch/*    instruction sets                           the only intrinsics
 //! ```
 
-use fm_format::quant::QuantFormat;
+use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
     backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
     host::{Host, Kernels, Parallel, RowSelection},
-    reference::delta_net::DeltaStep,
+    reference::{delta_net::DeltaStep, quantise::Block},
 };
 
 // Functions over `Lanes` must disappear into the one function that is compiled for an instruction
@@ -30,9 +30,13 @@ mod decode;
 mod delta_net;
 mod dispatch;
 #[allow(clippy::inline_always)]
+mod ints;
+#[allow(clippy::inline_always)]
 mod lanes;
 #[allow(clippy::inline_always)]
 mod matmul;
+#[allow(clippy::inline_always)]
+mod panels;
 mod pool;
 #[allow(clippy::inline_always)]
 pub mod probe;
@@ -43,6 +47,7 @@ mod vector;
 
 pub use dispatch::Level;
 use dispatch::on_level;
+pub use panels::arranges;
 
 /// The CPU backend.
 pub type Cpu = Host<Simd>;
@@ -61,7 +66,16 @@ impl Cpu {
     /// # Panics
     /// If `threads` is zero or the system refuses a thread.
     pub fn with_level(level: Level, threads: usize) -> Self {
-        Self::new(Simd { level, pool: pool::Pool::new(threads) })
+        Self::new(Simd { level, pool: pool::Pool::new(threads), numerics: Numerics::F32 })
+    }
+
+    /// The same with other numerics.
+    ///
+    /// # Panics
+    /// If these are the reference's.
+    pub fn in_numerics(self, numerics: Numerics) -> Self {
+        assert_ne!(numerics, Numerics::Reference, "the CPU is not the reference");
+        Self::new(Simd { numerics, ..self.into_kernels() })
     }
 
     /// The instruction set in use.
@@ -75,6 +89,7 @@ impl Cpu {
 pub struct Simd {
     level: Level,
     pool: pool::Pool,
+    numerics: Numerics,
 }
 
 impl Parallel for Simd {
@@ -102,7 +117,31 @@ impl Parallel for Simd {
 }
 
 impl Kernels for Simd {
-    const NUMERICS: Numerics = Numerics::F32;
+    fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    fn arranges(&self, shape: MatrixShape) -> bool {
+        self.numerics.quantises() && panels::arranges(shape)
+    }
+
+    fn arrange(&self, shape: MatrixShape, bytes: &mut [u8], scratch: &mut Vec<u8>) {
+        panels::arrange(self, shape, bytes, scratch);
+    }
+
+    fn quantise<const LINES: usize>(&self, row: &[f32], blocks: &mut [Block<LINES>]) {
+        self.level.run(vector::Quantise { row, blocks });
+    }
+
+    fn arranged_dots(
+        &self,
+        format: &'static QuantFormat,
+        panels: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    ) {
+        on_level!(self.level, lanes => panels::dots(lanes, format, panels, x, out));
+    }
 
     fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
         self.level.run(vector::Dot { a, b })

@@ -5,6 +5,8 @@
 
 use std::cell::RefCell;
 
+use fm_format::record::MatrixShape;
+
 use crate::{
     backend::{
         AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertRow,
@@ -23,8 +25,8 @@ mod kernels;
 mod matmul;
 mod view;
 
-pub use acts::{HostActs, RowSelection};
-pub use kernels::{HEADS_PER_TASK_MAX, Kernels, Parallel};
+pub use acts::{BlockRows, HostActs, QuantisedRows, RowSelection};
+pub use kernels::{ARRANGED_ROWS_MAX, HEADS_PER_TASK_MAX, Kernels, PANEL_ROWS, Parallel};
 
 /// A backend in host memory.
 #[derive(Debug)]
@@ -33,11 +35,17 @@ pub struct Host<K> {
     /// Results of an operation that come out in another order than they are wanted in. Grows to
     /// the largest operation once and is reused from then on.
     scratch: RefCell<Vec<f32>>,
+    /// Copies of panels that are being arranged; likewise.
+    arranging: RefCell<Vec<u8>>,
 }
 
 impl<K: Kernels> Host<K> {
     pub(crate) fn new(kernels: K) -> Self {
-        Self { kernels, scratch: RefCell::default() }
+        Self { kernels, scratch: RefCell::default(), arranging: RefCell::default() }
+    }
+
+    pub(crate) fn into_kernels(self) -> K {
+        self.kernels
     }
 
     pub(crate) fn kernels(&self) -> &K {
@@ -57,7 +65,7 @@ impl<K: Kernels> Backend for Host<K> {
     type Acts = HostActs;
 
     fn numerics(&self) -> Numerics {
-        K::NUMERICS
+        self.kernels.numerics()
     }
 
     fn alloc(&self, len: usize) -> DeviceResult<Vec<f32>> {
@@ -70,6 +78,16 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn upload_packed(&self, bytes: Vec<u8>) -> DeviceResult<Vec<u8>> {
         Ok(bytes)
+    }
+
+    fn arranges(&self, shape: MatrixShape) -> bool {
+        self.kernels.arranges(shape)
+    }
+
+    fn arrange(&self, shape: MatrixShape, bytes: &mut [u8]) -> DeviceResult {
+        assert_eq!(bytes.len(), shape.bytes(), "the bytes of a whole matrix");
+        self.kernels.arrange(shape, bytes, &mut self.arranging.borrow_mut());
+        Ok(())
     }
 
     fn read(&self, src: View<'_, Vec<f32>>, dst: &mut [f32]) -> DeviceResult {
@@ -106,7 +124,11 @@ impl<K: Kernels> Backend for Host<K> {
     }
 
     fn acts(&self, rows: usize, cols: usize) -> DeviceResult<HostActs> {
-        Ok(HostActs::new(rows, cols))
+        Ok(HostActs::new(rows, cols, self.kernels.numerics()))
+    }
+
+    fn float_acts(&self, rows: usize, cols: usize) -> DeviceResult<HostActs> {
+        Ok(HostActs::new(rows, cols, Numerics::F32))
     }
 
     fn prepare(&self, x: View<'_, Vec<f32>>, acts: &mut HostActs) -> DeviceResult {

@@ -5,10 +5,13 @@ pub mod attention;
 pub mod delta_net;
 pub mod matmul;
 pub mod norm;
+// Compiled for every instruction set, inside the function that calls it.
+#[allow(clippy::inline_always)]
+pub mod quantise;
 pub mod rope;
 pub mod router;
 
-use fm_format::quant::QuantFormat;
+use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
     backend::Numerics,
@@ -21,13 +24,30 @@ pub type Reference = Host<Scalar>;
 impl Reference {
     /// The scalar backend.
     pub fn open() -> Self {
-        Host::new(Scalar)
+        Host::new(Scalar::PLAIN)
+    }
+
+    /// What a backend with these numerics is compared with: matrices that it arranges stay rows
+    /// here, and are multiplied with what its quantised activations stand for.
+    pub fn in_numerics(numerics: Numerics) -> Self {
+        if !numerics.quantises() {
+            return Self::open();
+        }
+        Host::new(Scalar { numerics, arranges: crate::cpu::arranges })
     }
 }
 
 /// Inner loops of [`Reference`].
 #[derive(Clone, Copy, Debug)]
-pub struct Scalar;
+pub struct Scalar {
+    numerics: Numerics,
+    arranges: fn(MatrixShape) -> bool,
+}
+
+impl Scalar {
+    /// Nothing is arranged, nothing quantised.
+    pub(crate) const PLAIN: Self = Self { numerics: Numerics::Reference, arranges: |_| false };
+}
 
 impl Parallel for Scalar {
     fn threads(&self) -> usize {
@@ -55,7 +75,13 @@ impl Parallel for Scalar {
 }
 
 impl Kernels for Scalar {
-    const NUMERICS: Numerics = Numerics::Reference;
+    fn numerics(&self) -> Numerics {
+        self.numerics
+    }
+
+    fn arranges(&self, shape: MatrixShape) -> bool {
+        (self.arranges)(shape)
+    }
 
     fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
         a.iter().zip(b).map(|(a, b)| a * b).sum()

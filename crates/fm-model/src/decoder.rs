@@ -200,7 +200,7 @@ impl<B: Backend> Decoder<B> {
             layers.push(Layer { mixer_norm, mixer, ffn_norm, ffn });
         }
         Ok(Self {
-            embed: loader.matrix(&spec.embed)?,
+            embed: loader.rows(&spec.embed)?,
             layers,
             final_norm: loader.vector(&spec.final_norm)?,
             head: spec.head.as_ref().map(|head| loader.matrix(head)).transpose()?,

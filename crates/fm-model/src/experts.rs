@@ -2,7 +2,7 @@
 
 use fm_format::{
     key::{ExpertIndex, LayerIndex},
-    record::{LayerRecords, MatrixRole},
+    record::{LayerRecords, MatrixRole, RecordLayout},
 };
 use fm_kernels::{
     Backend,
@@ -187,8 +187,27 @@ fn position(union: &[ExpertIndex], id: ExpertIndex) -> usize {
     union.binary_search(&id).expect("the union holds every chosen expert")
 }
 
-/// An expert whose record lies in host memory.
+/// Brings the matrices of a record from rows into the device's own order.
+///
+/// # Errors
+/// If the device fails.
+pub fn arrange_record<B: Backend<Bytes = [u8]>>(
+    device: &B,
+    layout: &RecordLayout,
+    record: &mut [u8],
+) -> DeviceResult {
+    for role in MatrixRole::ALL {
+        let shape = layout.shape(role);
+        if device.arranges(shape) {
+            device.arrange(shape, &mut record[layout.offset(role)..][..shape.bytes()])?;
+        }
+    }
+    Ok(())
+}
+
+/// An expert whose record lies in host memory, see [`arrange_record`].
 pub fn expert_weights<'a, B: Backend<Bytes = [u8]>>(
+    device: &B,
     layer: &LayerRecords,
     form: &'a ExpertForm<B>,
     expert: ExpertIndex,
@@ -196,7 +215,8 @@ pub fn expert_weights<'a, B: Backend<Bytes = [u8]>>(
 ) -> ExpertWeights<'a, [u8], B::Buf> {
     let matrix = |role: MatrixRole| {
         let shape = layer.layout.shape(role);
-        QMatrix { bytes: &record[layer.layout.offset(role)..][..shape.bytes()], shape }
+        let bytes = &record[layer.layout.offset(role)..][..shape.bytes()];
+        QMatrix { bytes, shape, arranged: device.arranges(shape) }
     };
     ExpertWeights {
         gate: matrix(MatrixRole::Gate),

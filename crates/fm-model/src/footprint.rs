@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use fm_kernels::backend::KV_BLOCK_TOKENS;
+use fm_format::record::MatrixRole;
+use fm_kernels::{backend::KV_BLOCK_TOKENS, host::ARRANGED_ROWS_MAX};
 
 use crate::{
     decoder::DecoderOptions,
@@ -142,8 +143,14 @@ fn scratch_row(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
         + router
         + ffn
         + widest.max(hidden).max(dims.ffn);
+    // What arranged matrices read is there as integers, too: three bytes per value at most.
+    let mixed = spec.attention_layers().map(|layer| layer.shape.heads * layer.shape.v_dim);
+    let mixed = mixed.chain(spec.mla_layers().map(|layer| layer.shape.heads * layer.shape.v_dim));
+    let mixed =
+        mixed.chain(spec.delta_layers().map(|layer| layer.shape.value_heads * layer.shape.v_dim));
+    let prepared = hidden + dims.ffn + mixed.max().unwrap_or(0).max(hidden);
     // Prepared activations are padded, and the host keeps a few words per row and choice.
-    4 * values as u64 + 512 + 32 * dims.top_k as u64
+    (4 * values + 3 * prepared + 1536 + 32 * dims.top_k) as u64
 }
 
 fn scratch_head_row(spec: &ModelSpec) -> u64 {
@@ -156,5 +163,16 @@ fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
     let experts = spec.catalog.layers.iter().flatten().map(|layer| layer.records.len());
     // Of a guess at the next layer's routes.
     let guess = 2 * (dims.hidden + experts.max().unwrap_or(0) + dims.top_k) + 32;
-    4 * (results + ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab) as u64
+    let mut row_bytes = 0;
+    for_each_tensor(
+        spec,
+        &mut |matrix| row_bytes = matrix.shape.row_bytes().max(row_bytes),
+        &mut |_| {},
+    );
+    for layer in spec.catalog.layers.iter().flatten() {
+        let widest = MatrixRole::ALL.map(|role| layer.layout.shape(role).row_bytes());
+        row_bytes = widest.into_iter().fold(row_bytes, usize::max);
+    }
+    (4 * (results + ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab) + ARRANGED_ROWS_MAX * row_bytes)
+        as u64
 }

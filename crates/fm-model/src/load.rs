@@ -39,12 +39,13 @@ pub struct Loader<'a, B> {
 pub(crate) struct Matrix<B: Backend> {
     packed: B::Packed,
     pub(crate) shape: MatrixShape,
+    arranged: bool,
 }
 
 impl<B: Backend> Matrix<B> {
     /// The matrix as operations take it.
     pub(crate) fn view(&self) -> QMatrix<'_, B::Bytes> {
-        QMatrix { bytes: self.packed.as_ref(), shape: self.shape }
+        QMatrix { bytes: self.packed.as_ref(), shape: self.shape, arranged: self.arranged }
     }
 }
 
@@ -72,13 +73,37 @@ impl<B: Backend> Linear<B> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    pub(crate) fn matrix(&self, matrix: &MatrixRef) -> Result<Matrix<B>, LoadError> {
+    /// A matrix whose rows stay rows: products with it are f32 in all numerics.
+    pub(crate) fn rows(&self, matrix: &MatrixRef) -> Result<Matrix<B>, LoadError> {
         let packed = self.device.upload_packed(read_matrix(self.files, matrix)?)?;
-        Ok(Matrix { packed, shape: matrix.shape })
+        Ok(Matrix { packed, shape: matrix.shape, arranged: false })
     }
 
+    /// A matrix in the order that the device multiplies fastest, in the numerics in force.
+    pub(crate) fn matrix(&self, matrix: &MatrixRef) -> Result<Matrix<B>, LoadError> {
+        let mut loaded = self.rows(matrix)?;
+        if self.device.arranges(loaded.shape) {
+            self.device.arrange(loaded.shape, loaded.packed.as_mut())?;
+            loaded.arranged = true;
+        }
+        Ok(loaded)
+    }
+
+    /// A projection, see [`Loader::matrix`].
     pub(crate) fn linear(&self, projection: &Projection) -> Result<Linear<B>, LoadError> {
-        let weight = self.matrix(&projection.weight)?;
+        self.with_bias(self.matrix(&projection.weight)?, projection)
+    }
+
+    /// A projection that chooses or gates, see [`Loader::rows`].
+    pub(crate) fn exact_linear(&self, projection: &Projection) -> Result<Linear<B>, LoadError> {
+        self.with_bias(self.rows(&projection.weight)?, projection)
+    }
+
+    fn with_bias(
+        &self,
+        weight: Matrix<B>,
+        projection: &Projection,
+    ) -> Result<Linear<B>, LoadError> {
         let bias = projection.bias.as_ref().map(|bias| self.vector(bias)).transpose()?;
         Ok(Linear { weight, bias })
     }

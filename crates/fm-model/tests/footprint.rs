@@ -7,7 +7,11 @@ use fm_format::{
     key::LayerIndex,
     source::{Checkpoint, Files},
 };
-use fm_kernels::{Backend, backend::Routes, cpu::Cpu};
+use fm_kernels::{
+    Backend,
+    backend::{Numerics, Routes},
+    cpu::Cpu,
+};
 use fm_model::{
     Runner,
     arch::describe,
@@ -47,7 +51,9 @@ fn taken_and_planned(model: &TinyModel, rows: usize) -> (u64, u64) {
     model.write(dir.path(), &Layout::Hf, 1);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let spec = describe(&checkpoint).unwrap();
-    let (device, files) = (Cpu::open(2), Files::new(checkpoint.files.clone()));
+    // The numerics that need most: activations are there as floats and as integers.
+    let device = Cpu::open(2).in_numerics(Numerics::Int15);
+    let files = Files::new(checkpoint.files.clone());
     let decoder = DecoderOptions { rows_max: rows, logits_rows_max: 1, top_k: None };
     let before = live_bytes();
     let loaded = Decoder::load(&Loader { device: &device, files: &files }, &spec, decoder).unwrap();

@@ -41,6 +41,8 @@ pub(crate) struct Entry {
     /// Whether it was ever loaded: tells a cold miss from a capacity miss.
     pub(crate) seen: bool,
     pub(crate) foreseen: Foreseen,
+    /// Whether it was handed out since it was read.
+    pub(crate) handed_out: bool,
 }
 
 /// Position of an expert in the table.
@@ -86,6 +88,7 @@ impl Entries {
                     pins: 0,
                     seen: false,
                     foreseen: Foreseen::No,
+                    handed_out: false,
                 }));
                 LayerEntries { first, count, class }
             }));

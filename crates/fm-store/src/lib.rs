@@ -26,5 +26,5 @@ pub use plan::{CHUNK_BYTES, ClassPlan, Plan, StoreOptions};
 pub use policy::PolicyKind;
 pub use slots::{Buffer, Lease};
 pub use stats::Stats;
-pub use store::{Arrived, Order, Store};
-pub use ticket::Ticket;
+pub use store::Store;
+pub use ticket::{Arrived, Order, Ticket};

@@ -23,9 +23,8 @@ use crate::{
     plan::{Plan, StoreOptions},
     policy::PolicyScope,
     reader::{Fetch, Fetched, Reader, Wait},
-    slots::Lease,
     stats::Stats,
-    ticket::{ItemState, Purpose, Ticket, TicketTable},
+    ticket::{Arrived, Failure, ItemState, Order, Purpose, Ticket, TicketTable},
 };
 
 /// Records that may be on their way at once, over all requests: enough to keep any disk busy while
@@ -40,33 +39,6 @@ const READ_AHEAD: usize = 8;
 /// Reads that an ascending walk keeps under way even if it has to give up hits it needs later:
 /// one travels while one is computed with.
 const STREAM_DEPTH: usize = 2;
-
-/// In which order a request's experts are handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// What is there comes first: for few rows, where every wait counts.
-    Arrival,
-    /// By expert index: for many rows, where sums are accumulated as they come.
-    Ascending,
-}
-
-/// An expert of a request, with its bytes or the reason why there are none.
-#[derive(Debug)]
-pub struct Arrived {
-    /// Which one.
-    pub expert: ExpertIndex,
-    /// Its record. An error concerns this expert only: the ticket goes on with the others, and the
-    /// next request tries again.
-    pub record: Result<Lease, StoreError>,
-}
-
-/// An error on its way to the request that waits for the expert.
-#[derive(Debug)]
-struct Failure {
-    ticket: usize,
-    expert: ExpertIndex,
-    error: StoreError,
-}
 
 /// The expert store of one model. See the crate for how it is used.
 #[derive(Debug)]
@@ -184,6 +156,23 @@ impl Store {
         ticket: &mut Ticket,
         order: Order,
     ) -> Result<Option<Arrived>, StoreError> {
+        self.next_arranged(ticket, order, &mut |_| ())
+    }
+
+    /// As [`Store::next`] for a caller that wants records in another order of bytes: `arrange` is
+    /// called with every record after it was read, before it is handed out for the first time.
+    ///
+    /// # Errors
+    /// As [`Store::next`].
+    ///
+    /// # Panics
+    /// As [`Store::next`].
+    pub fn next_arranged(
+        &mut self,
+        ticket: &mut Ticket,
+        order: Order,
+        arrange: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<Option<Arrived>, StoreError> {
         let ticket = self.tickets.position(ticket);
         self.sweep();
         loop {
@@ -194,7 +183,7 @@ impl Store {
             }
             self.issue_forecasts();
             if let Some(item) = self.find_ready(ticket, order) {
-                return Ok(Some(self.hand_out(ticket, item)));
+                return Ok(Some(self.hand_out(ticket, item, arrange)));
             }
             let pending = self.tickets.get(ticket);
             if pending.done_until == pending.items.len() {
@@ -366,6 +355,7 @@ impl Store {
             Ok(()) => {
                 entry.residence = Residence::Resident(slot);
                 entry.seen = true;
+                entry.handed_out = false;
                 self.stats.records_read += 1;
                 if entry.pins == 0 {
                     self.classes[class].unpin(slot, entry.rank);
@@ -414,7 +404,12 @@ impl Store {
         }
     }
 
-    fn hand_out(&mut self, ticket: usize, at: usize) -> Arrived {
+    fn hand_out(
+        &mut self,
+        ticket: usize,
+        at: usize,
+        arrange: &mut dyn FnMut(&mut [u8]),
+    ) -> Arrived {
         let pending = self.tickets.get_mut(ticket);
         let (layer, item) = (pending.layer, pending.items[at]);
         pending.finish(at);
@@ -431,6 +426,10 @@ impl Store {
         let Residence::Resident(slot) = self.entries[entry].residence else {
             unreachable!("only residents are ready")
         };
+        if !self.entries[entry].handed_out {
+            arrange(&mut self.classes[class].buffer(slot));
+            self.entries[entry].handed_out = true;
+        }
         Arrived { expert: item.expert, record: Ok(self.classes[class].lease(slot)) }
     }
 

@@ -13,7 +13,7 @@ use std::{
 
 use fm_format::key::{ExpertIndex, ExpertKey, LayerIndex};
 
-use crate::error::StoreError;
+use crate::{error::StoreError, slots::Lease};
 
 /// Requests that may be open at once: one per layer in work, a few in look-ahead.
 pub(crate) const TICKETS_MAX: usize = 8;
@@ -46,6 +46,33 @@ pub(crate) enum Purpose {
         /// Reads of it go on while fewer than this are under way.
         records: usize,
     },
+}
+
+/// In which order a request's experts are handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// What is there comes first: for few rows, where every wait counts.
+    Arrival,
+    /// By expert index: for many rows, where sums are accumulated as they come.
+    Ascending,
+}
+
+/// An expert of a request, with its bytes or the reason why there are none.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Which one.
+    pub expert: ExpertIndex,
+    /// Its record. An error concerns this expert only: the ticket goes on with the others, and the
+    /// next request tries again.
+    pub record: Result<Lease, StoreError>,
+}
+
+/// An error on its way to the request that waits for the expert.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) ticket: usize,
+    pub(crate) expert: ExpertIndex,
+    pub(crate) error: StoreError,
 }
 
 /// How far one expert of a request came.

@@ -131,14 +131,14 @@ fn every_figure_is_recorded_in_a_line() {
     let column = |name: &str| rows[0].iter().position(|known| *known == name).unwrap();
     assert_eq!(rows[2][column("logits hash")], hash(&value));
     assert_eq!(rows[2][column("description")], "two lines of text");
-    assert!(rows[2][column("settings")].starts_with("decode 4 at 16; f32; 2 threads; "));
+    assert!(rows[2][column("settings")].starts_with("decode 4 at 16; int15; 2 threads; "));
 }
 
 #[test]
 fn people_get_a_table() {
     let output = flash_moe(&[&PLAN[..6], &SMALL].concat());
     let text = stdout(&output);
-    for part in ["models/demo · ", "numerics f32 · 2 threads", "decode 4 at 16", "tok/s", "load "]
+    for part in ["models/demo · ", "numerics int15 · 2 threads", "decode 4 at 16", "tok/s", "load "]
     {
         assert!(text.contains(part), "{part} in {text}");
     }

@@ -35,7 +35,7 @@ fn a_dump_is_something_to_compare_with() {
     assert_eq!(same["perplexity"], written["perplexity"]);
     assert_eq!(
         (&same["against"]["kl_max"], &same["against"]["numerics"]),
-        (&0.0.into(), &"f32".into())
+        (&0.0.into(), &"int15".into())
     );
     let fewer = json(&[text.as_slice(), &["--against", dump, "--k", "2"]].concat());
     assert!(fewer["against"]["kl"]["value"].as_f64().unwrap() > 1e-3, "{fewer}");
@@ -52,7 +52,8 @@ fn a_dump_is_something_to_compare_with() {
 #[test]
 fn numerics_and_other_models_run_side_by_side() {
     let text = ["models/demo", "--text", TEXT, "--tokens", "140", "--window", "64"];
-    let found = json(&[text.as_slice(), &["--against", "reference"]].concat());
+    let against_reference = ["--numerics", "f32", "--against", "reference"];
+    let found = json(&[text.as_slice(), &against_reference].concat());
     assert_eq!(found["against"]["numerics"], "reference");
     let kl = found["against"]["kl"]["value"].as_f64().unwrap();
     assert!(kl < 1e-6, "{kl}");

@@ -12,9 +12,8 @@ use fm_format::{
 use fm_kernels::{
     Backend,
     backend::{Numerics, Routes, View, ViewMut},
-    cpu::Cpu,
     reference::Reference,
-    tolerance::CHAINED_F32,
+    tolerance,
 };
 use fm_model::{
     experts::{
@@ -54,7 +53,7 @@ pub fn has_experts(planned: &Planned, layer: LayerIndex) -> bool {
 pub fn round(planned: &Planned, layer: LayerIndex) -> Result<Rated, EngineError> {
     match planned.device {
         DeviceChoice::Reference => round_on(Reference::open(), planned, layer),
-        _ => round_on(Cpu::open(planned.threads), planned, layer),
+        _ => round_on(planned.cpu(), planned, layer),
     }
 }
 
@@ -109,10 +108,10 @@ impl Verified {
 /// # Panics
 /// If the layer has no routed experts.
 pub fn verify(planned: &Planned, layer: LayerIndex) -> Result<Verified, EngineError> {
-    let want = outputs(Reference::open(), planned, layer)?.1;
+    let want = outputs(Reference::in_numerics(planned.numerics), planned, layer)?.1;
     let (numerics, got) = match planned.device {
         DeviceChoice::Reference => outputs(Reference::open(), planned, layer)?,
-        _ => outputs(Cpu::open(planned.threads), planned, layer)?,
+        _ => outputs(planned.cpu(), planned, layer)?,
     };
     let largest = want.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
     let differences = want.iter().zip(&got).map(|(a, b)| (a - b).abs());
@@ -122,7 +121,7 @@ pub fn verify(planned: &Planned, layer: LayerIndex) -> Result<Verified, EngineEr
         numerics,
         values: got.len(),
         difference: f64::from(furthest / largest),
-        tolerance: f64::from(CHAINED_F32),
+        tolerance: f64::from(tolerance::chained(numerics)),
     })
 }
 

@@ -7,7 +7,6 @@ use fm_kernels::{
     Backend,
     backend::{QMatrix, View, ViewMut},
     conformance::noise_weights,
-    cpu::Cpu,
     reference::Reference,
 };
 use fm_model::spec::{ModelSpec, for_each_tensor};
@@ -54,7 +53,7 @@ pub fn shapes(spec: &ModelSpec) -> Vec<MatrixShape> {
 pub fn matvec(planned: &Planned, shape: MatrixShape) -> Result<Rated, EngineError> {
     match planned.device {
         DeviceChoice::Reference => on(Reference::open(), shape),
-        _ => on(Cpu::open(planned.threads), shape),
+        _ => on(planned.cpu(), shape),
     }
 }
 
@@ -62,7 +61,14 @@ fn on<B: Backend<Bytes = [u8]>>(device: B, shape: MatrixShape) -> Result<Rated, 
     let noise = noise_weights(MatrixShape { rows: shape.rows.min(NOISE_ROWS), ..shape }, 1);
     let bytes: Vec<u8> = noise.iter().copied().cycle().take(shape.bytes()).collect();
     let count = (SET_BYTES / shape.bytes()).max(1);
-    let set = (0..count).map(|_| device.upload_packed(bytes.clone()));
+    let arranged = device.arranges(shape);
+    let set = (0..count).map(|_| {
+        let mut packed = device.upload_packed(bytes.clone())?;
+        if arranged {
+            device.arrange(shape, packed.as_mut())?;
+        }
+        Ok::<_, EngineError>(packed)
+    });
     let set: Vec<B::Packed> = set.collect::<Result<_, _>>()?;
     let x = device.upload(&activations(shape.cols))?;
     let mut acts = device.acts(1, shape.cols)?;
@@ -73,7 +79,7 @@ fn on<B: Backend<Bytes = [u8]>>(device: B, shape: MatrixShape) -> Result<Rated, 
     let round = move || {
         let started = Instant::now();
         for matrix in &set {
-            let matrix = QMatrix { bytes: matrix.as_ref(), shape };
+            let matrix = QMatrix { bytes: matrix.as_ref(), shape, arranged };
             device.matmul(matrix, &acts, ViewMut::new(&mut y, 1, shape.rows))?;
         }
         // Waits for all of it, on devices that run behind.

@@ -11,6 +11,9 @@ pub struct QMatrix<'a, Bytes: ?Sized> {
     pub bytes: &'a Bytes,
     /// Rows, columns and format.
     pub shape: MatrixShape,
+    /// Whether [`Backend::arrange`] has brought the bytes into the device's own order. Such weights
+    /// are multiplied in the numerics in force, others in f32.
+    pub arranged: bool,
 }
 
 // By hand: `derive` would ask for `Bytes: Copy`, and only the borrow is copied.

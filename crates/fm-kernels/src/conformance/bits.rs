@@ -36,9 +36,9 @@ fn products<B: Backend>(
 /// # Panics
 /// If one bit differs.
 pub fn a_row_does_not_see_its_neighbours<B: Backend>(device: &B) {
-    let (tokens, cols) = (70_u32, 1280);
+    let (tokens, cols) = (70_u32, 1536);
     for format in &FORMATS {
-        for rows in [9, 67] {
+        for rows in [9, 67, 64] {
             let check = || -> DeviceResult {
                 let weights = Weights::noise(device, format, (rows, cols), 1)?;
                 let x = device.upload(&noise(2, tokens as usize * cols))?;

@@ -45,7 +45,7 @@ impl Parallel for Wrong {
         chunk: usize,
         task: impl Fn(usize, &mut [T]) + Sync,
     ) {
-        Scalar.for_each_chunk(data, chunk, task);
+        Scalar::PLAIN.for_each_chunk(data, chunk, task);
     }
     fn for_each_pair<A: Send, B: Send>(
         &self,
@@ -53,19 +53,21 @@ impl Parallel for Wrong {
         b: (&mut [B], usize),
         task: impl Fn(usize, &mut [A], &mut [B]) + Sync,
     ) {
-        Scalar.for_each_pair(a, b, task);
+        Scalar::PLAIN.for_each_pair(a, b, task);
     }
 }
 
 impl Kernels for Wrong {
-    const NUMERICS: Numerics = Numerics::F32;
+    fn numerics(&self) -> Numerics {
+        Numerics::F32
+    }
 
     fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
         let len = if self.0 == Mistake::ShortDot { a.len() - 1 } else { a.len() };
-        Scalar.dot(&a[..len], &b[..len])
+        Scalar::PLAIN.dot(&a[..len], &b[..len])
     }
     fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]) {
-        Scalar.axpy(if self.0 == Mistake::UnweightedAxpy { 1.0 } else { scale }, x, acc);
+        Scalar::PLAIN.axpy(if self.0 == Mistake::UnweightedAxpy { 1.0 } else { scale }, x, acc);
     }
     fn row_dots(
         &self,
@@ -74,7 +76,7 @@ impl Kernels for Wrong {
         x: &RowSelection<'_>,
         out: &mut [f32],
     ) {
-        Scalar.row_dots(format, row, x, out);
+        Scalar::PLAIN.row_dots(format, row, x, out);
         if self.0 == Mistake::LastColumn {
             let mut weights = vec![0.0; x.cols()];
             format.decode_row(row, &mut weights);
@@ -87,31 +89,31 @@ impl Kernels for Wrong {
     }
     fn silu_mul(&self, up: &[f32], gate: &mut [f32]) {
         let ones = vec![1.0; up.len()];
-        Scalar.silu_mul(if self.0 == Mistake::NoUp { &ones } else { up }, gate);
+        Scalar::PLAIN.silu_mul(if self.0 == Mistake::NoUp { &ones } else { up }, gate);
     }
     fn clamped_mul(&self, clamp: Clamp, up: &[f32], gate: &mut [f32]) {
         let one = if self.0 == Mistake::NoOne { 1.0 } else { 0.0 };
         let up: Vec<f32> = up.iter().map(|up| up - one).collect();
-        Scalar.clamped_mul(clamp, &up, gate);
+        Scalar::PLAIN.clamped_mul(clamp, &up, gate);
     }
     fn mul_silu(&self, z: &[f32], x: &mut [f32]) {
         if self.0 != Mistake::NoSilu {
-            Scalar.mul_silu(z, x);
+            Scalar::PLAIN.mul_silu(z, x);
         }
     }
     fn sigmoid_mul(&self, gate: &[f32], x: &mut [f32]) {
         if self.0 != Mistake::NoGate {
-            Scalar.sigmoid_mul(gate, x);
+            Scalar::PLAIN.sigmoid_mul(gate, x);
         }
     }
     fn softmax(&self, logits: &[f32], scores: &mut [f32]) {
-        Scalar.softmax(logits, scores);
+        Scalar::PLAIN.softmax(logits, scores);
         if self.0 == Mistake::NoSum {
             scores.iter_mut().for_each(|score| *score *= 1.001);
         }
     }
     fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
-        Scalar.rope_row(spec, position + u32::from(self.0 == Mistake::NextPosition), x);
+        Scalar::PLAIN.rope_row(spec, position + u32::from(self.0 == Mistake::NextPosition), x);
     }
     fn attend(
         &self,
@@ -123,18 +125,18 @@ impl Kernels for Wrong {
     ) {
         // Within a block only: the next one may not exist.
         let future = self.0 == Mistake::SeesTheFuture && position % 64 != 63;
-        Scalar.attend(shape, q, kv, position + usize::from(future), out);
+        Scalar::PLAIN.attend(shape, q, kv, position + usize::from(future), out);
     }
     fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
         let before = history.to_vec();
-        Scalar.conv_row(weight, history, x);
+        Scalar::PLAIN.conv_row(weight, history, x);
         if self.0 == Mistake::StaleHistory {
             history.copy_from_slice(&before);
         }
     }
     fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
         let decay = if self.0 == Mistake::NoDecay { 1.0 } else { step.decay };
-        Scalar.delta_step(DeltaStep { decay, ..step }, state, out);
+        Scalar::PLAIN.delta_step(DeltaStep { decay, ..step }, state, out);
     }
 }
 

@@ -34,7 +34,7 @@ impl Level {
         Avx2::detect().map(|avx2| Self(Found::Avx2(avx2)))
     }
 
-    /// AVX-512 F, BW, DQ, VL and VBMI.
+    /// AVX-512 F, BW, DQ, VL, VBMI and VNNI.
     #[cfg(target_arch = "x86_64")]
     pub fn avx512() -> Option<Self> {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512)))

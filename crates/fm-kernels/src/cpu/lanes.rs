@@ -4,6 +4,8 @@
 //! `arch/`: as one register, as two, or as an array that the compiler vectorises. The arithmetic is
 //! the same lane by lane, so machines with fused multiply-add give the same bits as each other.
 
+use super::ints::Ints;
+
 /// Floats in a vector.
 pub(super) const LANES: usize = 16;
 
@@ -18,9 +20,7 @@ pub(super) struct OnLines<T>(pub(super) T);
 /// The operations of one instruction set. A value is the proof that the machine has it.
 ///
 /// Everything is `inline(always)`: the instructions become available only inside [`Lanes::run`].
-pub(super) trait Lanes: Copy + Send + Sync + 'static {
-    /// Sixteen floats in registers.
-    type F: Copy;
+pub(super) trait Lanes: Ints {
     /// What one register holds of them.
     type Part: Copy;
     /// What the codes of one block stand for, see [`Lanes::palette`].

@@ -21,6 +21,37 @@ mod avx512 {
     crate::conformance!(maybe Level::avx512().map(|level| Cpu::with_level(level, 1)));
 }
 
+/// The integer numerics, on every instruction set.
+mod integers {
+    macro_rules! numerics {
+        ($name:ident, $numerics:ident) => {
+            mod $name {
+                use crate::{
+                    backend::Numerics,
+                    cpu::{Cpu, Level},
+                };
+
+                fn on(level: Option<Level>, threads: usize) -> Option<Cpu> {
+                    let device = Cpu::with_level(level?, threads);
+                    Some(device.in_numerics(Numerics::$numerics))
+                }
+                mod on_two_threads {
+                    crate::conformance!(maybe super::on(Some(super::Level::best()), 2));
+                }
+                mod portable {
+                    crate::conformance!(maybe super::on(Some(super::Level::portable()), 1));
+                }
+                #[cfg(target_arch = "x86_64")]
+                mod avx2 {
+                    crate::conformance!(maybe super::on(super::Level::avx2(), 1));
+                }
+            }
+        };
+    }
+    numerics!(int15, Int15);
+    numerics!(int8, Int8);
+}
+
 use fm_format::quant::{self, FORMATS, FormatKind, QuantFormat, ScaleKind};
 use proptest::prelude::*;
 
@@ -39,13 +70,17 @@ fn product<B: Backend<Buf = Vec<f32>, Bytes = [u8]>>(
     shape: MatrixShape,
     tokens: usize,
 ) -> Vec<f32> {
-    let bytes = noise_weights(shape, 1);
+    let mut bytes = noise_weights(shape, 1);
+    let arranged = device.arranges(shape);
+    if arranged {
+        device.arrange(shape, &mut bytes).unwrap();
+    }
     let x: Vec<f32> = (0..tokens * shape.cols).map(|i| ((i + 1) as f32 * 2.37).sin()).collect();
     let mut acts = device.acts(tokens, shape.cols).unwrap();
     device.prepare(View::new(&x, tokens, shape.cols), &mut acts).unwrap();
     let mut y = vec![0.0; tokens * shape.rows];
     let out = ViewMut::new(&mut y, tokens, shape.rows);
-    device.matmul(QMatrix { bytes: &bytes, shape }, &acts, out).unwrap();
+    device.matmul(QMatrix { bytes: &bytes, shape, arranged }, &acts, out).unwrap();
     y
 }
 
@@ -101,7 +136,7 @@ fn every_level_decodes_exactly() {
 
             let mut acts = device.acts(cols, cols).unwrap();
             device.prepare(View::new(&identity, cols, cols), &mut acts).unwrap();
-            let w = QMatrix { bytes: &row[..], shape };
+            let w = QMatrix { bytes: &row[..], shape, arranged: false };
             let mut together = vec![0.0; cols];
             device.matmul(w, &acts, ViewMut::new(&mut together, cols, 1)).unwrap();
             assert_eq!(together, want, "{level}, {format:?}");

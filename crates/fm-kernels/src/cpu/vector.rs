@@ -1,5 +1,7 @@
 //! Dot products and sums of f32 vectors.
 
+use crate::reference::quantise::{self, Block};
+
 use super::lanes::{LANES, Lanes, Work, load_some, store_some};
 
 /// Independent sums of a dot product: enough to hide the latency of a multiply-add.
@@ -79,5 +81,21 @@ pub(super) fn zip_map<L: Lanes>(
     for (a, b) in a.chunks_mut(LANES).zip(b.chunks(LANES)) {
         let x = op(lanes, load_some(lanes, a), load_some(lanes, b));
         store_some(lanes, x, a);
+    }
+}
+
+/// See [`quantise::quantise`].
+pub(super) struct Quantise<'a, const LINES: usize> {
+    pub(super) row: &'a [f32],
+    pub(super) blocks: &'a mut [Block<LINES>],
+}
+
+impl<const LINES: usize> Work for Quantise<'_, LINES> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, _: L) {
+        // Plain Rust, compiled for the instructions at hand.
+        quantise::quantise(self.row, self.blocks);
     }
 }

@@ -1,8 +1,14 @@
 //! Activations of the host, and those of them that one matrix product reads.
 
-use crate::backend::{ExpertRow, View};
+use crate::{
+    backend::{ExpertRow, Numerics, View},
+    reference::quantise::{BLOCK, Block},
+};
 
-use super::{Parallel, view::for_each_row};
+use super::{
+    Kernels,
+    view::{for_each_row, rows_per_task},
+};
 
 /// Rows of activations are filled up with zeros to a multiple of this many values: one cache line,
 /// and the widest vector of any machine.
@@ -17,6 +23,16 @@ pub struct HostActs {
     start: usize,
     rows: usize,
     cols: usize,
+    quantised: Quantised,
+}
+
+/// The same rows in the numerics in force, [`HostActs::blocks_stride`] apart.
+#[derive(Debug)]
+enum Quantised {
+    /// They stay floats.
+    No,
+    Int8(Vec<Block<1>>),
+    Int15(Vec<Block<2>>),
 }
 
 impl HostActs {
@@ -26,31 +42,93 @@ impl HostActs {
         cols.next_multiple_of(ACTS_ALIGN) + ACTS_ALIGN
     }
 
+    /// Blocks from one quantised row to the next: one more than the row has, as in [`Self::stride`].
+    fn blocks_stride(cols: usize) -> usize {
+        cols.div_ceil(BLOCK) + 1
+    }
+
     /// Room for `rows` rows of `cols` values.
-    pub(super) fn new(rows: usize, cols: usize) -> Self {
+    pub(super) fn new(rows: usize, cols: usize, numerics: Numerics) -> Self {
         let values = vec![0.0; rows * Self::stride(cols) + ACTS_ALIGN];
         // A Vec that is never resized stays where it is.
         let start = values.as_ptr().align_offset(ACTS_ALIGN * size_of::<f32>()).min(ACTS_ALIGN);
-        Self { values, start, rows: 0, cols: 0 }
+        let blocks = rows * Self::blocks_stride(cols);
+        let quantised = match numerics {
+            Numerics::Reference | Numerics::F32 => Quantised::No,
+            Numerics::Int8 => Quantised::Int8(vec![Block::ZERO; blocks]),
+            Numerics::Int15 => Quantised::Int15(vec![Block::ZERO; blocks]),
+        };
+        Self { values, start, rows: 0, cols: 0, quantised }
     }
 
     /// Takes the rows of `x` over.
     ///
     /// # Panics
     /// If there is no room for them.
-    pub(super) fn fill(&mut self, x: &View<'_, Vec<f32>>, parallel: &impl Parallel) {
+    pub(super) fn fill(&mut self, x: &View<'_, Vec<f32>>, kernels: &impl Kernels) {
         (self.rows, self.cols) = (x.rows, x.cols);
         let stride = Self::stride(x.cols);
         let values = &mut self.values[self.start..][..x.rows * stride];
-        for_each_row(parallel, values, (stride, stride), |i, row| {
+        for_each_row(kernels, values, (stride, stride), |i, row| {
             row[..x.cols].copy_from_slice(x.row(i));
             row[x.cols..].fill(0.0);
         });
+        match &mut self.quantised {
+            Quantised::No => {}
+            Quantised::Int8(blocks) => quantise(x, kernels, blocks),
+            Quantised::Int15(blocks) => quantise(x, kernels, blocks),
+        }
     }
 
     /// Row `i` and what follows it.
     fn tail_from(&self, i: usize) -> &[f32] {
         &self.values[self.start + i * Self::stride(self.cols)..]
+    }
+}
+
+/// Quantises the rows of `x`.
+fn quantise<const LINES: usize>(
+    x: &View<'_, Vec<f32>>,
+    kernels: &impl Kernels,
+    blocks: &mut [Block<LINES>],
+) {
+    let (len, stride) = (x.cols.div_ceil(BLOCK), HostActs::blocks_stride(x.cols));
+    let rows = rows_per_task(kernels, x.rows, x.rows * x.cols);
+    let blocks = &mut blocks[..x.rows * stride];
+    kernels.for_each_chunk(blocks, rows * stride, |task, blocks| {
+        for (i, blocks) in blocks.chunks_mut(stride).enumerate() {
+            kernels.quantise(x.row(task * rows + i), &mut blocks[..len]);
+        }
+    });
+}
+
+/// The rows of a selection, quantised.
+#[derive(Clone, Copy, Debug)]
+pub enum QuantisedRows<'a> {
+    /// One line of codes per block.
+    Int8(BlockRows<'a, 1>),
+    /// Two.
+    Int15(BlockRows<'a, 2>),
+}
+
+/// See [`QuantisedRows`].
+#[derive(Clone, Copy, Debug)]
+pub struct BlockRows<'a, const LINES: usize> {
+    selection: RowSelection<'a>,
+    blocks: &'a [Block<LINES>],
+    stride: usize,
+    len: usize,
+}
+
+impl<'a, const LINES: usize> BlockRows<'a, LINES> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.selection.rows()
+    }
+
+    /// The blocks of the `i`-th row.
+    pub fn row(&self, i: usize) -> &'a [Block<LINES>] {
+        &self.blocks[self.selection.acts_row(i) * self.stride..][..self.len]
     }
 }
 
@@ -105,6 +183,24 @@ impl<'a> RowSelection<'a> {
     /// The `i`-th selected row.
     pub fn row(&self, i: usize) -> &'a [f32] {
         &self.acts.tail_from(self.acts_row(i))[..self.acts.cols]
+    }
+
+    /// The activations as integers of 15 bits, or else of 8.
+    ///
+    /// # Panics
+    /// If they were not quantised.
+    pub fn quantised(&self) -> QuantisedRows<'a> {
+        let stride = HostActs::blocks_stride(self.acts.cols);
+        let len = self.acts.cols.div_ceil(BLOCK);
+        match &self.acts.quantised {
+            Quantised::No => unreachable!("arranged weights need quantised activations"),
+            Quantised::Int8(blocks) => {
+                QuantisedRows::Int8(BlockRows { selection: *self, blocks, stride, len })
+            }
+            Quantised::Int15(blocks) => {
+                QuantisedRows::Int15(BlockRows { selection: *self, blocks, stride, len })
+            }
+        }
     }
 
     /// The `i`-th selected row, filled up with zeros to a multiple of sixteen.

@@ -1,10 +1,16 @@
 //! What differs between the backends in host memory: who works, and the inner loops.
 
-use fm_format::quant::QuantFormat;
+use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
     backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
-    reference::{activation, attention, delta_net::DeltaStep, rope, router},
+    reference::{
+        activation, attention,
+        delta_net::DeltaStep,
+        matmul,
+        quantise::{self, Block},
+        rope, router,
+    },
 };
 
 use super::{RowSelection, delta_net};
@@ -35,10 +41,41 @@ pub trait Parallel: Send + 'static {
 /// while a cache holds it.
 pub const HEADS_PER_TASK_MAX: usize = 16;
 
+/// Rows of arranged weights that lie side by side.
+pub const PANEL_ROWS: usize = 16;
+
+/// Rows that are copied at a time while they are arranged.
+pub const ARRANGED_ROWS_MAX: usize = 64;
+
 /// The inner loops of a host backend.
 pub trait Kernels: Parallel + Sync {
     /// Numerics that these loops give.
-    const NUMERICS: Numerics;
+    fn numerics(&self) -> Numerics;
+
+    /// See [`crate::Backend::arranges`].
+    fn arranges(&self, _shape: MatrixShape) -> bool {
+        false
+    }
+
+    /// See [`crate::Backend::arrange`]; `scratch` grows to what it needs once.
+    fn arrange(&self, _shape: MatrixShape, _bytes: &mut [u8], _scratch: &mut Vec<u8>) {}
+
+    /// The blocks of a row of activations, see [`quantise::quantise`].
+    fn quantise<const LINES: usize>(&self, row: &[f32], blocks: &mut [Block<LINES>]) {
+        quantise::quantise(row, blocks);
+    }
+
+    /// `out[(p · tokens + t) · 16 + r] = (row r of panel p) · x[t]` for arranged weights; each result
+    /// in an order that depends on the row's length only.
+    fn arranged_dots(
+        &self,
+        format: &'static QuantFormat,
+        panels: &[u8],
+        x: &RowSelection<'_>,
+        out: &mut [f32],
+    ) {
+        matmul::quantised_dots(format, panels, x, out);
+    }
 
     /// `Σ a[i] · b[i]`, in an order that depends on the length only.
     fn dot(&self, a: &[f32], b: &[f32]) -> f32;

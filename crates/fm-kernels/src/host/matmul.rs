@@ -2,7 +2,7 @@
 
 use crate::backend::{QMatrix, ViewMut};
 
-use super::{Host, HostActs, Kernels, RowSelection};
+use super::{Host, HostActs, Kernels, PANEL_ROWS, RowSelection};
 
 /// Tasks per thread: enough that a late thread costs little, few enough that a task streams a
 /// long run of weights.
@@ -10,6 +10,9 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// Kernels multiply several weight rows side by side; a task of whole groups wastes none.
 const ROWS_PER_TASK_ALIGN: usize = 8;
+
+/// Panels of arranged weights in a task of many tokens, at least: activations are read once for all of them.
+const PANELS_PER_TASK_MIN: usize = 4;
 
 /// Rows of the result that are filled side by side: what one cache line of products goes to.
 const TURN_TOKENS: usize = 16;
@@ -31,6 +34,9 @@ impl<K: Kernels> Host<K> {
         if tokens == 0 {
             return;
         }
+        if w.arranged {
+            return self.matmul_arranged(w, x, y);
+        }
         let rows_per_task =
             w.shape.rows.div_ceil(self.tasks(w, tokens)).next_multiple_of(ROWS_PER_TASK_ALIGN);
         let row_bytes = w.shape.row_bytes();
@@ -47,6 +53,38 @@ impl<K: Kernels> Host<K> {
         self.with_scratch(w.shape.rows * tokens, |by_weight| {
             self.kernels.for_each_chunk(by_weight, rows_per_task * tokens, products);
             self.turn(by_weight, (tokens, w.shape.rows), y.contiguous(), |row| row);
+        });
+    }
+
+    /// [`Self::matmul_selected`] for arranged weights: they give results panel by panel.
+    fn matmul_arranged(
+        &self,
+        w: QMatrix<'_, [u8]>,
+        x: &RowSelection<'_>,
+        mut y: ViewMut<'_, Vec<f32>>,
+    ) {
+        let tokens = x.rows();
+        let panels = w.shape.rows / PANEL_ROWS;
+        let least = if tokens == 1 { 1 } else { PANELS_PER_TASK_MIN };
+        let panels_per_task = panels.div_ceil(self.tasks(w, tokens)).max(least);
+        let task_bytes = panels_per_task * PANEL_ROWS * w.shape.row_bytes();
+        let kernels = &self.kernels;
+        let products = |task: usize, out: &mut [f32]| {
+            let panels = &w.bytes[task * task_bytes..];
+            let panels = &panels[..out.len() / tokens * w.shape.row_bytes()];
+            kernels.arranged_dots(w.shape.format, panels, x, out);
+        };
+        let results_per_task = panels_per_task * PANEL_ROWS * tokens;
+        if tokens == 1 {
+            return kernels.for_each_chunk(y.row(0), results_per_task, products);
+        }
+        self.with_scratch(w.shape.rows * tokens, |by_panel| {
+            kernels.for_each_chunk(by_panel, results_per_task, products);
+            let by_panel = by_panel.as_chunks::<PANEL_ROWS>().0;
+            y.for_each_row(kernels, |token, y| {
+                let results = by_panel[token..].iter().step_by(tokens);
+                y.as_chunks_mut().0.iter_mut().zip(results).for_each(|(y, result)| *y = *result);
+            });
         });
     }
 

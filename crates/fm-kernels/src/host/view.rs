@@ -21,15 +21,18 @@ pub(super) fn for_each_row(
     if data.is_empty() {
         return;
     }
-    let rows = data.len().div_ceil(stride);
-    let tasks =
-        if data.len() < VALUES_PER_FORK { 1 } else { parallel.threads() * TASKS_PER_THREAD };
-    let rows_per_task = rows.div_ceil(tasks);
+    let rows_per_task = rows_per_task(parallel, data.len().div_ceil(stride), data.len());
     parallel.for_each_chunk(data, rows_per_task * stride, |i, chunk| {
         for (j, row) in chunk.chunks_mut(stride).enumerate() {
             task(i * rows_per_task + j, &mut row[..cols]);
         }
     });
+}
+
+/// Rows that a task takes of `rows` with `values` values in all.
+pub(super) fn rows_per_task(parallel: &impl Parallel, rows: usize, values: usize) -> usize {
+    let tasks = if values < VALUES_PER_FORK { 1 } else { parallel.threads() * TASKS_PER_THREAD };
+    rows.div_ceil(tasks).max(1)
 }
 
 impl KvView<'_, Vec<f32>> {

@@ -108,7 +108,7 @@ mod tests {
             };
             for head in 0..shape.heads {
                 let mut out = vec![0.0; 7];
-                attend(&Scalar, shape, &q, (&kv, head), position, &mut out);
+                attend(&Scalar::PLAIN, shape, &q, (&kv, head), position, &mut out);
                 let rows = |data: &[f32], dim: usize| -> Vec<Vec<f32>> {
                     (from..=position).map(|at| {
                         let block = table[at / KV_BLOCK_TOKENS] as usize;

@@ -126,7 +126,7 @@ impl<B: Backend> MlaScratch<B> {
             read: device.alloc(at_once * widest(|l| l.shape.heads * l.shape.latent))?,
             mixed: device.alloc(at_once * values)?,
             acts: device.acts(at_once, rank.max(values))?,
-            head_acts: device.acts(at_once * widest(|l| l.shape.heads), head)?,
+            head_acts: device.float_acts(at_once * widest(|l| l.shape.heads), head)?,
         })
     }
 }
@@ -148,8 +148,8 @@ impl<B: Backend> Mla<B> {
             q: loader.linear(&spec.q)?,
             kv_a: loader.linear(&spec.kv_a)?,
             kv_a_norm: loader.vector(&spec.kv_a_norm)?,
-            k_b: loader.matrix(&spec.k_b)?,
-            v_b: loader.matrix(&spec.v_b)?,
+            k_b: loader.rows(&spec.k_b)?,
+            v_b: loader.rows(&spec.v_b)?,
             o: loader.linear(&spec.o)?,
             rotation: Rotation::load(loader.device, &spec.rotary)?,
             norm_eps,

@@ -84,7 +84,7 @@ impl<B: Backend> FfnScratch<B> {
         let few = rows.min(ARRIVAL_ROWS_MAX);
         let guess = GuessScratch {
             normed: device.alloc(few * hidden)?,
-            acts: device.acts(few, hidden)?,
+            acts: device.float_acts(few, hidden)?,
             logits: device.alloc(few * experts)?,
             routes: routes(few)?,
         };
@@ -102,7 +102,7 @@ impl<B: Backend> Moe<B> {
         top_k: Option<usize>,
     ) -> Result<Self, LoadError> {
         let shared = spec.shared.as_ref().map(|shared| {
-            let gate = shared.gate.as_ref().map(|gate| loader.matrix(gate)).transpose()?;
+            let gate = shared.gate.as_ref().map(|gate| loader.rows(gate)).transpose()?;
             Ok::<_, LoadError>(Shared { mlp: Mlp::load(loader, &shared.mlp)?, gate })
         });
         let biases = spec.biases.as_ref().map(|biases| {
@@ -115,7 +115,7 @@ impl<B: Backend> Moe<B> {
         let top_k = top_k.unwrap_or(spec.routing.top_k);
         Ok(Self {
             layer,
-            router: loader.linear(&spec.router)?,
+            router: loader.exact_linear(&spec.router)?,
             choice_bias: spec.choice_bias.as_ref().map(|bias| loader.vector(bias)).transpose()?,
             routing: RouterSpec { top_k, ..spec.routing },
             form: ExpertForm { activation: spec.activation, biases: biases.transpose()? },

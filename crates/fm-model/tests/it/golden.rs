@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use fm_format::key::LayerIndex;
-use fm_kernels::Backend;
+use fm_kernels::{Backend, backend::Numerics};
 use fm_model::{Runner, runner::Wants};
 use fm_testkit::{
     compare::max_abs_diff,
@@ -14,7 +14,18 @@ use crate::harness::{argmax, batch_of, feed, is_hybrid, open};
 
 /// How far logits of standard deviation 3 may lie apart: the f32 implementations of
 /// `tools/golden/README.md` lie up to 4e-5 apart, and where delta nets amplify rounding 2e-4.
-fn tolerance(family: &str) -> f64 {
+fn tolerance(family: &str, numerics: Numerics) -> f64 {
+    match (family, numerics) {
+        // Twice what was measured. Noise has no outliers, but rows of 64 values average little, and
+        // delta nets and the residuals of gpt_oss amplify here as well.
+        (_, Numerics::Int15) => 3e-2,
+        (_, Numerics::Int8) => 2.5,
+        (family, _) => f32_tolerance(family),
+    }
+}
+
+/// See [`tolerance`].
+fn f32_tolerance(family: &str) -> f64 {
     match family {
         // In glm4_moe_lite transformers norms latents with an epsilon of 1e-6, whatever
         // `rms_norm_eps` says. The residuals of gpt_oss are ten times as large, and so is what f32
@@ -37,7 +48,7 @@ fn logits_of_all_tokens<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> 
     let logits = feed(&mut runner, session, &tokens, 24);
     let worst = max_abs_diff(&logits.concat(), golden.f32("hf_f32.logits").0);
     println!("{family} hf: {worst:.1e}");
-    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+    assert!(worst <= f32_tolerance(family), "{family}: {worst:e}");
     for at in 23..31 {
         assert_eq!(argmax(&logits[at]), tokens[at + 1], "{family}: greedy token {}", at + 1);
     }
@@ -54,13 +65,15 @@ fn logits_of_a_long_prompt<B: Backend<Bytes = [u8]>>(family: &str, device: fn() 
     let picked: Vec<f32> = positions.iter().flat_map(|at| logits[*at as usize].clone()).collect();
     let worst = max_abs_diff(&picked, golden.f32("hf_f32.long.logits_at_pos").0);
     println!("{family} long: {worst:.1e}");
-    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+    assert!(worst <= f32_tolerance(family), "{family}: {worst:e}");
     for (row, want) in logits.iter().zip(golden.tokens("hf_f32.long.argmax")) {
         assert_eq!(argmax(row), want, "{family}");
     }
 }
 
 fn logits_of_quantised_checkpoints<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let numerics = device().numerics();
+    let tolerance = tolerance(family, numerics);
     let sets = [
         ("mlx-4bit", "golden.safetensors", "mlx_4bit_f32"),
         ("mlx-mixed", "golden-mixed.safetensors", "mlx_mixed_f32"),
@@ -76,15 +89,25 @@ fn logits_of_quantised_checkpoints<B: Backend<Bytes = [u8]>>(family: &str, devic
         let want = golden.f32(&format!("{set}.logits")).0;
         let worst = max_abs_diff(&logits[from..].concat(), want);
         println!("{family} {checkpoint}: {worst:.1e}");
-        assert!(worst <= tolerance(family), "{family} {checkpoint}: {worst:e}");
+        assert!(worst <= tolerance, "{family} {checkpoint}: {worst:e}");
         for (row, want) in logits.iter().zip(golden.tokens(&format!("{set}.argmax"))) {
-            assert_eq!(argmax(row), want, "{family} {checkpoint}");
+            assert!(is_greedy(row, want, numerics), "{family} {checkpoint}: {}", argmax(row));
         }
     }
 }
 
+/// Whether a token is the one that `f32` would take. With 8 bits that cannot be asked of noise, where
+/// many tokens are nearly as likely; it has to be one of those.
+fn is_greedy(logits: &[f32], token: u32, numerics: Numerics) -> bool {
+    let best = argmax(logits);
+    let behind = logits[best as usize] - logits[token as usize];
+    best == token || numerics == Numerics::Int8 && behind < 1.0
+}
+
 /// `bf16.gguf` is the Hugging Face model, `q8_0.gguf` has a golden of its own.
 fn logits_of_gguf_files<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let numerics = device().numerics();
+    let tolerance = tolerance(family, numerics);
     let dir = golden_dir(family);
     let logits_of = |file: &str, tokens: &[u32]| {
         let mut runner = open(&dir.join(file), device());
@@ -95,16 +118,16 @@ fn logits_of_gguf_files<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> 
     let logits = logits_of("bf16.gguf", &golden.tokens("tokens"));
     let worst = max_abs_diff(&logits.concat(), golden.f32("hf_f32.logits").0);
     println!("{family} gguf bf16: {worst:.1e}");
-    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+    assert!(worst <= tolerance, "{family}: {worst:e}");
 
     let golden = Golden::open(&dir.join("golden-q8_0.safetensors"));
     let logits = logits_of("q8_0.gguf", &golden.tokens("tokens"));
     let (want, shape) = golden.f32("logits");
     let worst = max_abs_diff(&logits[logits.len() - shape[0]..].concat(), want);
     println!("{family} gguf q8_0: {worst:.1e}");
-    assert!(worst <= tolerance(family), "{family}: {worst:e}");
+    assert!(worst <= tolerance, "{family}: {worst:e}");
     for (row, want) in logits.iter().zip(golden.tokens("argmax")) {
-        assert_eq!(argmax(row), want, "{family} q8_0");
+        assert!(is_greedy(row, want, numerics), "{family} q8_0: {}", argmax(row));
     }
 }
 
@@ -150,10 +173,10 @@ fn hidden_values_and_logits_side_by_side<B: Backend<Bytes = [u8]>>(
         let want: Vec<f32> = every(golden.rows(&format!("hf_f32.layers.{layer}.out")), 3).collect();
         let largest = want.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
         let worst = max_abs_diff(output.hidden, &want) / f64::from(largest);
-        assert!(worst <= tolerance(family), "{family} layer {layer}: {worst:e}");
+        assert!(worst <= f32_tolerance(family), "{family} layer {layer}: {worst:e}");
         let want: Vec<f32> = every(golden.rows("hf_f32.logits"), 2).collect();
         let worst = max_abs_diff(output.logits, &want);
-        assert!(worst <= tolerance(family), "{family} layer {layer}: {worst:e}");
+        assert!(worst <= f32_tolerance(family), "{family} layer {layer}: {worst:e}");
         runner.close(session);
     }
 }
@@ -181,4 +204,10 @@ for_each_device_and_family! {
     logits_of_gguf_files
     layers_alone_and_their_routes
     hidden_values_and_logits_side_by_side
+}
+
+// The checkpoints that integer numerics multiply: greedy tokens are those of f32.
+for_each_integer_numerics_and_family! {
+    logits_of_quantised_checkpoints
+    logits_of_gguf_files
 }

@@ -21,7 +21,7 @@ use fm_model::{
     decoder::{Decoder, DecoderOptions},
     experts::{
         ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
-        expert_weights,
+        arrange_record, expert_weights,
     },
     load::Loader,
     model_runner::{ModelRunner, RunnerOptions},
@@ -39,7 +39,7 @@ pub(crate) struct Resident {
 }
 
 impl Resident {
-    pub(crate) fn read(catalog: Catalog) -> Self {
+    pub(crate) fn read<B: Backend<Bytes = [u8]>>(device: &B, catalog: Catalog) -> Self {
         let files = Files::new(catalog.files.clone());
         let read_layer = |layer: &fm_format::record::LayerRecords| {
             let read = |record: &fm_format::record::Record| {
@@ -47,6 +47,7 @@ impl Resident {
                 for piece in &record.pieces {
                     layer.place(piece, &files.read_extent(piece.extent).unwrap(), &mut slot);
                 }
+                arrange_record(device, &layer.layout, &mut slot).unwrap();
                 slot
             };
             layer.records.iter().map(read).collect()
@@ -87,7 +88,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
                 continue;
             }
             let record = &self.records[layer.index()][expert.index()];
-            let weights = expert_weights(records, form, expert, record);
+            let weights = expert_weights(device, records, form, expert, record);
             let chosen = self.grouped.rows(expert);
             let (combine, target) = if few {
                 let results = ViewMut::new(&mut scratch.results, rows * top_k, cols);
@@ -119,6 +120,24 @@ macro_rules! for_each_device_and_family {
         }
         mod cpu {
             for_each_family! { || ::fm_kernels::cpu::Cpu::open(2); $($check)+ }
+        }
+    };
+}
+
+/// As [`for_each_device_and_family`] for the numerics of the CPU that quantise activations.
+macro_rules! for_each_integer_numerics_and_family {
+    ($($check:ident)+) => {
+        mod int15 {
+            for_each_family! {
+                || ::fm_kernels::cpu::Cpu::open(2).in_numerics(::fm_kernels::backend::Numerics::Int15);
+                $($check)+
+            }
+        }
+        mod int8 {
+            for_each_family! {
+                || ::fm_kernels::cpu::Cpu::open(2).in_numerics(::fm_kernels::backend::Numerics::Int8);
+                $($check)+
+            }
         }
     };
 }
@@ -170,7 +189,7 @@ pub(crate) fn open_with_blocks<B: Backend<Bytes = [u8]>>(
     let files = Files::new(checkpoint.files.clone());
     let decoder = DecoderOptions { rows_max: ROWS_MAX, logits_rows_max: ROWS_MAX, top_k: None };
     let loaded = Decoder::load(&Loader { device: &device, files: &files }, &spec, decoder).unwrap();
-    let experts = Resident::read(spec.catalog.as_ref().clone());
+    let experts = Resident::read(&device, spec.catalog.as_ref().clone());
     let options = RunnerOptions { decoder, sessions_max: SESSIONS_MAX, kv_blocks, fingerprint: 7 };
     ModelRunner::new(device, loaded, experts, &spec, options).unwrap()
 }

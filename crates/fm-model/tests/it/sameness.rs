@@ -157,6 +157,13 @@ for_each_device_and_family! {
     a_cancelled_step_can_be_repeated
 }
 
+// The same where activations are quantised.
+for_each_integer_numerics_and_family! {
+    logits_do_not_depend_on_chunking
+    logits_do_not_depend_on_other_sessions
+    logits_do_not_depend_on_forking_or_saving
+}
+
 /// One, two and four threads give the same bits, also with more rows than threads.
 #[test]
 fn logits_do_not_depend_on_the_number_of_threads() {

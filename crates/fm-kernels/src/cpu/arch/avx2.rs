@@ -5,6 +5,8 @@ use std::arch::x86_64::*;
 
 use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
+mod ints;
+
 /// Proof that this CPU has AVX2, FMA and F16C. The only way to obtain one is [`Avx2::detect`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Avx2(());
@@ -79,7 +81,6 @@ fn pairs(a: Halves, b: Halves, op: impl Fn(__m256, __m256) -> __m256) -> Halves 
 }
 
 impl Lanes for Avx2 {
-    type F = Halves;
     type Part = __m256;
     type Palette = (__m256, __m256);
     type Bytes = __m128i;

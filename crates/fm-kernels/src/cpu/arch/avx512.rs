@@ -1,4 +1,4 @@
-//! AVX-512 F, BW, DQ, VL and VBMI (Ice Lake, Zen 4 and later): one register holds the sixteen lanes.
+//! AVX-512 F, BW, DQ, VL, VBMI and VNNI (Ice Lake, Zen 4 and later): one register holds the sixteen lanes.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
@@ -7,7 +7,9 @@ use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
 use super::avx2::{bytes_left, bytes_right};
 
-/// Proof that this CPU has AVX-512 F, BW, DQ, VL and VBMI, and AVX2, FMA and F16C as all of those have.
+mod ints;
+
+/// Proof that this CPU has AVX-512 F, BW, DQ, VL, VBMI and VNNI, and AVX2, FMA and F16C as all of those have.
 /// The only way to obtain one is [`Avx512::detect`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Avx512(());
@@ -20,6 +22,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vnni")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -104,7 +107,6 @@ const fn codes_from<const BITS: usize>(first: usize) -> Sixteen {
 pub(in crate::cpu) struct Palette(__m512, __m512);
 
 impl Lanes for Avx512 {
-    type F = __m512;
     type Part = __m512;
     type Palette = Palette;
     type Bytes = __m128i;
@@ -114,7 +116,9 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")]
+        #[target_feature(
+            enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c"
+        )]
         fn compiled<W: Work>(lanes: Avx512, work: W) -> W::Out {
             work.on(lanes)
         }

@@ -6,6 +6,8 @@ use half::{bf16, f16};
 
 use crate::cpu::lanes::{LANES, Lanes, Sixteen, Work};
 
+mod ints;
+
 /// Needs nothing.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Portable;
@@ -25,7 +27,6 @@ fn pairs(a: Sixteen, b: Sixteen, op: impl Fn(f32, f32) -> f32) -> Sixteen {
 }
 
 impl Lanes for Portable {
-    type F = Sixteen;
     type Part = [f32; 4];
     type Palette = (f32, f32);
     type Bytes = [u8; 16];

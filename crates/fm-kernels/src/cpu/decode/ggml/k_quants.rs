@@ -7,6 +7,7 @@
 use super::{bytes_of_words, half, layout, sixteen, stored, word};
 use crate::cpu::{
     decode::{Decoder, Run},
+    ints::Ints,
     lanes::{Lanes, Sixteen},
 };
 
@@ -91,7 +92,7 @@ impl Decoder for Q2K {
 }
 
 /// What the runs of a [`Tq2_0`] group have in common: the scale, the offset, and codes by half.
-type Ternary<L> = (<L as Lanes>::F, <L as Lanes>::F, [<L as Lanes>::Bytes; 2]);
+type Ternary<L> = (<L as Ints>::F, <L as Ints>::F, [<L as Lanes>::Bytes; 2]);
 
 /// Two bits around 1, with one scale.
 #[derive(Clone, Copy)]

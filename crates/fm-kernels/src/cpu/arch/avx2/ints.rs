@@ -1,0 +1,202 @@
+//! Integer lanes of AVX2.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
+use std::arch::x86_64::*;
+
+use crate::cpu::ints::{Ints, Line};
+
+use super::{Avx2, Halves};
+
+/// Two registers of eight words.
+type Words = (__m256i, __m256i);
+
+/// Two numbers of 16 bits in every word.
+fn pair(a: i8, b: i8) -> i32 {
+    i32::from(a) & 0xffff | i32::from(b) << 16
+}
+
+impl Ints for Avx2 {
+    type F = Halves;
+    type I = Words;
+
+    #[inline(always)]
+    fn words(self, line: &Line) -> Words {
+        let (low, high) = line.split_at(32);
+        // SAFETY: `self` proves avx; 32 readable bytes of any alignment.
+        let low = unsafe { _mm256_loadu_si256(low.as_ptr().cast()) };
+        // SAFETY: as above.
+        (low, unsafe { _mm256_loadu_si256(high.as_ptr().cast()) })
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> Words {
+        // SAFETY: `self` proves avx.
+        let x = unsafe { _mm256_set1_epi32(x) };
+        (x, x)
+    }
+    #[inline(always)]
+    fn field(self, words: Words, count: u32, mask: u8) -> Words {
+        // SAFETY: `self` proves the features of `field`.
+        unsafe { field(words, count, mask) }
+    }
+    #[inline(always)]
+    fn field_left(self, words: Words, count: u32, mask: u8) -> Words {
+        // SAFETY: `self` proves the features of `field_left`.
+        unsafe { field_left(words, count, mask) }
+    }
+    #[inline(always)]
+    fn union(self, a: Words, b: Words) -> Words {
+        // SAFETY: `self` proves the features of `union`.
+        unsafe { union(a, b) }
+    }
+    #[inline(always)]
+    fn dot<const WIDE: bool>(self, codes: Words, x: [i8; 4], sum: Words) -> Words {
+        if WIDE {
+            // SAFETY: `self` proves the features of `wide_dot`.
+            unsafe { wide_dot(codes, x, sum) }
+        } else {
+            // SAFETY: `self` proves the features of `dot`.
+            unsafe { dot(codes, x, sum) }
+        }
+    }
+    #[inline(always)]
+    fn join(self, high: Words, low: Words) -> Words {
+        // SAFETY: `self` proves the features of `join`.
+        unsafe { join(high, low) }
+    }
+    #[inline(always)]
+    fn to_float(self, x: Words) -> Halves {
+        // SAFETY: `self` proves the features of `floats`.
+        unsafe { floats(x) }
+    }
+    #[inline(always)]
+    fn byte(self, words: Words, at: u32) -> Halves {
+        // SAFETY: `self` proves the features of `byte`.
+        unsafe { byte(words, at) }
+    }
+    #[inline(always)]
+    fn signed_byte(self, words: Words, at: u32) -> Halves {
+        // SAFETY: `self` proves the features of `signed_byte`.
+        unsafe { signed_byte(words, at) }
+    }
+    #[inline(always)]
+    fn f16_halves(self, words: Words) -> (Halves, Halves) {
+        // SAFETY: `self` proves the features of `f16_halves`.
+        unsafe { f16_halves(words) }
+    }
+    #[inline(always)]
+    fn bf16_halves(self, words: Words) -> (Halves, Halves) {
+        // SAFETY: `self` proves the features of `bf16_halves`.
+        unsafe { bf16_halves(words) }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn field(words: Words, count: u32, mask: u8) -> Words {
+    let (count, mask) = (_mm_cvtsi32_si128(count as i32), _mm256_set1_epi8(mask as i8));
+    let low = _mm256_and_si256(_mm256_srl_epi32(words.0, count), mask);
+    (low, _mm256_and_si256(_mm256_srl_epi32(words.1, count), mask))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn field_left(words: Words, count: u32, mask: u8) -> Words {
+    let (count, mask) = (_mm_cvtsi32_si128(count as i32), _mm256_set1_epi8(mask as i8));
+    let low = _mm256_and_si256(_mm256_sll_epi32(words.0, count), mask);
+    (low, _mm256_and_si256(_mm256_sll_epi32(words.1, count), mask))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn union(a: Words, b: Words) -> Words {
+    (_mm256_or_si256(a.0, b.0), _mm256_or_si256(a.1, b.1))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add(a: Words, b: Words) -> Words {
+    (_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1))
+}
+
+/// For codes below 128: two products fit 16 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn dot(codes: Words, x: [i8; 4], sum: Words) -> Words {
+    let x = _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
+    let ones = _mm256_set1_epi16(1);
+    let low = _mm256_madd_epi16(_mm256_maddubs_epi16(codes.0, x), ones);
+    add(sum, (low, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.1, x), ones)))
+}
+
+/// For codes of all eight bits: products are made of 16 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn wide_dot(codes: Words, x: [i8; 4], sum: Words) -> Words {
+    let (even, odd) = (_mm256_set1_epi32(pair(x[0], x[2])), _mm256_set1_epi32(pair(x[1], x[3])));
+    let mask = _mm256_set1_epi32(0x00ff_00ff);
+    let low = _mm256_madd_epi16(_mm256_and_si256(codes.0, mask), even);
+    let sum = add(sum, (low, _mm256_madd_epi16(_mm256_and_si256(codes.1, mask), even)));
+    let low = _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes.0), odd);
+    add(sum, (low, _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes.1), odd)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn join(high: Words, low: Words) -> Words {
+    add((_mm256_slli_epi32::<7>(high.0), _mm256_slli_epi32::<7>(high.1)), low)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn floats(x: Words) -> Halves {
+    (_mm256_cvtepi32_ps(x.0), _mm256_cvtepi32_ps(x.1))
+}
+
+/// Byte `at` of every word at its upper end.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn top(words: Words, at: u32) -> Words {
+    let count = _mm_cvtsi32_si128(24 - 8 * at as i32);
+    (_mm256_sll_epi32(words.0, count), _mm256_sll_epi32(words.1, count))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn byte(words: Words, at: u32) -> Halves {
+    let top = top(words, at);
+    floats((_mm256_srli_epi32::<24>(top.0), _mm256_srli_epi32::<24>(top.1)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed_byte(words: Words, at: u32) -> Halves {
+    let top = top(words, at);
+    floats((_mm256_srai_epi32::<24>(top.0), _mm256_srai_epi32::<24>(top.1)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn f16_halves(words: Words) -> (Halves, Halves) {
+    let upper = (_mm256_srli_epi32::<16>(words.0), _mm256_srli_epi32::<16>(words.1));
+    ((narrow(words.0), narrow(words.1)), (narrow(upper.0), narrow(upper.1)))
+}
+
+/// The lower half of every word, as f16.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn narrow(words: __m256i) -> __m256 {
+    let low = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+    // Packs within each half of the register, so the middle quarters change places.
+    let packed = _mm256_permute4x64_epi64::<0b1101_1000>(_mm256_packus_epi32(low, low));
+    _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bf16_halves(words: Words) -> (Halves, Halves) {
+    let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+    let float = |x: __m256i| _mm256_castsi256_ps(x);
+    let low = (_mm256_slli_epi32::<16>(words.0), _mm256_slli_epi32::<16>(words.1));
+    let upper = (_mm256_and_si256(words.0, mask), _mm256_and_si256(words.1, mask));
+    ((float(low.0), float(low.1)), (float(upper.0), float(upper.1)))
+}

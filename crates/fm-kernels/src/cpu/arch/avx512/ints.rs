@@ -1,0 +1,130 @@
+//! Integer lanes of AVX-512 with VNNI.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
+use std::arch::x86_64::*;
+
+use crate::cpu::ints::{Ints, Line};
+
+use super::Avx512;
+
+impl Ints for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+
+    #[inline(always)]
+    fn words(self, line: &Line) -> __m512i {
+        // SAFETY: `self` proves avx512f; 64 readable bytes of any alignment.
+        unsafe { _mm512_loadu_si512(line.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> __m512i {
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    fn field(self, words: __m512i, count: u32, mask: u8) -> __m512i {
+        // SAFETY: `self` proves the features of `field`.
+        unsafe { field(words, count, mask) }
+    }
+    #[inline(always)]
+    fn field_left(self, words: __m512i, count: u32, mask: u8) -> __m512i {
+        // SAFETY: `self` proves the features of `field_left`.
+        unsafe { field_left(words, count, mask) }
+    }
+    #[inline(always)]
+    fn union(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    fn dot<const WIDE: bool>(self, codes: __m512i, x: [i8; 4], sum: __m512i) -> __m512i {
+        let x = self.splat_int(i32::from_le_bytes(x.map(|x| x as u8)));
+        // SAFETY: `self` proves avx512vnni.
+        unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
+    }
+    #[inline(always)]
+    fn join(self, high: __m512i, low: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features of `join`.
+        unsafe { join(high, low) }
+    }
+    #[inline(always)]
+    fn to_float(self, x: __m512i) -> __m512 {
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    fn byte(self, words: __m512i, at: u32) -> __m512 {
+        // SAFETY: `self` proves the features of `byte`.
+        unsafe { byte(words, at) }
+    }
+    #[inline(always)]
+    fn signed_byte(self, words: __m512i, at: u32) -> __m512 {
+        // SAFETY: `self` proves the features of `signed_byte`.
+        unsafe { signed_byte(words, at) }
+    }
+    #[inline(always)]
+    fn f16_halves(self, words: __m512i) -> (__m512, __m512) {
+        // SAFETY: `self` proves the features of `f16_halves`.
+        unsafe { f16_halves(words) }
+    }
+    #[inline(always)]
+    fn bf16_halves(self, words: __m512i) -> (__m512, __m512) {
+        // SAFETY: `self` proves the features of `bf16_halves`.
+        unsafe { bf16_halves(words) }
+    }
+}
+
+// A count that is known becomes part of the instruction.
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn field(words: __m512i, count: u32, mask: u8) -> __m512i {
+    let moved = _mm512_srl_epi32(words, _mm_cvtsi32_si128(count as i32));
+    _mm512_and_si512(moved, _mm512_set1_epi8(mask as i8))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn field_left(words: __m512i, count: u32, mask: u8) -> __m512i {
+    let moved = _mm512_sll_epi32(words, _mm_cvtsi32_si128(count as i32));
+    _mm512_and_si512(moved, _mm512_set1_epi8(mask as i8))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn join(high: __m512i, low: __m512i) -> __m512i {
+    _mm512_add_epi32(_mm512_slli_epi32::<7>(high), low)
+}
+
+/// Byte `at` of every word at its upper end.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn top(words: __m512i, at: u32) -> __m512i {
+    _mm512_sll_epi32(words, _mm_cvtsi32_si128(24 - 8 * at as i32))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn byte(words: __m512i, at: u32) -> __m512 {
+    _mm512_cvtepi32_ps(_mm512_srli_epi32::<24>(top(words, at)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn signed_byte(words: __m512i, at: u32) -> __m512 {
+    _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top(words, at)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn f16_halves(words: __m512i) -> (__m512, __m512) {
+    let upper = _mm512_srli_epi32::<16>(words);
+    (_mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)), _mm512_cvtph_ps(_mm512_cvtepi32_epi16(upper)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn bf16_halves(words: __m512i) -> (__m512, __m512) {
+    let upper = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+    (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(upper))
+}

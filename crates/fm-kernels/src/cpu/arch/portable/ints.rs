@@ -1,0 +1,76 @@
+//! Integer lanes in plain Rust.
+
+use std::array;
+
+use half::{bf16, f16};
+
+use crate::cpu::{
+    ints::{Ints, Line},
+    lanes::{LANES, Sixteen},
+};
+
+use super::Portable;
+
+/// Sixteen words.
+type Words = [u32; LANES];
+
+impl Ints for Portable {
+    type F = Sixteen;
+    type I = Words;
+
+    #[inline(always)]
+    fn words(self, line: &Line) -> Words {
+        let (words, _) = line.as_chunks();
+        array::from_fn(|i| u32::from_le_bytes(words[i]))
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> Words {
+        [x as u32; LANES]
+    }
+    #[inline(always)]
+    fn field(self, words: Words, count: u32, mask: u8) -> Words {
+        words.map(|word| word >> count & u32::from_ne_bytes([mask; 4]))
+    }
+    #[inline(always)]
+    fn field_left(self, words: Words, count: u32, mask: u8) -> Words {
+        words.map(|word| word << count & u32::from_ne_bytes([mask; 4]))
+    }
+    #[inline(always)]
+    fn union(self, a: Words, b: Words) -> Words {
+        array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn dot<const WIDE: bool>(self, codes: Words, x: [i8; 4], sum: Words) -> Words {
+        array::from_fn(|i| {
+            let products = codes[i].to_le_bytes().into_iter().zip(x);
+            let products = products.map(|(code, x)| i32::from(code) * i32::from(x));
+            sum[i].wrapping_add(products.sum::<i32>() as u32)
+        })
+    }
+    #[inline(always)]
+    fn join(self, high: Words, low: Words) -> Words {
+        array::from_fn(|i| (high[i] << 7).wrapping_add(low[i]))
+    }
+    #[inline(always)]
+    fn to_float(self, x: Words) -> Sixteen {
+        x.map(|x| x as i32 as f32)
+    }
+    #[inline(always)]
+    fn byte(self, words: Words, at: u32) -> Sixteen {
+        words.map(|word| f32::from((word >> (8 * at)) as u8))
+    }
+    #[inline(always)]
+    fn signed_byte(self, words: Words, at: u32) -> Sixteen {
+        words.map(|word| f32::from((word >> (8 * at)) as i8))
+    }
+    #[inline(always)]
+    fn f16_halves(self, words: Words) -> (Sixteen, Sixteen) {
+        let float = |bits: u32| f16::from_bits(bits as u16).to_f32();
+        (words.map(float), words.map(|word| float(word >> 16)))
+    }
+    #[inline(always)]
+    fn bf16_halves(self, words: Words) -> (Sixteen, Sixteen) {
+        let float = |bits: u32| bf16::from_bits(bits as u16).to_f32();
+        (words.map(float), words.map(|word| float(word >> 16)))
+    }
+}

@@ -1,0 +1,48 @@
+//! Sixteen words at a time: what integer products of packed codes need.
+//!
+//! Integer arithmetic is exact, so every instruction set gives the same sums.
+
+use super::lanes::LANES;
+
+/// Sixteen words in memory: one cache line.
+pub(super) type Line = [u8; 4 * LANES];
+
+/// The integer operations of one instruction set, see [`super::lanes::Lanes`].
+pub(super) trait Ints: Copy + Send + Sync + 'static {
+    /// Sixteen floats in registers.
+    type F: Copy;
+    /// Sixteen words in registers.
+    type I: Copy;
+
+    /// Sixteen little-endian words.
+    fn words(self, line: &Line) -> Self::I;
+    /// `x` in every lane.
+    fn splat_int(self, x: i32) -> Self::I;
+    /// `byte >> count & mask` of every byte. Bits that a byte does not have are any: the mask takes
+    /// them away.
+    fn field(self, words: Self::I, count: u32, mask: u8) -> Self::I;
+    /// `byte << count & mask`, as in [`Ints::field`].
+    fn field_left(self, words: Self::I, count: u32, mask: u8) -> Self::I;
+    /// `a | b`
+    fn union(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `sum + Σ codes[i] · x[i]` over the four bytes of every word. Codes have no sign; if they are
+    /// not `WIDE` they are below 128.
+    fn dot<const WIDE: bool>(self, codes: Self::I, x: [i8; 4], sum: Self::I) -> Self::I;
+    /// [`Ints::dot`] for a width that an associated constant says.
+    #[inline(always)]
+    fn dot_of(self, wide: bool, codes: Self::I, x: [i8; 4], sum: Self::I) -> Self::I {
+        if wide { self.dot::<true>(codes, x, sum) } else { self.dot::<false>(codes, x, sum) }
+    }
+    /// `128 · high + low`
+    fn join(self, high: Self::I, low: Self::I) -> Self::I;
+    /// The nearest floats.
+    fn to_float(self, x: Self::I) -> Self::F;
+    /// Byte `at` of every word, without a sign.
+    fn byte(self, words: Self::I, at: u32) -> Self::F;
+    /// Byte `at` of every word, with a sign.
+    fn signed_byte(self, words: Self::I, at: u32) -> Self::F;
+    /// The lower and the upper half of every word, as f16.
+    fn f16_halves(self, words: Self::I) -> (Self::F, Self::F);
+    /// The lower and the upper half of every word, as bf16.
+    fn bf16_halves(self, words: Self::I) -> (Self::F, Self::F);
+}

@@ -1,0 +1,303 @@
+//! Integer products of packed weights: sixteen weight rows side by side.
+//!
+//! ```text
+//! panel = 16 rows; line = 64 bytes = 16 words; lane r belongs to row r; lines follow each other along the row
+//!
+//! a unit of a row is some blocks of its format, a whole number of words:
+//!   rows      r0: w0 w1 w2 …    r1: w0 w1 w2 …   …        as published
+//!   panel     w0 of r0 … r15 │ w1 of r0 … r15 │ …         the same bytes, arranged
+//! ```
+//!
+//! Four codes of a row lie in a word, so one instruction multiplies them with four activations that
+//! all rows share, sixteen rows need no sum across lanes, and scales of sixteen rows are one
+//! register. Some formats exchange codes inside a unit on the way, so that the four codes of a word
+//! are neighbours. Measured against other layouts in `docs/experiments`.
+//!
+//! Every result is one chain of floats: for each run of weights that share a scale, ascending,
+//! `sum = fma(exact integer dot, scale, sum)`. Its bits depend on the two rows alone.
+
+use std::slice::ChunksExact;
+
+use fm_format::{
+    quant::{FormatKind, GgmlKind, QuantFormat, ScaleKind},
+    record::MatrixShape,
+};
+
+use super::{
+    ints::Line,
+    lanes::{LANES, Lanes, Sixteen, Work},
+};
+use crate::{
+    host::{BlockRows, PANEL_ROWS, QuantisedRows, RowSelection},
+    reference::quantise::{BLOCK, Block},
+};
+
+mod arrange;
+mod formats;
+
+pub(super) use arrange::arrange;
+use formats::{Affine4, Affine8, Panels, Q4K, Q6K, Q8_0};
+
+/// How far ahead weights are asked for; see `matmul`.
+const PREFETCH_BYTES: usize = 6 << 10;
+
+/// Activation rows whose codes and sums stay in a cache while weights of many panels pass by.
+const TOKENS_PER_PASS: usize = 32;
+
+/// Runs `$work` with the format's way to lie in panels, `None` if it has none.
+macro_rules! with_panels {
+    ($format:expr, $panels:ident => $work:expr) => {
+        match $format.kind {
+            FormatKind::Affine { bits: 4, group: 32, scale: ScaleKind::Bf16 } => {
+                let $panels = Affine4::<32>;
+                Some($work)
+            }
+            FormatKind::Affine { bits: 4, group: 64, scale: ScaleKind::Bf16 } => {
+                let $panels = Affine4::<64>;
+                Some($work)
+            }
+            FormatKind::Affine { bits: 4, group: 128, scale: ScaleKind::Bf16 } => {
+                let $panels = Affine4::<128>;
+                Some($work)
+            }
+            FormatKind::Affine { bits: 8, group: 64, scale: ScaleKind::Bf16 } => {
+                let $panels = Affine8::<64>;
+                Some($work)
+            }
+            FormatKind::Ggml(GgmlKind::Q8_0) => {
+                let $panels = Q8_0;
+                Some($work)
+            }
+            FormatKind::Ggml(GgmlKind::Q4K) => {
+                let $panels = Q4K;
+                Some($work)
+            }
+            FormatKind::Ggml(GgmlKind::Q6K) => {
+                let $panels = Q6K;
+                Some($work)
+            }
+            _ => None,
+        }
+    };
+}
+use with_panels;
+
+/// Whether a matrix of this shape can be arranged: whole panels of whole units.
+pub fn arranges(shape: MatrixShape) -> bool {
+    let weights = with_panels!(shape.format, panels => unit_weights(panels));
+    let whole = weights.is_some_and(|weights| shape.cols.is_multiple_of(weights));
+    whole && shape.cols > 0 && shape.rows.is_multiple_of(PANEL_ROWS)
+}
+
+fn unit_weights<P: Panels>(_: P) -> usize {
+    P::WEIGHTS
+}
+
+/// `out[(p · tokens + t) · 16 + r] = (row r of panel p) · x[t]`.
+///
+/// # Panics
+/// If the lengths do not fit each other, or the activations were not quantised.
+pub(super) fn dots<L: Lanes>(
+    lanes: L,
+    format: &'static QuantFormat,
+    panels: &[u8],
+    x: &RowSelection<'_>,
+    out: &mut [f32],
+) {
+    let row_bytes = format.row_bytes(x.cols()).expect("the row tiles into blocks");
+    assert_eq!(panels.len() * x.rows(), row_bytes * out.len(), "one result per row and token");
+    let out = out.as_chunks_mut().0;
+    let panels = panels.chunks_exact(PANEL_ROWS * row_bytes);
+    let done = with_panels!(format, format => match x.quantised() {
+        QuantisedRows::Int8(x) => products(lanes, format, &panels, &x, out),
+        QuantisedRows::Int15(x) => products(lanes, format, &panels, &x, out),
+    });
+    done.expect("only formats with panels are arranged");
+}
+
+/// See [`dots`]: activations in passes, so that they stay in a cache while panels pass by.
+fn products<L: Lanes, P: Panels, const CODES: usize>(
+    lanes: L,
+    format: P,
+    panels: &ChunksExact<'_, u8>,
+    x: &BlockRows<'_, CODES>,
+    out: &mut [Sixteen],
+) {
+    let tokens = x.rows();
+    for first in (0..tokens).step_by(TOKENS_PER_PASS) {
+        let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];
+        let rows = &mut rows[..TOKENS_PER_PASS.min(tokens - first)];
+        rows.iter_mut().enumerate().for_each(|(i, row)| *row = x.row(first + i));
+        let mut panels = panels.clone().map(|panel| panel.as_chunks().0);
+        let mut outs = out.chunks_exact_mut(tokens).map(|out| &mut out[first..][..rows.len()]);
+        if let [row] = *rows {
+            for (panel, out) in panels.zip(outs) {
+                lanes.run(One { format, panel, row, out: &mut out[0] });
+            }
+            continue;
+        }
+        while let (Some(panel), Some(out)) = (panels.next(), outs.next()) {
+            match (panels.next(), outs.next()) {
+                (Some(other), Some(other_out)) => {
+                    let panels = [panel, other];
+                    lanes.run(Many { format, panels, rows, out: [out, other_out] });
+                }
+                _ => lanes.run(Many { format, panels: [panel], rows, out: [out] }),
+            }
+        }
+    }
+}
+
+/// A panel and one activation row, whose sum stays in a register.
+struct One<'a, P, const CODES: usize> {
+    format: P,
+    panel: &'a [Line],
+    row: &'a [Block<CODES>],
+    out: &'a mut Sixteen,
+}
+
+impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        let Self { format, panel, row, out } = self;
+        let mut sum = lanes.splat(0.0);
+        let units = panel.chunks_exact(P::LINES).zip(row.chunks_exact(P::WEIGHTS / BLOCK));
+        for (unit, blocks) in units {
+            prefetch(lanes, unit);
+            let head = format.head(lanes, unit);
+            for (at, block) in blocks.iter().enumerate() {
+                for within in 0..BLOCK / P::RUN {
+                    let run = at * (BLOCK / P::RUN) + within;
+                    let run = Run::new(lanes, format, unit, &head, run);
+                    [sum] = add(lanes, format, &[run], (block, within), [sum]);
+                }
+            }
+        }
+        lanes.store(sum, out);
+    }
+}
+
+/// Some panels and several activation rows: a run of weights is unpacked once for all of them, and a
+/// code of an activation loaded once for all panels.
+struct Many<'a, P, const CODES: usize, const N: usize> {
+    format: P,
+    panels: [&'a [Line]; N],
+    rows: &'a [&'a [Block<CODES>]],
+    out: [&'a mut [Sixteen]; N],
+}
+
+impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, P, CODES, N> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        let Self { format, panels, rows, out } = self;
+        let mut sums = [[[0.0; LANES]; N]; TOKENS_PER_PASS];
+        let sums = &mut sums[..rows.len()];
+        for at in 0..panels[0].len() / P::LINES {
+            // Arrays are filled by loops: a closure would be compiled without the instructions at hand.
+            let mut units = [&panels[0][at * P::LINES..][..P::LINES]; N];
+            for n in 1..N {
+                units[n] = &panels[n][at * P::LINES..][..P::LINES];
+            }
+            let mut heads = [format.head(lanes, units[0]); N];
+            for n in 0..N {
+                prefetch(lanes, units[n]);
+                heads[n] = format.head(lanes, units[n]);
+            }
+            for block in 0..P::WEIGHTS / BLOCK {
+                for within in 0..BLOCK / P::RUN {
+                    let run = block * (BLOCK / P::RUN) + within;
+                    let mut runs = [Run::new(lanes, format, units[0], &heads[0], run); N];
+                    for n in 1..N {
+                        runs[n] = Run::new(lanes, format, units[n], &heads[n], run);
+                    }
+                    for (row, sums) in rows.iter().zip(&mut *sums) {
+                        let block = &row[at * (P::WEIGHTS / BLOCK) + block];
+                        let mut parts = [lanes.load(&sums[0]); N];
+                        for n in 1..N {
+                            parts[n] = lanes.load(&sums[n]);
+                        }
+                        parts = add(lanes, format, &runs, (block, within), parts);
+                        for n in 0..N {
+                            lanes.store(parts[n], &mut sums[n]);
+                        }
+                    }
+                }
+            }
+        }
+        for (n, out) in out.into_iter().enumerate() {
+            out.iter_mut().zip(&*sums).for_each(|(out, sums)| *out = sums[n]);
+        }
+    }
+}
+
+/// Asks for what is [`PREFETCH_BYTES`] behind: panels follow each other.
+#[inline(always)]
+fn prefetch<L: Lanes>(lanes: L, unit: &[Line]) {
+    for line in unit {
+        lanes.prefetch(line, PREFETCH_BYTES);
+    }
+}
+
+/// Words of a run, at most.
+const RUN_WORDS_MAX: usize = 8;
+
+/// Neighbouring weights that share a scale, unpacked.
+#[derive(Clone, Copy)]
+struct Run<L: Lanes> {
+    codes: [L::I; RUN_WORDS_MAX],
+    scale: L::F,
+    bias: L::F,
+}
+
+impl<L: Lanes> Run<L> {
+    /// Run `at` of a unit.
+    #[inline(always)]
+    fn new<P: Panels>(lanes: L, format: P, unit: &[Line], head: &P::Head<L>, at: usize) -> Self {
+        let mut codes = [lanes.splat_int(0); RUN_WORDS_MAX];
+        for (word, codes) in codes[..P::RUN / 4].iter_mut().enumerate() {
+            *codes = format.codes(lanes, unit, at, word);
+        }
+        let (scale, bias) = format.scale(lanes, unit, head, at);
+        Self { codes, scale, bias }
+    }
+}
+
+/// `sums` and the products of the same run of some panels with run `within` of a block of activations.
+#[inline(always)]
+fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    _: P,
+    runs: &[Run<L>; N],
+    (block, within): (&Block<CODES>, usize),
+    mut sums: [L::F; N],
+) -> [L::F; N] {
+    let start = if P::OFFSET == 0 { 0 } else { -P::OFFSET * block.sum(P::RUN, within) };
+    let mut dots = [lanes.splat_int(0); CODES];
+    // The last are the low ones: only they count once.
+    dots[CODES - 1] = lanes.splat_int(start);
+    let mut dots = [dots; N];
+    for word in 0..P::RUN / 4 {
+        for (line, codes) in block.codes.iter().enumerate() {
+            let x = codes.0.as_chunks().0[within * (P::RUN / 4) + word];
+            for n in 0..N {
+                dots[n][line] = lanes.dot_of(P::WIDE, runs[n].codes[word], x, dots[n][line]);
+            }
+        }
+    }
+    let block_scale = lanes.splat(block.scale);
+    for n in 0..N {
+        let [first, last] = [dots[n][0], dots[n][CODES - 1]];
+        let dot = if CODES == 2 { lanes.join(first, last) } else { first };
+        let scale = lanes.mul(runs[n].scale, block_scale);
+        sums[n] = lanes.fma(lanes.to_float(dot), scale, sums[n]);
+        if P::BIASED {
+            let sum = lanes.splat(block.scaled_sum(P::RUN, within));
+            sums[n] = lanes.fma(runs[n].bias, sum, sums[n]);
+        }
+    }
+    sums
+}
