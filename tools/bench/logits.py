@@ -1,0 +1,88 @@
+"""Compares logits at the first positions of a tape: flash-moe, llama.cpp and an evaluation in f64.
+
+    python logits.py fits.gguf --reference
+    python logits.py fits.gguf --against damaged.gguf      what one silent expert moves
+
+Prints the largest and the root mean square difference of every pair, and whether all walk the tape.
+"""
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import machine
+from llama import Model
+from reference import Reference
+
+
+def ours(args, model, numerics):
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "logits.safetensors"
+        tokens = ",".join(map(str, range(args.positions)))
+        command = [args.flash_moe, "logits", model, "--prompt-tokens", tokens, "--out", str(out)]
+        command += ["--numerics", numerics, "--context", "256", *args.options]
+        subprocess.run(command, check=True)
+        data = out.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + length])["logits"]
+    start, end = entry["data_offsets"]
+    return np.frombuffer(data[8 + length + start : 8 + length + end], np.float32).reshape(entry["shape"])
+
+
+def llama(args, repack):
+    """Token by token, so that the kernels are those of decoding."""
+    # One thread: those of llama.cpp spin, and the result does not depend on their number.
+    model = Model(args.model, 256, threads=1, repack=repack, exact=True)
+    rows = []
+    for token in range(args.positions):
+        model.feed([token])
+        rows.append(model.logits().copy())
+    return np.stack(rows)
+
+
+def collect(args):
+    found = {f"flash-moe {numerics}": ours(args, args.model, numerics) for numerics in args.numerics}
+    for model in args.against:
+        found[f"flash-moe {args.numerics[0]} of {Path(model).name}"] = ours(args, model, args.numerics[0])
+    if args.llama:
+        found["llama.cpp"] = llama(args, repack=False)
+        found["llama.cpp repacked"] = llama(args, repack=True)
+    if args.reference:
+        tokens = np.arange(args.positions)
+        found["f64"] = Reference(args.model).logits(tokens)
+        found["f64, activations as in llama.cpp"] = Reference(args.model, "ggml").logits(tokens)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--positions", type=int, default=32)
+    parser.add_argument("--numerics", action="append", help="of flash-moe, may be repeated [f32]")
+    parser.add_argument("--against", action="append", default=[], help="also this model, through flash-moe")
+    parser.add_argument("--no-llama", dest="llama", action="store_false")
+    parser.add_argument("--reference", action="store_true", help="evaluate in f64 too: minutes")
+    parser.add_argument("--flash-moe", default="flash-moe")
+    parser.epilog = "What follows -- goes to flash-moe logits."
+    words, options = machine.split(sys.argv[1:])
+    args = parser.parse_args(words)
+    args.options = options
+    args.numerics = args.numerics or ["f32"]
+    found = collect(args)
+    print("| | | largest difference | root mean square | same choice |\n|---|---|--:|--:|--:|")
+    for (one, a), (other, b) in itertools.combinations(found.items(), 2):
+        difference = a.astype(np.float64) - b
+        same = (a.argmax(1) == b.argmax(1)).mean()
+        rms = np.sqrt(np.mean(difference**2))
+        print(f"| {one} | {other} | {np.abs(difference).max():.5f} | {rms:.6f} | {100 * same:.0f} % |")
+    walked = {name: bool((rows.argmax(1) == np.arange(1, args.positions + 1)).all()) for name, rows in found.items()}
+    print("\n" + ", ".join(f"{name} {'walks' if ok else 'LEAVES'} the tape" for name, ok in walked.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What a measurement needs of the machine: a cold page cache, a memory limit, company, and its load."""
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def split(words):
+    """Words before and after `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def load():
+    return os.getloadavg()[0]
+
+
+def drop_from_cache(path):
+    """Drops one file from the page cache. Without it pages count against whoever read them first."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fdatasync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+
+
+class MemoryLimit:
+    """A cgroup of at most `limit` bytes, page cache included; needs root. Version 1 or 2."""
+
+    def __init__(self, limit):
+        version_1 = (CGROUPS / "memory").is_dir()
+        parent = CGROUPS / "memory" if version_1 else CGROUPS
+        self.path = parent / f"bench-{os.getpid()}"
+        self.limit_file = "memory.limit_in_bytes" if version_1 else "memory.max"
+        self.peak_file = "memory.max_usage_in_bytes" if version_1 else "memory.peak"
+        self.limit = limit
+
+    def __enter__(self):
+        self.path.mkdir()
+        (self.path / self.limit_file).write_text(str(self.limit))
+        return self
+
+    def __exit__(self, *_):
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+                return
+            time.sleep(0.1)
+
+    def enter(self):
+        """For `preexec_fn`: the child belongs to the group before it allocates anything."""
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def peak(self):
+        return int((self.path / self.peak_file).read_text())
+
+
+@contextlib.contextmanager
+def company(count):
+    """`count` processes that do nothing but compute."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
