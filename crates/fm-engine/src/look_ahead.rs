@@ -12,9 +12,9 @@ use fm_format::key::{ExpertIndex, LayerIndex};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LookAhead {
     /// Not at all.
+    #[default]
     Off,
     /// By the next layer's router, on what is known before this layer's experts have run.
-    #[default]
     Router,
     /// By what the token before chose.
     LastToken,

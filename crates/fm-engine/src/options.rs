@@ -158,7 +158,7 @@ pub static ENGINE: [OptionRow<EngineOptions>; 11] = [
     OptionRow {
         name: "lookahead",
         value: "MODE",
-        help: "Guess what the next layer needs, and read it while the disk is idle [default: router]",
+        help: "Guess what the next layer needs, and read it while the disk is idle [default: off]",
         choices: || LookAhead::names().collect(),
         set: |options, text| LookAhead::by_name(text).map(|mode| options.look_ahead = mode),
     },
