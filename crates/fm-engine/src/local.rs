@@ -8,13 +8,14 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend,
-    backend::{Combine, Routes, View, ViewMut},
+    backend::{Combine, ExpertCall, Routes, View, ViewMut},
+    host::EXPERTS_TOGETHER_MAX,
 };
 use fm_model::experts::{
     ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
     arrange_record, expert_weights,
 };
-use fm_store::{Arrived, Order, Stats, Store, StoreError, Ticket};
+use fm_store::{Arrived, Lease, Order, Stats, Store, StoreError, Ticket};
 
 use crate::{
     look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS},
@@ -28,6 +29,8 @@ pub struct Local {
     store: Store,
     grouped: RowsByExpert,
     stats: SharedStats,
+    /// Records in the device's hands. Bound: [`EXPERTS_TOGETHER_MAX`].
+    leases: Vec<(ExpertIndex, Lease)>,
     foresight: Foresight,
     /// Whether it may have too much memory.
     guard: Option<Guard>,
@@ -56,6 +59,7 @@ impl Local {
             store,
             grouped,
             stats,
+            leases: Vec::with_capacity(EXPERTS_TOGETHER_MAX),
             foresight,
             guard: None,
             everyone: Vec::new(),
@@ -165,35 +169,53 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
             Ok(ticket) => ticket,
             Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
         };
+        let mut leases = std::mem::take(&mut self.leases);
         loop {
-            let mut arranged = Ok(());
-            let arrived = self.store.next_arranged(&mut ticket, order, &mut |record| {
-                arranged = arrange_record(device, &records.layout, record);
-            });
-            arranged?;
-            let Arrived { expert, record } = match arrived {
-                Ok(Some(arrived)) => arrived,
-                Ok(None) => break,
-                Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
-            };
-            let lease = match record {
-                Ok(lease) => lease,
-                Err(error) => {
-                    losses.add(expert, error);
-                    continue;
+            // Few rows: whatever is there, together. Many: one after the other, in ascending order.
+            let together = if few { EXPERTS_TOGETHER_MAX } else { 1 };
+            let mut ended = false;
+            while leases.is_empty()
+                || leases.len() < together && self.store.is_ready(&ticket, order)
+            {
+                let mut arranged = Ok(());
+                let arrived = self.store.next_arranged(&mut ticket, order, &mut |record| {
+                    arranged = arrange_record(device, &records.layout, record);
+                });
+                arranged?;
+                match arrived {
+                    Ok(Some(Arrived { expert, record: Ok(lease) })) => {
+                        leases.push((expert, lease));
+                    }
+                    Ok(Some(Arrived { expert, record: Err(error) })) => losses.add(expert, error),
+                    Ok(None) => {
+                        ended = true;
+                        break;
+                    }
+                    Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
                 }
+            }
+            let (held, grouped) = (&leases, &self.grouped);
+            let call = |at: usize| {
+                let (expert, lease): &(ExpertIndex, Lease) = &held[at];
+                let weights = expert_weights(device, records, form, *expert, lease);
+                ExpertCall { weights, rows: grouped.rows(*expert) }
             };
-            let weights = expert_weights(device, records, form, expert, &lease);
-            let chosen = self.grouped.rows(expert);
-            let (combine, target) = if few {
+            if few {
                 let results = rows * routes.top_k;
-                (Combine::Store, ViewMut::new(&mut scratch.results, results, cols))
-            } else {
-                (Combine::Accumulate, ViewMut { buf: &mut *buf, offset, rows, cols, stride })
-            };
-            device.expert_rows(&weights, x, chosen, &mut scratch.expert, combine, target)?;
-            device.hold(lease);
+                let target = ViewMut::new(&mut scratch.results, results, cols);
+                device.experts(held.len(), &call, x, &mut scratch.expert, target)?;
+            } else if !held.is_empty() {
+                let ExpertCall { weights, rows: chosen } = call(0);
+                let target = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
+                let combine = Combine::Accumulate;
+                device.expert_rows(&weights, x, chosen, &mut scratch.expert, combine, target)?;
+            }
+            leases.drain(..).for_each(|(_, lease)| device.hold(lease));
+            if ended {
+                break;
+            }
         }
+        self.leases = leases;
         if few {
             let results = View::new(&scratch.results, rows * routes.top_k, cols);
             let out = ViewMut { buf, offset, rows, cols, stride };

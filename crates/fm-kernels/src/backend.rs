@@ -11,9 +11,9 @@ mod operands;
 mod view;
 
 pub use operands::{
-    Activation, AttentionShape, Clamp, Combine, DeltaInputs, DeltaShape, ExpertBiases, ExpertRow,
-    ExpertScratch, ExpertWeights, HeadOrder, KvView, QMatrix, ROUTER_GROUPS_MAX, Rope, RopeLayout,
-    RouterGroups, RouterLogits, RouterScale, RouterScoring, RouterSpec, Routes,
+    Activation, AttentionShape, Clamp, Combine, DeltaInputs, DeltaShape, ExpertBiases, ExpertCall,
+    ExpertRow, ExpertScratch, ExpertWeights, HeadOrder, KvView, QMatrix, ROUTER_GROUPS_MAX, Rope,
+    RopeLayout, RouterGroups, RouterLogits, RouterScale, RouterScoring, RouterSpec, Routes,
 };
 pub use view::{View, ViewMut};
 
@@ -361,6 +361,31 @@ pub trait Backend: Send + Sized + 'static {
         weights: &[f32],
         out: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;
+
+    /// Fusion: [`Backend::expert_rows`] with [`Combine::Store`] for `count` experts, the `i`-th being
+    /// `call(i)`; of one activation and one shape.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn experts<'a>(
+        &self,
+        count: usize,
+        call: &dyn Fn(usize) -> ExpertCall<'a, Self::Bytes, Self::Buf>,
+        x: &Self::Acts,
+        scratch: &mut ExpertScratch<Self>,
+        out: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult
+    where
+        Self::Bytes: 'a,
+    {
+        let ViewMut { buf, offset, rows, cols, stride } = out;
+        for at in 0..count {
+            let ExpertCall { weights, rows: chosen } = call(at);
+            let out = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
+            self.expert_rows(&weights, x, chosen, scratch, Combine::Store, out)?;
+        }
+        Ok(())
+    }
 
     /// Fusion: one expert over the rows that chose it, `y = down(activation(gate x, up x))`, with
     /// a bias after each product where there are biases.

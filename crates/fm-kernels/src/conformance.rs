@@ -18,6 +18,7 @@ use crate::{
 
 mod bits;
 mod elementwise;
+mod experts;
 mod matmul;
 mod noise;
 mod routing;
@@ -28,6 +29,7 @@ pub use elementwise::{
     add, add_bias, buffers, clamped_mul, gated_norm_heads, rms_norm, rms_norm_heads, rope,
     sigmoid_mul, silu_mul,
 };
+pub use experts::experts;
 pub use matmul::{
     combine_rows, embed, expert_rows, matmul, matmul_heads, matmul_rows, scatter_rows,
 };
@@ -45,7 +47,7 @@ macro_rules! conformance {
     (maybe $open:expr) => {
         $crate::conformance! { @each $open;
             a_prompt_may_be_chunked_anywhere a_row_does_not_see_its_neighbours
-            add add_bias attention buffers causal_conv clamped_mul combine_rows delta_net embed expert_rows
+            add add_bias attention buffers causal_conv clamped_mul combine_rows delta_net embed expert_rows experts
             gated_norm_heads kv_copy_block matmul matmul_heads matmul_rows rms_norm rms_norm_heads rope route
             scatter_rows sigmoid_mul silu_mul
         }

@@ -9,9 +9,9 @@ use fm_format::record::MatrixShape;
 
 use crate::{
     backend::{
-        AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertRow,
-        KvView, Numerics, QMatrix, Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View,
-        ViewMut,
+        AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertCall,
+        ExpertRow, ExpertScratch, KvView, Numerics, QMatrix, Rope, RouterLogits, RouterScoring,
+        RouterSpec, Routes, View, ViewMut,
     },
     reference::{
         activation, norm,
@@ -21,11 +21,13 @@ use crate::{
 
 mod acts;
 mod delta_net;
+mod experts;
 mod kernels;
 mod matmul;
 mod view;
 
 pub use acts::{BlockRows, HostActs, QuantisedRows, RowSelection};
+pub use experts::EXPERTS_TOGETHER_MAX;
 pub use kernels::{ARRANGED_ROWS_MAX, HEADS_PER_TASK_MAX, Kernels, PANEL_ROWS, Parallel};
 
 /// A backend in host memory.
@@ -370,6 +372,35 @@ impl<K: Kernels> Backend for Host<K> {
                 RouterScoring::SoftmaxOfChosen => scores.copy_from_slice(logits.row(i)),
             }
             router::choose(spec, Scores { scores, bias }, ids, weights);
+        }
+        Ok(())
+    }
+
+    fn experts<'a>(
+        &self,
+        count: usize,
+        call: &dyn Fn(usize) -> ExpertCall<'a, [u8], Vec<f32>>,
+        x: &HostActs,
+        scratch: &mut ExpertScratch<Self>,
+        out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult
+    where
+        Self::Bytes: 'a,
+    {
+        let ViewMut { buf, offset, rows, cols, stride } = out;
+        for first in (0..count).step_by(EXPERTS_TOGETHER_MAX) {
+            let mut calls = [const { None }; EXPERTS_TOGETHER_MAX];
+            let here = EXPERTS_TOGETHER_MAX.min(count - first);
+            calls[..here].iter_mut().enumerate().for_each(|(i, at)| *at = Some(call(first + i)));
+            if Self::fuses(&calls[..here]) && scratch.acts.rows_max() >= here {
+                let out = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
+                self.experts_fused(&calls, x, scratch, out);
+                continue;
+            }
+            for ExpertCall { weights, rows: chosen } in calls.iter().flatten() {
+                let out = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
+                self.expert_rows(weights, x, chosen, scratch, Combine::Store, out)?;
+            }
         }
         Ok(())
     }

@@ -159,6 +159,15 @@ impl Store {
         self.next_arranged(ticket, order, &mut |_| ())
     }
 
+    /// Whether [`Store::next`] would hand something out without waiting.
+    ///
+    /// # Panics
+    /// If another store gave the ticket.
+    pub fn is_ready(&mut self, ticket: &Ticket, order: Order) -> bool {
+        self.collect(Wait::Poll);
+        self.find_ready(self.tickets.position(ticket), order).is_some()
+    }
+
     /// As [`Store::next`] for a caller that wants records in another order of bytes: `arrange` is
     /// called with every record after it was read, before it is handed out for the first time.
     ///

@@ -39,6 +39,15 @@ pub struct ExpertWeights<'a, Bytes: ?Sized, Buf> {
     pub biases: Option<ExpertBiases<'a, Buf>>,
 }
 
+/// An expert and the rows that chose it.
+#[derive(Debug)]
+pub struct ExpertCall<'a, Bytes: ?Sized, Buf> {
+    /// The expert.
+    pub weights: ExpertWeights<'a, Bytes, Buf>,
+    /// The rows.
+    pub rows: &'a [ExpertRow],
+}
+
 /// Biases of one expert, one row each.
 #[derive(Debug)]
 pub struct ExpertBiases<'a, Buf> {

@@ -23,7 +23,14 @@ pub struct HostActs {
     start: usize,
     rows: usize,
     cols: usize,
+    rows_max: usize,
     quantised: Quantised,
+}
+
+/// Places for the blocks of some rows, as many for each row.
+pub(super) enum QuantisedMut<'a> {
+    Int8(&'a mut [Block<1>]),
+    Int15(&'a mut [Block<2>]),
 }
 
 /// The same rows in the numerics in force, [`HostActs::blocks_stride`] apart.
@@ -58,7 +65,7 @@ impl HostActs {
             Numerics::Int8 => Quantised::Int8(vec![Block::ZERO; blocks]),
             Numerics::Int15 => Quantised::Int15(vec![Block::ZERO; blocks]),
         };
-        Self { values, start, rows: 0, cols: 0, quantised }
+        Self { values, start, rows: 0, cols: 0, rows_max: rows, quantised }
     }
 
     /// Takes the rows of `x` over.
@@ -77,6 +84,26 @@ impl HostActs {
             Quantised::No => {}
             Quantised::Int8(blocks) => quantise(x, kernels, blocks),
             Quantised::Int15(blocks) => quantise(x, kernels, blocks),
+        }
+    }
+
+    /// Rows of any length up to the longest that there is room for.
+    pub(super) fn rows_max(&self) -> usize {
+        self.rows_max
+    }
+
+    /// Places for the blocks of `rows` rows of `cols` values, whose caller fills them. There are no
+    /// floats of these rows: only arranged weights may read them.
+    ///
+    /// # Panics
+    /// If there is no room, or activations stay floats.
+    pub(super) fn quantised_mut(&mut self, rows: usize, cols: usize) -> QuantisedMut<'_> {
+        (self.rows, self.cols) = (rows, cols);
+        let blocks = rows * Self::blocks_stride(cols);
+        match &mut self.quantised {
+            Quantised::No => unreachable!("arranged weights need quantised activations"),
+            Quantised::Int8(all) => QuantisedMut::Int8(&mut all[..blocks]),
+            Quantised::Int15(all) => QuantisedMut::Int15(&mut all[..blocks]),
         }
     }
 

@@ -137,7 +137,7 @@ impl<K: Kernels> Host<K> {
         if small { 1 } else { self.kernels.threads() * TASKS_PER_THREAD }
     }
 
-    fn with_scratch(&self, len: usize, work: impl FnOnce(&mut [f32])) {
+    pub(super) fn with_scratch(&self, len: usize, work: impl FnOnce(&mut [f32])) {
         let mut scratch = self.scratch.borrow_mut();
         if scratch.len() < len {
             scratch.resize(len, 0.0);
