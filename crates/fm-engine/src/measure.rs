@@ -37,15 +37,19 @@ pub struct Probe {
 impl Probe {
     /// The share of `bytes_per_s` in the mean of two probes' memory bandwidth.
     pub fn memory_share(bytes_per_s: f64, around: [Self; 2]) -> Option<f64> {
-        let [before, after] = around.map(|probe| probe.memory_bytes_per_s);
-        Some(bytes_per_s / (0.5 * (before? + after?)))
+        share(bytes_per_s, around.map(|probe| probe.memory_bytes_per_s))
     }
 
     /// The share of `bytes_per_s` in the mean of two probes' disk bandwidth.
     pub fn disk_share(bytes_per_s: f64, around: [Self; 2]) -> Option<f64> {
-        let [before, after] = around.map(|probe| probe.disk_bytes_per_s);
-        Some(bytes_per_s / (0.5 * (before? + after?)))
+        share(bytes_per_s, around.map(|probe| probe.disk_bytes_per_s))
     }
+}
+
+/// Nothing where a probe got no time on a busy machine: then it says nothing.
+fn share(bytes_per_s: f64, around: [Option<f64>; 2]) -> Option<f64> {
+    let limit = 0.5 * (around[0]? + around[1]?);
+    (limit > 0.0).then(|| bytes_per_s / limit)
 }
 
 /// Memory of virtual machines has a slow and a fast mode, 50 and 79 GB/s on one we met, and flips
@@ -228,6 +232,7 @@ mod tests {
     fn shares_are_of_the_mean_of_both_probes() {
         assert_eq!(Probe::memory_share(30e9, [probe(50e9), probe(70e9)]), Some(0.5));
         assert_eq!(Probe::disk_share(30e9, [probe(50e9), probe(70e9)]), None);
+        assert_eq!(Probe::memory_share(30e9, [probe(0.0), probe(0.0)]), None);
     }
 
     #[test]
