@@ -1,13 +1,20 @@
 //! One running model: opened from a directory or a GGUF file under a memory plan.
 
 use std::{
+    collections::BTreeMap,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use fm_format::{
-    container::recorded::{Found, Recorded},
-    source::{Checkpoint, Files, gguf::Metadata},
+    container::{
+        manifest::Checksum,
+        recorded::{Found, Recorded},
+    },
+    source::{Checkpoint, Files, TensorChecksum, gguf::Metadata},
 };
 use fm_kernels::{Backend, backend::Numerics, cpu::Cpu, reference::Reference};
 use fm_model::{
@@ -76,10 +83,12 @@ pub struct Planned {
     pub numerics: Numerics,
     /// Threads that will compute.
     pub threads: usize,
-    /// How the experts' bytes will be checked.
+    /// How bytes will be checked.
     pub checks: Checks,
     /// Files of the checkpoint, for probes.
     pub files: Vec<PathBuf>,
+    /// Checksums of the trunk.
+    trunk: Vec<TensorChecksum>,
     options: EngineOptions,
     metadata: Option<Metadata>,
 }
@@ -122,7 +131,20 @@ pub struct Engine {
     pub eos: Vec<u32>,
     /// Files of the checkpoint, for probes.
     pub files: Vec<PathBuf>,
+    /// What loading took.
+    pub load_times: LoadTimes,
     stats: SharedStats,
+}
+
+/// What loading took. Weights and text are read beside each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadTimes {
+    /// The weights of the trunk, their checks included.
+    pub weights: Duration,
+    /// Tokenizer and chat template.
+    pub text: Duration,
+    /// All of it, slots and sessions included.
+    pub total: Duration,
 }
 
 impl std::fmt::Debug for Engine {
@@ -143,7 +165,7 @@ pub fn plan(
 ) -> Result<Planned, EngineError> {
     let checkpoint = Checkpoint::open(path)?;
     let mut spec = describe(&checkpoint)?;
-    let checks = fill_recorded(&checkpoint, &mut spec, places.cache_dir.as_deref())?;
+    let (checks, trunk) = checksums(&checkpoint, &mut spec, places.cache_dir.as_deref())?;
     let limits = MemoryLimits::read(&places.root);
     let tokenizer_bytes = match &checkpoint.metadata {
         Some(metadata) => text_parts::tokenizer_json_bytes(metadata, path)?,
@@ -174,6 +196,7 @@ pub fn plan(
         numerics,
         threads,
         checks,
+        trunk,
         files,
         options,
         metadata,
@@ -198,11 +221,12 @@ impl Planned {
 
     /// Its files, opened.
     pub(crate) fn open_files(&self) -> Files {
-        Files::new(self.files.clone())
+        Files::new(self.files.clone()).with_checksums(self.trunk.clone())
     }
 }
 
-/// How the experts' bytes are checked when they arrive.
+/// How bytes are checked when they arrive: those of experts whenever they are read, those of the
+/// trunk once, before there is a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checks {
     /// Against the container's checksums.
@@ -224,21 +248,29 @@ impl Checks {
     }
 }
 
-/// Gives a published checkpoint the checksums that were recorded of it, if these are its files.
-fn fill_recorded(
+/// Checksums of the trunk, if there are any. A published checkpoint gets those that were recorded of
+/// it, if these are its files; its experts get theirs on the way.
+fn checksums(
     checkpoint: &Checkpoint,
     spec: &mut ModelSpec,
     cache_dir: Option<&Path>,
-) -> Result<Checks, EngineError> {
-    if checkpoint.container.is_some() {
-        return Ok(Checks::Container);
+) -> Result<(Checks, Vec<TensorChecksum>), EngineError> {
+    let of = |tensors: &BTreeMap<String, Checksum>| {
+        let known = tensors.iter().filter_map(|(name, checksum)| {
+            let extent = checkpoint.tensors.get(name)?.extent;
+            Some(TensorChecksum { name: name.clone(), extent, checksum: checksum.0 })
+        });
+        known.collect()
+    };
+    if let Some(container) = &checkpoint.container {
+        return Ok((Checks::Container, of(&container.manifest.trunk.tensors)));
     }
-    let Some(cache_dir) = cache_dir else { return Ok(Checks::Lengths) };
+    let Some(cache_dir) = cache_dir else { return Ok((Checks::Lengths, Vec::new())) };
     Ok(match Recorded::find(cache_dir, checkpoint)? {
         Found::Current(recorded) if recorded.fill(Arc::make_mut(&mut spec.catalog)) => {
-            Checks::Recorded
+            (Checks::Recorded, of(&recorded.tensors))
         }
-        _ => Checks::Lengths,
+        _ => (Checks::Lengths, Vec::new()),
     })
 }
 
@@ -261,16 +293,27 @@ impl Engine {
     /// # Errors
     /// If a file cannot be read or memory cannot be had.
     pub fn load(planned: Planned, places: &Places) -> Result<Self, EngineError> {
-        let built = if planned.device == DeviceChoice::Reference {
-            build(Reference::open(), &planned, &places.root)?
-        } else {
-            build(planned.cpu(), &planned, &places.root)?
-        };
+        let started = Instant::now();
         let cache_dir = places.cache_dir.as_deref();
-        let TextParts { tokenizer, template, generation, eos } = match &planned.metadata {
-            Some(metadata) => TextParts::of_metadata(metadata, &planned.path, cache_dir)?,
-            None => TextParts::of_directory(&planned.path, cache_dir)?,
-        };
+        // A large vocabulary takes as long as a trunk in the page cache: they do not wait for each
+        // other.
+        let (built, text) = thread::scope(|scope| {
+            let text = scope.spawn(|| {
+                let parts = match &planned.metadata {
+                    Some(metadata) => TextParts::of_metadata(metadata, &planned.path, cache_dir),
+                    None => TextParts::of_directory(&planned.path, cache_dir),
+                };
+                parts.map(|parts| (parts, started.elapsed()))
+            });
+            let built = if planned.device == DeviceChoice::Reference {
+                build(Reference::open(), &planned, &places.root)
+            } else {
+                build(planned.cpu(), &planned, &places.root)
+            };
+            (built, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let (built, (text, text_time)) = (built?, text?);
+        let TextParts { tokenizer, template, generation, eos } = text;
         let mut lossy = Vec::new();
         if let Some(top_k) = planned.options.top_k {
             let own = planned.spec.moe_dims(None).top_k;
@@ -297,6 +340,11 @@ impl Engine {
             tokenizer,
             generation,
             files: planned.files,
+            load_times: LoadTimes {
+                weights: built.weights_time,
+                text: text_time,
+                total: started.elapsed(),
+            },
             stats: built.stats,
         })
     }
@@ -311,6 +359,7 @@ struct Built {
     runner: Box<dyn Runner>,
     numerics: Numerics,
     reader: reader::ReaderInfo,
+    weights_time: Duration,
     stats: SharedStats,
 }
 
@@ -321,8 +370,10 @@ where
 {
     let Planned { spec, plan, .. } = planned;
     let files = planned.open_files();
-    let loader = Loader { device: &device, files: &files };
+    let loader = Loader::new(&device, &files, planned.threads);
+    let started = Instant::now();
     let decoder = Decoder::load(&loader, spec, plan.decoder)?;
+    let weights_time = started.elapsed();
     let (reader, info) = reader::open(&spec.catalog, planned.reader_options())?;
     let store = Store::open(&spec.catalog, plan.store_options, reader)?;
     let local = Local::new(Arc::clone(&spec.catalog), store)
@@ -340,5 +391,5 @@ where
         fingerprint: identity,
     };
     let runner = ModelRunner::new(device, decoder, local, spec, runner_options)?;
-    Ok(Built { runner: Box::new(runner), numerics, reader: info, stats })
+    Ok(Built { runner: Box::new(runner), numerics, reader: info, weights_time, stats })
 }

@@ -140,9 +140,9 @@ impl EngineError {
             Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
             Self::NoTokenizer { .. } => "use --prompt-tokens 1,2,3",
             Self::NoTemplate { .. } => "use --raw to continue the prompt as it stands",
-            Self::Spoiled(_) | Self::Store(_) => {
-                "check the disk; `flash-moe verify` re-reads the whole model"
-            }
+            Self::Load(LoadError::Format(FormatError::TensorCorrupt { .. }))
+            | Self::Spoiled(_)
+            | Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",
             Self::Eval(error) => return error.hint(),
             Self::Numerics(_) => "choose --device reference for --numerics reference",
             _ => return None,

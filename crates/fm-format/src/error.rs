@@ -17,6 +17,22 @@ pub enum FormatError {
         source: io::Error,
     },
 
+    /// The bytes of a tensor are not those that were written.
+    #[error(
+        "tensor {tensor} in {} is corrupt: checksum {found:016x}, expected {expected:016x}",
+        path.display()
+    )]
+    TensorCorrupt {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Checksum that was written down.
+        expected: u64,
+        /// Checksum of its bytes.
+        found: u64,
+    },
+
     /// The directory holds no weights.
     #[error(
         "no model found: {} has neither config.json with safetensors beside it nor a GGUF file",

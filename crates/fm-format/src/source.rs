@@ -6,20 +6,21 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::Mutex,
 };
 
 use crate::{
     container::{self, Container},
     error::FormatError,
-    record::{Extent, FileIndex, LayerRecords},
+    record::{FileIndex, LayerRecords},
 };
 
+mod files;
 pub mod gguf;
 pub mod packed;
 pub mod safetensors;
 mod tensor;
 
+pub use files::{Files, TensorCheck, TensorChecksum};
 use tensor::refuse_overlaps;
 pub use tensor::{Dtype, Tensor};
 
@@ -196,49 +197,4 @@ fn weight_files(
         return Err(FormatError::NoModel { path: dir.into() });
     }
     Ok(files)
-}
-
-/// Opened files of a checkpoint, for what is read once: the trunk.
-#[derive(Debug)]
-pub struct Files {
-    paths: Vec<PathBuf>,
-    opened: Vec<Mutex<Option<File>>>,
-}
-
-impl Files {
-    /// Prepares to read from `paths`; nothing is opened yet.
-    pub fn new(paths: Vec<PathBuf>) -> Self {
-        let opened = paths.iter().map(|_| Mutex::new(None)).collect();
-        Self { paths, opened }
-    }
-
-    /// Fills `out` with the bytes from `offset` on.
-    ///
-    /// # Errors
-    /// If the file cannot be opened or ends early: a short read is an error, never zeros.
-    ///
-    /// # Panics
-    /// If another thread panicked while it read from the same file.
-    pub fn read(&self, file: FileIndex, offset: u64, out: &mut [u8]) -> Result<(), FormatError> {
-        use io::{Read, Seek, SeekFrom};
-        let path = &self.paths[file.0 as usize];
-        let io_error = |source| FormatError::Io { path: path.clone(), source };
-        let mut slot = self.opened[file.0 as usize].lock().expect("no reader panicked");
-        let opened = match &mut *slot {
-            Some(opened) => opened,
-            none => none.insert(File::open(path).map_err(io_error)?),
-        };
-        opened.seek(SeekFrom::Start(offset)).map_err(io_error)?;
-        opened.read_exact(out).map_err(io_error)
-    }
-
-    /// Reads a whole extent.
-    ///
-    /// # Errors
-    /// As [`Files::read`].
-    pub fn read_extent(&self, extent: Extent) -> Result<Vec<u8>, FormatError> {
-        let mut bytes = vec![0; extent.bytes as usize];
-        self.read(extent.file, extent.offset, &mut bytes)?;
-        Ok(bytes)
-    }
 }

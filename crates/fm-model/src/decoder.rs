@@ -171,6 +171,7 @@ impl<B: Backend> Decoder<B> {
         spec: &ModelSpec,
         options: DecoderOptions,
     ) -> Result<Self, LoadError> {
+        loader.stage(spec)?;
         let (mut kv_layers, mut delta_layers) = (0, 0);
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (index, layer) in spec.layers.iter().enumerate() {

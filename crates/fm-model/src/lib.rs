@@ -3,12 +3,13 @@
 //! Owns the trait through which it gets routed experts ([`experts::RoutedExperts`]); knows neither
 //! disks nor named devices.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod arch;
 pub mod decoder;
 pub mod error;
 pub mod experts;
+mod ffi;
 pub mod footprint;
 mod layer;
 pub mod load;

@@ -1,11 +1,13 @@
 //! Brings described tensors into memory, piece by piece: no second copy of a large tensor exists.
 
-use std::ops::Range;
+mod staging;
+
+use std::{cell::RefCell, ops::Range};
 
 use fm_format::{
     quant::{FormatKind, QuantFormat},
     record::{Extent, FileIndex, MatrixShape, PlanarPart, ScaleSource, interleave, spread_tiles},
-    source::{Dtype, Files},
+    source::{Dtype, Files, TensorCheck},
 };
 use fm_kernels::{
     Backend,
@@ -14,24 +16,27 @@ use fm_kernels::{
 use half::{bf16, f16};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use self::staging::Staged;
 use crate::{
     error::LoadError,
+    ffi,
     spec::{
         MatrixRef, MatrixSource, MatrixTransform, ModelSpec, Projection, VectorRef,
         VectorTransform, for_each_tensor,
     },
 };
 
-/// Bytes of a tensor that are read at once.
-const READ_BYTES: usize = 4 << 20;
+/// Bytes of a tensor that are read at once: they are still in the cache of the core when they are
+/// checked and interleaved.
+const READ_BYTES: usize = 1 << 20;
 
 /// Reads what a spec describes and hands it to a device.
 #[derive(Debug)]
 pub struct Loader<'a, B> {
-    /// The device.
-    pub device: &'a B,
-    /// The checkpoint's files.
-    pub files: &'a Files,
+    device: &'a B,
+    files: &'a Files,
+    threads: usize,
+    staged: RefCell<Staged>,
 }
 
 /// A weight matrix on a device.
@@ -72,10 +77,28 @@ impl<B: Backend> Linear<B> {
     }
 }
 
-impl<B: Backend> Loader<'_, B> {
+impl<'a, B: Backend> Loader<'a, B> {
+    /// Reads from `files` with so many threads.
+    pub fn new(device: &'a B, files: &'a Files, threads: usize) -> Self {
+        Self { device, files, threads, staged: RefCell::default() }
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &'a B {
+        self.device
+    }
+
+    /// Reads all matrices ahead. Tensors with a checksum have been checked then.
+    pub(crate) fn stage(&self, spec: &ModelSpec) -> Result<(), LoadError> {
+        self.staged.replace(Staged::read(self.files, spec, self.threads)?);
+        Ok(())
+    }
+
     /// A matrix whose rows stay rows: products with it are f32 in all numerics.
     pub(crate) fn rows(&self, matrix: &MatrixRef) -> Result<Matrix<B>, LoadError> {
-        let packed = self.device.upload_packed(read_matrix(self.files, matrix)?)?;
+        let staged = self.staged.borrow_mut().take(matrix);
+        let bytes = staged.map_or_else(|| read_matrix(self.files, matrix), Ok)?;
+        let packed = self.device.upload_packed(bytes)?;
         Ok(Matrix { packed, shape: matrix.shape, arranged: false })
     }
 
@@ -119,6 +142,7 @@ impl<B: Backend> Loader<'_, B> {
 /// If a read fails or comes up short.
 pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<Vec<u8>, LoadError> {
     let mut out = vec![0; matrix.shape.bytes()];
+    ffi::advise_huge(&mut out);
     match matrix.transform {
         MatrixTransform::Plain => {
             read_rows(files, matrix, matrix.shape, &matrix.rows, &mut out)?;
@@ -174,7 +198,7 @@ fn transpose(shape: MatrixShape, bytes: &[u8], format: &'static QuantFormat, out
     }
 }
 
-/// Reads the given rows of a matrix as they are stored.
+/// Reads the given rows of a matrix as they are stored. Tensors that are read as a whole are checked.
 fn read_rows(
     files: &Files,
     matrix: &MatrixRef,
@@ -183,6 +207,8 @@ fn read_rows(
     out: &mut [u8],
 ) -> Result<(), LoadError> {
     let row_bytes = shape.row_bytes();
+    let whole = ranges == std::slice::from_ref(&(0..matrix.source_rows));
+    let check = |extent: Extent| whole.then(|| files.check(extent));
     let mut rest = out;
     // Every part has one row per weight row.
     let part_rows = |range: &Range<usize>, extent: Extent| {
@@ -194,8 +220,7 @@ fn read_rows(
         rest = tail;
         match matrix.source {
             MatrixSource::Plain(extent) => {
-                let PartRows { file, offset, .. } = part_rows(range, extent);
-                files.read(file, offset, rows)?;
+                read_plain(files, part_rows(range, extent), check(extent), rows)?;
             }
             MatrixSource::Planar { codes, scales, biases, element } => {
                 let parts = [(PlanarPart::Codes, codes), (PlanarPart::Scales, scales)];
@@ -207,7 +232,8 @@ fn read_rows(
                         spread_tiles(shape, range.start, element, &tiles, rows);
                         continue;
                     }
-                    read_part(files, shape, (part, element), part_rows(range, extent), rows)?;
+                    let piece = part_rows(range, extent);
+                    read_part(files, shape, (part, element), (piece, check(extent)), rows)?;
                 }
             }
         }
@@ -224,11 +250,26 @@ struct PartRows {
     bytes: u64,
 }
 
+fn read_plain(
+    files: &Files,
+    rows: PartRows,
+    mut check: Option<TensorCheck<'_>>,
+    out: &mut [u8],
+) -> Result<(), LoadError> {
+    for (i, piece) in out.chunks_mut(READ_BYTES).enumerate() {
+        files.read(rows.file, rows.offset + (i * READ_BYTES) as u64, piece)?;
+        if let Some(check) = &mut check {
+            check.update(piece);
+        }
+    }
+    Ok(check.map_or(Ok(()), TensorCheck::finish)?)
+}
+
 fn read_part(
     files: &Files,
     shape: MatrixShape,
     (part, element): (PlanarPart, ScaleSource),
-    piece: PartRows,
+    (piece, mut check): (PartRows, Option<TensorCheck<'_>>),
     out: &mut [u8],
 ) -> Result<(), LoadError> {
     let part_row_bytes = piece.bytes as usize;
@@ -240,10 +281,13 @@ fn read_part(
         buffer.resize(count * part_row_bytes, 0);
         let offset = piece.offset + (i * rows_at_once) as u64 * piece.bytes;
         files.read(piece.file, offset, &mut buffer)?;
+        if let Some(check) = &mut check {
+            check.update(&buffer);
+        }
         let shape = MatrixShape { rows: count, ..shape };
         interleave(shape, part, element, &buffer, rows);
     }
-    Ok(())
+    Ok(check.map_or(Ok(()), TensorCheck::finish)?)
 }
 
 /// A small tensor as f32, transformed.

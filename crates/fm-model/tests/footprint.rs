@@ -56,7 +56,7 @@ fn taken_and_planned(model: &TinyModel, rows: usize) -> (u64, u64) {
     let files = Files::new(checkpoint.files.clone());
     let decoder = DecoderOptions { rows_max: rows, logits_rows_max: 1, top_k: None };
     let before = live_bytes();
-    let loaded = Decoder::load(&Loader { device: &device, files: &files }, &spec, decoder).unwrap();
+    let loaded = Decoder::load(&Loader::new(&device, &files, 2), &spec, decoder).unwrap();
     let footprint = Footprint::of(&spec, None);
     let trunk = live_bytes() - before;
     let slack = footprint.trunk / 50 + (64 << 10);

@@ -12,6 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use fm_engine::{
     Engine, EngineError, Load, Places,
     bytes::Bytes,
+    engine::LoadTimes,
     generate::{Event, Generated, Generation, Request},
     limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory},
     machine::peak_held_bytes,
@@ -137,7 +138,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         eprintln!("\n{report}");
     }
     if matches.get_flag("timing") {
-        print_timing(&report.timing);
+        print_timing(engine.load_times, &report.timing);
     }
     Ok(())
 }
@@ -363,9 +364,16 @@ fn report(engine: &Engine, generated: &Generated, places: &Places) -> Report {
     Report::new(engine, generated, limits, peak_bytes)
 }
 
-fn print_timing(timing: &Timing) {
+fn print_timing(load: LoadTimes, timing: &Timing) {
+    let LoadTimes { weights, text, total } = load;
     eprintln!(
-        "\n{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "\nload {:.3} s: weights {:.3}, beside them tokenizer and template {:.3}",
+        total.as_secs_f64(),
+        weights.as_secs_f64(),
+        text.as_secs_f64()
+    );
+    eprintln!(
+        "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
         "seconds", "total", "attention", "delta_net", "moe", "wait", "mlp", "head"
     );
     for (name, phase) in [("prefill", timing.prefill), ("decode", timing.decode)] {

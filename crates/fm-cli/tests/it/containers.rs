@@ -72,6 +72,41 @@ fn a_container_has_the_same_bits_and_notices_a_wrong_one() {
     assert!(message.contains("hint: "), "{message}");
 }
 
+/// Where the bytes of a tensor of a safetensors file begin.
+fn start_of(file: &Path, tensor: &str) -> u64 {
+    let bytes = fs::read(file).unwrap();
+    let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let header: Value = serde_json::from_slice(&bytes[8..8 + header_bytes as usize]).unwrap();
+    8 + header_bytes + header[tensor]["data_offsets"][0].as_u64().unwrap()
+}
+
+#[test]
+fn a_wrong_bit_of_the_trunk_is_an_error_before_any_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = dir.path().join("pebble");
+    assert!(flash_moe(&["convert", "models/demo", container.to_str().unwrap()]).status.success());
+    let trunk = container.join("trunk.safetensors");
+    // Read as a whole, some rows at a time, and as a vector.
+    let layer = "language_model.model.layers.3.";
+    for tensor in [
+        "language_model.model.embed_tokens.weight".to_owned(),
+        format!("{layer}self_attn.q_proj.scales"),
+        format!("{layer}self_attn.q_norm.weight"),
+    ] {
+        let at = start_of(&trunk, &tensor) + 1;
+        flip_a_bit(&trunk, at);
+        let output =
+            flash_moe(&["run", container.to_str().unwrap(), "-p", "Hi", "--memory", "300MB"]);
+        flip_a_bit(&trunk, at);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
+        let message = stderr(&output);
+        assert!(message.contains(&format!("tensor {tensor} in ")), "{message}");
+        assert!(message.contains(" is corrupt: ") && message.contains("hint: "), "{message}");
+    }
+    let mended = ["run", container.to_str().unwrap(), "-p", "Hi", "--memory", "300MB"];
+    assert!(flash_moe(&mended).status.success());
+}
+
 #[test]
 fn a_gguf_file_runs_and_its_container_has_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();

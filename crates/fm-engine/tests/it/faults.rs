@@ -139,7 +139,7 @@ impl Model {
         let device = Cpu::open(1);
         let decoder = DecoderOptions { rows_max: 64, logits_rows_max: 64, top_k: None };
         let files = Files::new(self.files.clone());
-        let loader = Loader { device: &device, files: &files };
+        let loader = Loader::new(&device, &files, 1);
         let loaded = Decoder::load(&loader, &self.spec, decoder).unwrap();
         let catalog = &self.spec.catalog;
         let reader = Box::new(Memory::open(catalog, disk, choose).unwrap());

@@ -85,7 +85,7 @@ impl<B: Backend> Attention<B> {
             sinks: vector(&spec.sinks)?,
             q_norm: vector(&spec.q_norm)?,
             k_norm: vector(&spec.k_norm)?,
-            rotation: Rotation::load(loader.device, &spec.rotary)?,
+            rotation: Rotation::load(loader.device(), &spec.rotary)?,
             norm_eps,
         })
     }

@@ -151,7 +151,7 @@ impl<B: Backend> Mla<B> {
             k_b: loader.rows(&spec.k_b)?,
             v_b: loader.rows(&spec.v_b)?,
             o: loader.linear(&spec.o)?,
-            rotation: Rotation::load(loader.device, &spec.rotary)?,
+            rotation: Rotation::load(loader.device(), &spec.rotary)?,
             norm_eps,
         })
     }

@@ -188,7 +188,7 @@ pub(crate) fn open_with_blocks<B: Backend<Bytes = [u8]>>(
     let spec = describe(&checkpoint).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let files = Files::new(checkpoint.files.clone());
     let decoder = DecoderOptions { rows_max: ROWS_MAX, logits_rows_max: ROWS_MAX, top_k: None };
-    let loaded = Decoder::load(&Loader { device: &device, files: &files }, &spec, decoder).unwrap();
+    let loaded = Decoder::load(&Loader::new(&device, &files, 2), &spec, decoder).unwrap();
     let experts = Resident::read(&device, spec.catalog.as_ref().clone());
     let options = RunnerOptions { decoder, sessions_max: SESSIONS_MAX, kv_blocks, fingerprint: 7 };
     ModelRunner::new(device, loaded, experts, &spec, options).unwrap()

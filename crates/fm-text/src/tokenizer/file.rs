@@ -14,7 +14,7 @@
 //!   [`AddedMatcher`](super::added::AddedMatcher) instead and never reach it;
 //! * it pads and truncates if the file says so, which `transformers` never does by itself.
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, panic::resume_unwind, path::Path, thread};
 
 use kitoken::{
     Definition, Fallback, Model, Normalization, Processing, Regex, SpecialTokenKind, Split,
@@ -96,13 +96,17 @@ impl Parts {
     pub(crate) fn from_json(json: &[u8], path: &Path) -> Result<Parts, TextError> {
         let unsupported =
             |feature| TextError::UnsupportedTokenizer { path: path.to_owned(), feature };
-        let mut definition = Definition::from_tokenizers_slice(json)
-            .map_err(|source| TextError::Convert { path: path.to_owned(), source })?;
+        let (definition, json) = thread::scope(|scope| {
+            let parsed = scope.spawn(|| serde_json::from_slice::<TokenizerJson>(json));
+            let definition = Definition::from_tokenizers_slice(json);
+            (definition, parsed.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let mut definition =
+            definition.map_err(|source| TextError::Convert { path: path.to_owned(), source })?;
         let Model::BytePair { vocab, chars } = &mut definition.model else {
             return Err(unsupported("a model other than BPE"));
         };
-        let json: TokenizerJson = serde_json::from_slice(json)
-            .map_err(|source| TextError::Json { path: path.to_owned(), source })?;
+        let json = json.map_err(|source| TextError::Json { path: path.to_owned(), source })?;
         if let Some(feature) = unsupported_feature(&json, *chars) {
             return Err(unsupported(feature));
         }
@@ -188,12 +192,15 @@ pub(super) fn byte_bytes(text: &str) -> Vec<u8> {
 /// Inverse of GPT-2's `bytes_to_unicode`: printable Latin-1 is itself, the other 68 bytes were
 /// moved to U+0100 and up, in order.
 pub(super) fn byte_of(c: char) -> Option<u8> {
-    let itself = |code: u32| matches!(code, 33..=126 | 161..=172 | 174..=255);
-    let code = u32::from(c);
-    if code < 256 {
-        return itself(code).then_some(code as u8);
-    }
-    (0..=255u8).filter(|&byte| !itself(u32::from(byte))).nth((code - 256) as usize)
+    let byte = match u32::from(c) {
+        code @ (33..=126 | 161..=172 | 174..=255) => code,
+        code @ 256..=288 => code - 256, // 0 to 32
+        289 => 127,
+        code @ 290..=322 => code - 162, // 128 to 160
+        323 => 173,
+        _ => return None,
+    };
+    Some(byte as u8)
 }
 
 /// Bytes of a token of the Llama lineage: `▁` is a space, `<0x0A>` a byte.

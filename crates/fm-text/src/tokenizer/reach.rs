@@ -7,7 +7,12 @@
 //! no merge has crossed its borders, so inside them everything went as it does for the token
 //! alone: the halves, and with them the pair and its rank, are always the same ones.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    num::NonZero,
+    panic::resume_unwind,
+    thread,
+};
 
 use kitoken::{Token, Vocab};
 
@@ -26,6 +31,9 @@ pub(super) struct Reached {
 /// Rank and result by pair.
 type Merges = HashMap<(u32, u32), (usize, u32)>;
 
+/// Vocabularies are not so large that more would be quicker.
+const THREADS_MAX: usize = 8;
+
 /// Of a token that no merge makes because it is one symbol.
 const NO_MERGE: usize = usize::MAX;
 
@@ -34,22 +42,24 @@ impl Reached {
     pub(super) fn of(model: &BpeJson, chars: bool) -> Result<Reached, &'static str> {
         let byte_tokens = if chars { byte_tokens(model)? } else { None };
         let merges = merges(model, byte_tokens.as_deref().unwrap_or_default())?;
-        let mut ranked = Vec::with_capacity(model.vocab.len());
-        let mut whole_pieces = Vec::new();
-        for (text, &id) in &model.vocab {
-            let bytes = if chars {
-                text.as_bytes().to_vec()
-            } else if text.chars().all(|c| byte_of(c).is_some()) {
-                byte_bytes(text)
-            } else {
-                // No text has these characters once its bytes are written as characters.
-                continue;
+        let tokens: Vec<(&str, u32)> = model.vocab.iter().map(|(t, id)| (&**t, *id)).collect();
+        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
+        let share = tokens.len().div_ceil(threads).max(1);
+        // Each token is merged by itself, which is most of the work.
+        let parts: Vec<Ranked> = thread::scope(|scope| {
+            let merges = &merges;
+            let spawn = |tokens| scope.spawn(move || Ranked::of(tokens, model, merges, chars));
+            let workers: Vec<_> = tokens.chunks(share).map(spawn).collect();
+            let join = |worker: thread::ScopedJoinHandle<'_, Ranked>| {
+                worker.join().unwrap_or_else(|panic| resume_unwind(panic))
             };
-            match rank(text, id, model, &merges) {
-                Some(rank) => ranked.push((rank, id, bytes)),
-                None if model.ignore_merges == Some(true) => whole_pieces.push((id, bytes)),
-                None => {}
-            }
+            workers.into_iter().map(join).collect()
+        });
+        let mut ranked = Vec::with_capacity(tokens.len());
+        let mut whole_pieces = Vec::new();
+        for part in parts {
+            ranked.extend(part.ranked);
+            whole_pieces.extend(part.whole_pieces);
         }
         let has_byte_fallback = byte_tokens.is_some();
         let spelled: HashSet<u8> = ranked.iter().filter_map(|t| single(&t.2)).collect();
@@ -61,6 +71,36 @@ impl Reached {
         ranked.sort_unstable();
         let vocab = ranked.into_iter().map(|(_, id, bytes)| Token { bytes, id }).collect();
         Ok(Reached { vocab, whole_pieces, has_byte_fallback })
+    }
+}
+
+/// What becomes of some tokens.
+#[derive(Default)]
+struct Ranked {
+    /// Rank, id and bytes.
+    ranked: Vec<(usize, u32, Vec<u8>)>,
+    whole_pieces: Vec<(u32, Vec<u8>)>,
+}
+
+impl Ranked {
+    fn of(tokens: &[(&str, u32)], model: &BpeJson, merges: &Merges, chars: bool) -> Self {
+        let mut found = Self::default();
+        for &(text, id) in tokens {
+            let bytes = if chars {
+                text.as_bytes().to_vec()
+            } else if text.chars().all(|c| byte_of(c).is_some()) {
+                byte_bytes(text)
+            } else {
+                // No text has these characters once its bytes are written as characters.
+                continue;
+            };
+            match rank(text, id, model, merges) {
+                Some(rank) => found.ranked.push((rank, id, bytes)),
+                None if model.ignore_merges == Some(true) => found.whole_pieces.push((id, bytes)),
+                None => {}
+            }
+        }
+        found
     }
 }
 
@@ -118,56 +158,23 @@ fn rank(text: &str, id: u32, model: &BpeJson, merges: &Merges) -> Option<usize> 
 
 /// Applies the merge of lowest rank, leftmost first, until none applies. Returns the last rank.
 fn merge_all(symbols: &mut Vec<u32>, merges: &Merges) -> usize {
+    let find = |left: u32, right: u32| merges.get(&(left, right)).copied();
+    // What every pair of neighbours becomes: only those beside the latest merge are looked up anew.
+    let mut pairs: Vec<_> = symbols.windows(2).map(|pair| find(pair[0], pair[1])).collect();
     let mut last = NO_MERGE;
     loop {
-        let best = symbols
-            .windows(2)
-            .enumerate()
-            .filter_map(|(at, pair)| merges.get(&(pair[0], pair[1])).map(|m| (m.0, at, m.1)))
-            .min();
-        let Some((rank, at, whole)) = best else { return last };
+        let possible = pairs.iter().enumerate();
+        let best = possible.filter_map(|(at, pair)| pair.map(|(rank, whole)| (rank, at, whole)));
+        let Some((rank, at, whole)) = best.min() else { return last };
         last = rank;
         symbols[at] = whole;
         symbols.remove(at + 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn model(vocab: &[&str], merges: &[(&str, &str)]) -> BpeJson {
-        let json = serde_json::json!({
-            "vocab": vocab.iter().zip(0..).collect::<HashMap<_, u32>>(),
-            "merges": merges,
-        });
-        serde_json::from_value(json).unwrap()
-    }
-
-    fn order(reached: &Reached) -> Vec<u32> {
-        reached.vocab.iter().map(|token| token.id).collect()
-    }
-
-    #[test]
-    fn leaves_out_tokens_that_no_merge_reaches() {
-        let vocab = ["a", "b", "c", "ab", "abc", "bc", "cab"];
-        let model = model(&vocab, &[("b", "c"), ("a", "b"), ("ab", "c")]);
-        // "abc" has a merge, but its text becomes a + bc first; "cab" has none.
-        assert_eq!(order(&Reached::of(&model, false).unwrap()), [5, 3, 0, 1, 2]);
-    }
-
-    #[test]
-    fn orders_tokens_by_the_merge_that_makes_them() {
-        // "abc" is made of ab + c, the last merge, though a + bc would be the first.
-        let vocab = ["a", "b", "c", "ab", "bc", "abc", "cc"];
-        let merges = [("a", "bc"), ("a", "b"), ("c", "c"), ("b", "c"), ("ab", "c")];
-        let reached = Reached::of(&model(&vocab, &merges), true).unwrap();
-        assert_eq!(order(&reached), [3, 6, 4, 5, 0, 1, 2]);
-    }
-
-    #[test]
-    fn refuses_merges_of_nothing() {
-        assert!(Reached::of(&model(&["a", "b"], &[("a", "b")]), true).is_err());
-        assert!(Reached::of(&model(&["a", "ab"], &[("a", "b")]), true).is_err());
+        pairs.remove(at);
+        if at > 0 {
+            pairs[at - 1] = find(symbols[at - 1], whole);
+        }
+        if at < pairs.len() {
+            pairs[at] = find(whole, symbols[at + 1]);
+        }
     }
 }

@@ -1,0 +1,86 @@
+//! All matrices of a trunk, read by several threads before the decoder asks for them one by one.
+//!
+//! One thread spends as long on page faults, on copying out of the page cache and on interleaving as
+//! several do; matrices go to whoever is free, the largest first, so that none is left alone at the
+//! end. Every matrix is read by one thread from its beginning to its end, which can check it on the
+//! way.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    panic::resume_unwind,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+};
+
+use fm_format::source::Files;
+
+use super::read_matrix;
+use crate::{
+    error::LoadError,
+    spec::{MatrixRef, ModelSpec, for_each_tensor},
+};
+
+/// More threads than this read no faster from any disk or memory we met.
+const THREADS_MAX: usize = 8;
+
+/// Matrices that have been read and not been asked for yet, by name. Selections of rows of one
+/// tensor share it.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    waiting: HashMap<String, Vec<(MatrixRef, Vec<u8>)>>,
+}
+
+impl Staged {
+    /// Reads every matrix of `spec`, and again what could not be checked on the way.
+    pub(super) fn read(files: &Files, spec: &ModelSpec, threads: usize) -> Result<Self, LoadError> {
+        let mut wanted = Vec::new();
+        for_each_tensor(spec, &mut |matrix| wanted.push(matrix.clone()), &mut |_| {});
+        wanted.sort_by_key(|matrix| Reverse(matrix.shape.bytes()));
+        let threads = threads.clamp(1, THREADS_MAX.min(wanted.len().max(1)));
+        let queue =
+            Queue { files, wanted: &wanted, next: AtomicUsize::new(0), failed: false.into() };
+        let parts = thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| queue.work())).collect();
+            let own = queue.work();
+            let others = others.into_iter().map(|t| t.join().unwrap_or_else(|p| resume_unwind(p)));
+            std::iter::once(own).chain(others).collect::<Result<Vec<_>, LoadError>>()
+        })?;
+        files.check_rest(threads)?;
+        let mut waiting: HashMap<String, Vec<_>> = HashMap::new();
+        for (index, bytes) in parts.into_iter().flatten() {
+            let matrix = wanted[index].clone();
+            waiting.entry(matrix.name.clone()).or_default().push((matrix, bytes));
+        }
+        Ok(Self { waiting })
+    }
+
+    /// Hands over a matrix, once.
+    pub(super) fn take(&mut self, matrix: &MatrixRef) -> Option<Vec<u8>> {
+        let waiting = self.waiting.get_mut(&matrix.name)?;
+        let at = waiting.iter().position(|(staged, _)| staged == matrix)?;
+        Some(waiting.swap_remove(at).1)
+    }
+}
+
+/// What is to be read, and how far it is.
+struct Queue<'a> {
+    files: &'a Files,
+    wanted: &'a [MatrixRef],
+    next: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl Queue<'_> {
+    /// Reads one matrix after the other until none is left or somebody has failed.
+    fn work(&self) -> Result<Vec<(usize, Vec<u8>)>, LoadError> {
+        let mut done = Vec::new();
+        while !self.failed.load(Ordering::Relaxed) {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(matrix) = self.wanted.get(index) else { break };
+            let read = read_matrix(self.files, matrix);
+            done.push((index, read.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?));
+        }
+        Ok(done)
+    }
+}
