@@ -7,6 +7,7 @@ mod inspect;
 mod list;
 mod logits;
 mod plan;
+mod profile;
 mod pull;
 mod rm;
 mod run;
@@ -36,6 +37,7 @@ pub(crate) fn command() -> Command {
         .subcommand(convert::command())
         .subcommand(verify::command())
         .subcommand(bench::command())
+        .subcommand(profile::command())
         .subcommand(logits::command())
         .subcommand(eval::command())
         .subcommand(synth::command())
@@ -53,6 +55,7 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(("convert", matches)) => convert::run(matches),
         Some(("verify", matches)) => verify::run(matches),
         Some(("bench", matches)) => bench::run(matches),
+        Some(("profile", matches)) => profile::run(matches),
         Some(("logits", matches)) => logits::run(matches),
         Some(("eval", matches)) => eval::run(matches),
         Some(("synth", matches)) => synth::run(matches),

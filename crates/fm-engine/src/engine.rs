@@ -26,13 +26,16 @@ use fm_model::{
     model_runner::{ModelRunner, RunnerOptions},
     spec::ModelSpec,
 };
-use fm_store::{Store, reader};
+use fm_store::{
+    Store, reader,
+    trace::{TraceError, TraceHeader, TraceWriter},
+};
 use fm_text::{ChatTemplate, Tokenizer};
 
 use crate::{
     backends::DeviceChoice,
     error::EngineError,
-    local::{Local, SharedStats},
+    local::{Local, SharedStats, SharedTap, Tap},
     look_ahead::LookAhead,
     machine::{MemoryLimits, physical_cores},
     memory_plan::{Demand, MemoryPlan},
@@ -134,6 +137,8 @@ pub struct Engine {
     /// What loading took.
     pub load_times: LoadTimes,
     stats: SharedStats,
+    tap: SharedTap,
+    trace_header: TraceHeader,
 }
 
 /// What loading took. Weights and text are read beside each other.
@@ -196,8 +201,8 @@ pub fn plan(
         numerics,
         threads,
         checks,
-        trunk,
         files,
+        trunk,
         options,
         metadata,
     })
@@ -346,12 +351,32 @@ impl Engine {
                 total: started.elapsed(),
             },
             stats: built.stats,
+            tap: built.tap,
+            trace_header: built.trace_header,
         })
     }
 
     /// Where the expert store's counters can be read while the runner works.
     pub fn stats_handle(&self) -> SharedStats {
         Arc::clone(&self.stats)
+    }
+
+    /// What a trace of this model says of it.
+    pub fn trace_header(&self) -> &TraceHeader {
+        &self.trace_header
+    }
+
+    /// Writes down from now on what the routers choose; ends the trace before, if there was one.
+    ///
+    /// # Errors
+    /// If that one could not be written.
+    pub fn record(&mut self, trace: Option<TraceWriter>) -> Result<(), TraceError> {
+        let new = trace.map(Tap::new);
+        let old = match self.tap.lock() {
+            Ok(mut tap) => std::mem::replace(&mut *tap, new),
+            Err(_) => None,
+        };
+        old.map_or(Ok(()), Tap::finish)
     }
 }
 
@@ -361,6 +386,8 @@ struct Built {
     reader: reader::ReaderInfo,
     weights_time: Duration,
     stats: SharedStats,
+    tap: SharedTap,
+    trace_header: TraceHeader,
 }
 
 fn build<B>(device: B, planned: &Planned, root: &Path) -> Result<Built, EngineError>
@@ -379,9 +406,14 @@ where
     let local = Local::new(Arc::clone(&spec.catalog), store)
         .looking_ahead(planned.options.look_ahead)
         .guarded(Guard::of_machine(root));
-    let stats = local.stats();
+    let (stats, tap) = (local.stats(), local.tap());
     let numerics = device.numerics();
     let mut identity = fingerprint(&files, spec)?;
+    let mut trace_header = TraceHeader::new(&spec.catalog, plan.store_options.top_k);
+    trace_header.model = planned.path.display().to_string();
+    spec.model_type.clone_into(&mut trace_header.model_type);
+    trace_header.fingerprint = format!("{identity:032x}");
+    numerics.name().clone_into(&mut trace_header.numerics);
     // Another arithmetic, or other experts, and the state would not be this model's.
     identity ^= (numerics as u128) << 64 | plan.decoder.top_k.unwrap_or(0) as u128;
     let runner_options = RunnerOptions {
@@ -391,5 +423,13 @@ where
         fingerprint: identity,
     };
     let runner = ModelRunner::new(device, decoder, local, spec, runner_options)?;
-    Ok(Built { runner: Box::new(runner), numerics, reader: info, weights_time, stats })
+    Ok(Built {
+        runner: Box::new(runner),
+        numerics,
+        reader: info,
+        weights_time,
+        stats,
+        tap,
+        trace_header,
+    })
 }

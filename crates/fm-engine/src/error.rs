@@ -8,7 +8,7 @@ use fm_model::{
     LoadError,
     runner::{RunError, SpoiledReason, StepError},
 };
-use fm_store::StoreError;
+use fm_store::{StoreError, trace::TraceError};
 use fm_text::TextError;
 
 use crate::{
@@ -32,6 +32,9 @@ pub enum EngineError {
     /// The experts cannot be served.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A trace cannot be written or read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// Tokenizer or template failed.
     #[error(transparent)]
     Text(#[from] TextError),

@@ -24,6 +24,7 @@ mod text_parts;
 
 pub use engine::{Engine, Load, Places};
 pub use error::EngineError;
+pub use fm_store::{PolicyKind, replay, trace};
 
 /// Tokens of a block of keys and values.
 pub const KV_BLOCK_TOKENS: u64 = fm_kernels::backend::KV_BLOCK_TOKENS as u64;

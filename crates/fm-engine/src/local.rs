@@ -8,14 +8,17 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend,
-    backend::{Combine, ExpertCall, Routes, View, ViewMut},
+    backend::{Combine, DeviceResult, ExpertCall, Routes, View, ViewMut},
     host::EXPERTS_TOGETHER_MAX,
 };
 use fm_model::experts::{
     ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
     arrange_record, expert_weights,
 };
-use fm_store::{Arrived, Lease, Order, Stats, Store, StoreError, Ticket};
+use fm_store::{
+    Arrived, Lease, Order, Stats, Store, StoreError, Ticket,
+    trace::{TraceError, TraceWriter},
+};
 
 use crate::{
     look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS},
@@ -38,6 +41,56 @@ pub struct Local {
     everyone: Vec<ExpertIndex>,
     /// Keeps what was foreseen until its layer has asked for itself.
     forecast: Option<Ticket>,
+    tap: SharedTap,
+}
+
+/// Where what the routers choose is written, if anybody wants to know.
+pub type SharedTap = Arc<Mutex<Option<Tap>>>;
+
+/// A trace in the making.
+#[derive(Debug)]
+pub struct Tap {
+    writer: TraceWriter,
+    /// Scores on their way from the device.
+    scores: Vec<f32>,
+    failed: Option<TraceError>,
+}
+
+impl Tap {
+    /// Writes to `writer` from the next layer on.
+    pub fn new(writer: TraceWriter) -> Self {
+        Self { writer, scores: Vec::new(), failed: None }
+    }
+
+    /// Ends the trace.
+    ///
+    /// # Errors
+    /// If anything of it could not be written.
+    pub fn finish(self) -> Result<(), TraceError> {
+        match self.failed {
+            Some(error) => Err(error),
+            None => self.writer.finish(),
+        }
+    }
+
+    fn layer<B: Backend>(
+        &mut self,
+        device: &B,
+        layer: LayerIndex,
+        experts: usize,
+        routes: &Routes<B>,
+    ) -> DeviceResult {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        let rows = routes.ids.len() / routes.top_k.max(1);
+        if self.writer.scores() {
+            self.scores.resize(rows * experts, 0.0);
+            device.read(View::new(&routes.scores, rows, experts), &mut self.scores)?;
+        }
+        self.failed = self.writer.layer(layer.0, rows, &routes.ids, &self.scores).err();
+        Ok(())
+    }
 }
 
 /// The store's counters after the latest layer, for whoever reports them.
@@ -64,6 +117,7 @@ impl Local {
             guard: None,
             everyone: Vec::new(),
             forecast: None,
+            tap: Arc::default(),
         }
     }
 
@@ -96,6 +150,11 @@ impl Local {
             self.everyone.extend((0..count as u16).map(ExpertIndex));
             self.forecast = self.store.foresee(next, &self.everyone, SWEPT_RECORDS).ok();
         }
+    }
+
+    /// Where a trace can be asked for.
+    pub fn tap(&self) -> SharedTap {
+        Arc::clone(&self.tap)
     }
 
     fn publish_stats(&self) {
@@ -164,6 +223,9 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
         let few = rows <= ARRIVAL_ROWS_MAX;
         let order = if few { Order::Arrival } else { Order::Ascending };
         let records = self.catalog.layer(layer);
+        if let Ok(Some(tap)) = self.tap.lock().as_deref_mut() {
+            tap.layer(device, layer, records.records.len(), routes)?;
+        }
         let mut losses = Losses::default();
         let mut ticket = match ticket {
             Ok(ticket) => ticket,

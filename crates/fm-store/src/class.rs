@@ -6,9 +6,8 @@ use crate::{
     entries::EntryIndex,
     error::StoreError,
     plan::ClassPlan,
-    policy::Policy,
+    policy::{Policy, Standing},
     slots::{Buffer, Lease, Slab},
-    victims::Victims,
 };
 
 /// A slot that is about to be filled, and who had to leave it.
@@ -21,13 +20,12 @@ pub(crate) struct Taken {
 /// See the file.
 #[derive(Debug)]
 pub(crate) struct Class {
+    /// Knows who of the residents nobody waits for goes next.
     pub(crate) policy: Box<dyn Policy>,
     plan: ClassPlan,
     slab: Slab,
     /// Slots nobody lives in. Bound: all slots.
     free: Vec<u32>,
-    /// Residents nobody waits for.
-    victims: Victims,
     /// Who lives or will live in a slot.
     occupants: Vec<Option<EntryIndex>>,
     /// Slots of mapped chunks.
@@ -46,18 +44,17 @@ impl Class {
             slab: Slab::open(plan.record_bytes, plan.slots, chunk_bytes)?,
             // Popped from the end: low slots first, so that low chunks fill up first.
             free: (0..plan.slots as u32).rev().collect(),
-            victims: Victims::new(plan.slots),
             occupants: vec![None; plan.slots],
             mapped: plan.slots,
         })
     }
 
-    /// A slot for a new expert: a free one, or that of the lowest-ranked resident not in use, if
-    /// its rank is not above `limit`.
-    pub(crate) fn take(&mut self, entry: EntryIndex, limit: f64) -> Option<Taken> {
+    /// A slot for a new expert: a free one, or that of the resident that the policy gives up
+    /// first, for the sake of a certain `newcomer` if one is given.
+    pub(crate) fn take(&mut self, entry: EntryIndex, newcomer: Option<&Standing>) -> Option<Taken> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
-            None => self.victims.take(limit, |slot| self.slab.is_idle(slot))?,
+            None => self.policy.take(newcomer, &|slot| self.slab.is_idle(slot))?,
         };
         Some(Taken { slot, evicted: self.occupants[slot as usize].replace(entry) })
     }
@@ -67,7 +64,7 @@ impl Class {
         if !self.slab.is_idle(slot) {
             return None;
         }
-        self.victims.remove(slot);
+        self.policy.remove(slot);
         Some(Taken { slot, evicted: self.occupants[slot as usize].replace(entry) })
     }
 
@@ -89,12 +86,12 @@ impl Class {
 
     /// Somebody waits for this resident: it must not go.
     pub(crate) fn pin(&mut self, slot: u32) {
-        self.victims.remove(slot);
+        self.policy.remove(slot);
     }
 
     /// Nobody waits for this resident any more.
-    pub(crate) fn unpin(&mut self, slot: u32, rank: f64) {
-        self.victims.insert(slot, rank);
+    pub(crate) fn unpin(&mut self, slot: u32, standing: &Standing) {
+        self.policy.insert(slot, standing);
     }
 
     /// The error of a request that finds every slot leased.
@@ -132,7 +129,7 @@ impl Class {
 
         let slots = self.slab.slots_of(chunk);
         for slot in slots.clone() {
-            self.victims.remove(slot);
+            self.policy.remove(slot);
             if let Some(entry) = self.occupants[slot as usize].take() {
                 evicted(entry);
             }

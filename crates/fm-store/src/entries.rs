@@ -7,7 +7,7 @@ use fm_format::{
     record::Catalog,
 };
 
-use crate::plan::Plan;
+use crate::{plan::Plan, policy::Standing};
 
 /// An expert's place in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) struct Entry {
     pub(crate) key: ExpertKey,
     pub(crate) residence: Residence,
     /// Its policy's opinion.
-    pub(crate) rank: f64,
+    pub(crate) standing: Standing,
     /// Requests that have not taken it yet.
     pub(crate) pins: u32,
     /// Whether it was ever loaded: tells a cold miss from a capacity miss.
@@ -68,7 +68,9 @@ impl LayerEntries {
 pub(crate) struct Entries {
     /// `None` for layers without routed experts.
     layers: Vec<Option<LayerEntries>>,
-    entries: Vec<Entry>,
+    all: Vec<Entry>,
+    /// Requests of every layer so far.
+    turns: Vec<u32>,
 }
 
 impl Entries {
@@ -81,23 +83,27 @@ impl Entries {
                 let class = plan.classes.iter().position(|class| class.record_bytes == bytes);
                 let class = class.expect("the plan has a class for every record size");
                 let (first, count) = (entries.len() as u32, records.records.len());
-                entries.extend((0..count).map(|expert| Entry {
-                    key: ExpertKey { layer: LayerIndex(layer), expert: ExpertIndex(expert as u16) },
-                    residence: Residence::Absent,
-                    rank: f64::NEG_INFINITY,
-                    pins: 0,
-                    seen: false,
-                    foreseen: Foreseen::No,
-                    handed_out: false,
+                entries.extend((0..count as u16).map(|expert| {
+                    let key = ExpertKey { layer: LayerIndex(layer), expert: ExpertIndex(expert) };
+                    let (residence, standing) = (Residence::Absent, Standing::new(key));
+                    let (foreseen, handed_out) = (Foreseen::No, false);
+                    Entry { key, residence, standing, pins: 0, seen: false, foreseen, handed_out }
                 }));
                 LayerEntries { first, count, class }
             }));
         }
-        Self { layers, entries }
+        let turns = vec![0; layers.len()];
+        Self { layers, all: entries, turns }
     }
 
     pub(crate) fn layer(&self, layer: LayerIndex) -> LayerEntries {
         self.layers[layer.index()].expect("the layer has routed experts")
+    }
+
+    /// Counts a request of a layer: its turns, this one included.
+    pub(crate) fn next_turn(&mut self, layer: LayerIndex) -> u32 {
+        self.turns[layer.index()] += 1;
+        self.turns[layer.index()]
     }
 
     pub(crate) fn find(&self, key: ExpertKey) -> EntryIndex {
@@ -114,12 +120,12 @@ impl Index<EntryIndex> for Entries {
     type Output = Entry;
 
     fn index(&self, at: EntryIndex) -> &Entry {
-        &self.entries[at.0 as usize]
+        &self.all[at.0 as usize]
     }
 }
 
 impl IndexMut<EntryIndex> for Entries {
     fn index_mut(&mut self, at: EntryIndex) -> &mut Entry {
-        &mut self.entries[at.0 as usize]
+        &mut self.all[at.0 as usize]
     }
 }

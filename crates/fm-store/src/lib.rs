@@ -15,11 +15,12 @@ mod error;
 mod plan;
 pub mod policy;
 pub mod reader;
+pub mod replay;
 mod slots;
 mod stats;
 mod store;
 mod ticket;
-mod victims;
+pub mod trace;
 
 pub use error::{RecordPart, StoreError};
 pub use plan::{CHUNK_BYTES, ClassPlan, Plan, StoreOptions};

@@ -59,22 +59,36 @@ impl Plan {
         options: StoreOptions,
         staging_bytes: u64,
     ) -> Result<Self, StoreError> {
-        let mut plan = Self::minimum(catalog, options.top_k, staging_bytes);
-        let minimum = plan.bytes();
+        Self::minimum(catalog, options.top_k, staging_bytes).with_budget(options)
+    }
+
+    /// The same classes with what a budget buys.
+    pub(crate) fn with_budget(mut self, options: StoreOptions) -> Result<Self, StoreError> {
+        let minimum = self.bytes();
         if options.budget_bytes < minimum {
             let (budget, top_k) = (options.budget_bytes, options.top_k);
             return Err(StoreError::BudgetTooSmall { budget, minimum, top_k });
         }
-        plan.share(options.budget_bytes - staging_bytes);
-        plan.fill(options.budget_bytes);
-        Ok(plan)
+        self.share(options.budget_bytes - self.staging_bytes);
+        self.fill(options.budget_bytes);
+        Ok(self)
     }
 
     /// The smallest plan that works.
     pub fn minimum(catalog: &Catalog, top_k: usize, staging_bytes: u64) -> Self {
+        let layers = catalog.layers.iter().flatten();
+        let sizes = layers.map(|layer| (layer.layout.bytes(), layer.records.len()));
+        Self::minimum_of(sizes, top_k, staging_bytes)
+    }
+
+    /// The smallest plan for layers of `(record bytes, experts)`.
+    pub(crate) fn minimum_of(
+        layers: impl Iterator<Item = (usize, usize)>,
+        top_k: usize,
+        staging_bytes: u64,
+    ) -> Self {
         let mut classes: Vec<ClassPlan> = Vec::new();
-        for layer in catalog.layers.iter().flatten() {
-            let (record_bytes, experts) = (layer.layout.bytes(), layer.records.len());
+        for (record_bytes, experts) in layers {
             let least = top_k.clamp(1, experts.max(1));
             match classes.binary_search_by_key(&record_bytes, |class| class.record_bytes) {
                 Ok(at) => {
@@ -151,6 +165,17 @@ impl Plan {
 }
 
 impl ClassPlan {
+    /// The same slots, divided among the layers: at least one each.
+    pub(crate) fn per_layer(&self) -> impl Iterator<Item = Self> + use<> {
+        let class = *self;
+        (0..class.layers).map(move |layer| {
+            let slots = class.slots / class.layers;
+            let one_more = usize::from(layer < class.slots % class.layers);
+            let experts = class.experts / class.layers;
+            Self { layers: 1, experts, slots: (slots + one_more).max(1), ..class }
+        })
+    }
+
     fn bytes(&self, slots: usize) -> u64 {
         slots as u64 * self.record_bytes as u64
     }

@@ -1,41 +1,88 @@
 //! Which resident an expert replaces: one file and one row per policy.
 //!
-//! A policy turns uses into a rank; the resident with the lowest rank that nobody needs goes
-//! first. Ranks outlive eviction: an expert that comes back is as popular as it was.
+//! A policy learns of every use, and keeps those residents in order that nobody needs. What it
+//! remembers of an expert outlives eviction: one that comes back is as popular as it was.
 
 mod lfru;
 mod lru;
+mod odds;
+mod ranked;
+pub(crate) mod victims;
 
 use std::fmt;
 
+use fm_format::key::ExpertKey;
+
+use self::ranked::Ranked;
+use crate::plan::ClassPlan;
+
 /// A replacement policy of one size class.
 pub trait Policy: Send + fmt::Debug {
-    /// The rank of an expert after one more use.
-    ///
-    /// `rank` is what it was, negative infinity before the first use; `now` counts the store's
-    /// requests and never goes back.
-    fn used(&self, rank: f64, now: u64) -> f64;
+    /// One more use of an expert, resident or not.
+    fn used(&mut self, standing: &mut Standing, turn: Turn);
+
+    /// A resident that may go from now on, because nobody waits for it.
+    fn insert(&mut self, slot: u32, standing: &Standing);
+
+    /// A resident that must stay, or is gone. Nothing happens if it was not in.
+    fn remove(&mut self, slot: u32);
+
+    /// Takes out who goes next among those that `may_go`; with a `newcomer` only somebody who is
+    /// worth no more than it.
+    fn take(&mut self, newcomer: Option<&Standing>, may_go: &dyn Fn(u32) -> bool) -> Option<u32>;
+}
+
+/// What a policy remembers of an expert, resident or not.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// Whose it is.
+    pub key: ExpertKey,
+    /// The policy's number; negative infinity before the first use.
+    pub rank: f64,
+    /// The turn of its layer in which it was last used; 0 before the first use.
+    pub last_turn: u32,
+    /// The policy's opinion at the last use.
+    pub class: u8,
+}
+
+impl Standing {
+    /// Of an expert that was never used.
+    pub fn new(key: ExpertKey) -> Self {
+        Self { key, rank: f64::NEG_INFINITY, last_turn: 0, class: 0 }
+    }
+
+    /// Orders experts that are worth the same.
+    pub(crate) fn tie(&self) -> u32 {
+        u32::from(self.key.layer.0) << 16 | u32::from(self.key.expert.0)
+    }
+}
+
+/// When an expert is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Requests of all layers so far; never goes back.
+    pub now: u64,
+    /// Requests of the expert's layer so far, this one included.
+    pub of_layer: u32,
 }
 
 /// The policies one can choose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// [`PolicyKind::Lfru`] where slots are scarce, [`PolicyKind::Lru`] where they are not.
+    /// [`PolicyKind::Odds`].
     ///
-    /// Measured on `OLMoE` and others (colibri): LFRU wins 5 points of hit
-    /// rate when slots hold one token's experts, where LRU can fall to zero, and loses 3 to 4
-    /// points from twice that on. The number of slots is known when the store opens, so a rule
-    /// is enough and nothing has to be simulated.
+    /// Measured on tapes and a trained model, from one working set to half of the experts
+    /// (`docs/experiments/0030-cache-policies.md`): there is no capacity at which another policy is better
+    /// by a point on all of them, and many at which it is worse by ten.
     #[default]
     Auto,
     /// Least recently used.
     Lru,
     /// Least frequently and recently used.
     Lfru,
+    /// Least likely to be used soon, as learned from the run.
+    Odds,
 }
-
-/// Below this many times one token's experts, slots are scarce.
-const SCARCE_BELOW: usize = 2;
 
 /// A row of the registry.
 struct PolicyRow {
@@ -44,10 +91,11 @@ struct PolicyRow {
 }
 
 /// Every policy, by name.
-const POLICIES: [PolicyRow; 3] = [
+const POLICIES: [PolicyRow; 4] = [
     PolicyRow { kind: PolicyKind::Auto, name: "auto" },
     PolicyRow { kind: PolicyKind::Lru, name: "lru" },
     PolicyRow { kind: PolicyKind::Lfru, name: "lfru" },
+    PolicyRow { kind: PolicyKind::Odds, name: "odds" },
 ];
 
 /// What a policy of one class is made for.
@@ -55,10 +103,27 @@ const POLICIES: [PolicyRow; 3] = [
 pub struct PolicyScope {
     /// Slots of the class.
     pub slots: usize,
-    /// Experts of the class that one token uses: top-k times its layers.
-    pub working_set: usize,
+    /// Experts that one token uses in a layer.
+    pub top_k: usize,
     /// Requests that one token makes: layers with routed experts, of all classes.
     pub requests_per_token: usize,
+    /// Layers of the model, with routed experts or without.
+    pub layers: usize,
+    /// Experts of a layer, on average over the layers of the class.
+    pub experts_per_layer: usize,
+}
+
+impl PolicyScope {
+    /// Of a class of a model with `layers` layers, `routed` of them with routed experts.
+    pub fn new(class: &ClassPlan, top_k: usize, layers: usize, routed: usize) -> Self {
+        Self {
+            slots: class.slots,
+            top_k,
+            requests_per_token: routed,
+            layers,
+            experts_per_layer: class.experts / class.layers,
+        }
+    }
 }
 
 impl PolicyKind {
@@ -81,20 +146,13 @@ impl PolicyKind {
         row.expect("every kind has a row").name
     }
 
-    /// What [`PolicyKind::Auto`] means for a class; the others stay what they are.
-    pub fn resolve(self, scope: PolicyScope) -> Self {
-        match self {
-            Self::Auto if scope.slots < SCARCE_BELOW * scope.working_set => Self::Lfru,
-            Self::Auto => Self::Lru,
-            chosen => chosen,
-        }
-    }
-
     /// Makes the policy of a class.
     pub fn build(self, scope: PolicyScope) -> Box<dyn Policy> {
-        match self.resolve(scope) {
-            Self::Lfru => Box::new(lfru::Lfru::new(scope.requests_per_token)),
-            Self::Lru | Self::Auto => Box::new(lru::Lru),
+        let slots = scope.slots;
+        match self {
+            Self::Lfru => Box::new(Ranked::new(lfru::Lfru::new(scope.requests_per_token), slots)),
+            Self::Odds | Self::Auto => Box::new(odds::Odds::new(scope)),
+            Self::Lru => Box::new(Ranked::new(lru::Lru, slots)),
         }
     }
 }
@@ -109,13 +167,5 @@ mod tests {
             assert_eq!(PolicyKind::by_name(name).unwrap().name(), name);
         }
         assert_eq!(PolicyKind::by_name("fifo"), None);
-    }
-
-    #[test]
-    fn auto_counts_frequency_only_where_slots_are_scarce() {
-        let scope = |slots| PolicyScope { slots, working_set: 80, requests_per_token: 10 };
-        assert_eq!(PolicyKind::Auto.resolve(scope(159)), PolicyKind::Lfru);
-        assert_eq!(PolicyKind::Auto.resolve(scope(160)), PolicyKind::Lru);
-        assert_eq!(PolicyKind::Lru.resolve(scope(1)), PolicyKind::Lru);
     }
 }

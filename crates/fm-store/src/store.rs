@@ -21,7 +21,7 @@ use crate::{
     entries::{Entries, EntryIndex, Foreseen, Residence},
     error::StoreError,
     plan::{Plan, StoreOptions},
-    policy::PolicyScope,
+    policy::{PolicyScope, Turn},
     reader::{Fetch, Fetched, Reader, Wait},
     stats::Stats,
     ticket::{Arrived, Failure, ItemState, Order, Purpose, Ticket, TicketTable},
@@ -34,7 +34,7 @@ pub(crate) const FETCHES_MAX: usize = 64;
 /// With this many records on their way a disk is busy. Reading further ahead is no reason to evict
 /// an expert that is more popular than the one it would make room for: a long scan takes slots in
 /// turn and leaves the rest of the cache as it is.
-const READ_AHEAD: usize = 8;
+pub(crate) const READ_AHEAD: usize = 8;
 
 /// Reads that an ascending walk keeps under way even if it has to give up hits it needs later:
 /// one travels while one is computed with.
@@ -70,10 +70,9 @@ impl Store {
         reader: Box<dyn Reader>,
     ) -> Result<Self, StoreError> {
         let plan = Plan::new(catalog, options, reader.staging_bytes())?;
-        let requests_per_token = catalog.layers.iter().flatten().count();
+        let (layers, routed) = (catalog.layers.len(), catalog.layers.iter().flatten().count());
         let classes = plan.classes.iter().map(|class| {
-            let working_set = options.top_k * class.layers;
-            let scope = PolicyScope { slots: class.slots, working_set, requests_per_token };
+            let scope = PolicyScope::new(class, options.top_k, layers, routed);
             Class::open(*class, options.policy.build(scope), options.chunk_bytes)
         });
         let classes = classes.collect::<Result<_, _>>()?;
@@ -109,11 +108,12 @@ impl Store {
         self.collect(Wait::Poll);
         let ticket = self.tickets.open(layer, ascending, Purpose::Demand)?;
         self.now += 1;
+        let turn = Turn { now: self.now, of_layer: self.entries.next_turn(layer) };
         self.pin_all(layer, ascending);
         let entries = self.entries.layer(layer);
         for expert in ascending {
             let entry = &mut self.entries[entries.at(*expert)];
-            entry.rank = self.classes[entries.class].policy.used(entry.rank, self.now);
+            self.classes[entries.class].policy.used(&mut entry.standing, turn);
             let foreseen = std::mem::replace(&mut entry.foreseen, Foreseen::No);
             let (residence, seen) = (entry.residence, entry.seen);
             self.count(residence, seen, foreseen);
@@ -240,9 +240,9 @@ impl Store {
         while self.under_way < FETCHES_MAX {
             let Some((_, entry)) = self.next_absent(ticket) else { return };
             let class = self.entries.layer(self.tickets.get(ticket).layer).class;
-            let rank = self.entries[entry].rank;
-            let limit = if self.under_way < READ_AHEAD { f64::INFINITY } else { rank };
-            let Some(taken) = self.classes[class].take(entry, limit) else { return };
+            let standing = &self.entries[entry].standing;
+            let newcomer = (self.under_way >= READ_AHEAD).then_some(standing);
+            let Some(taken) = self.classes[class].take(entry, newcomer) else { return };
             self.start(entry, class, taken);
         }
     }
@@ -367,7 +367,7 @@ impl Store {
                 entry.handed_out = false;
                 self.stats.records_read += 1;
                 if entry.pins == 0 {
-                    self.classes[class].unpin(slot, entry.rank);
+                    self.classes[class].unpin(slot, &entry.standing);
                 }
             }
             Err(error) => {
@@ -450,7 +450,7 @@ impl Store {
         entry.pins -= 1;
         match entry.residence {
             Residence::Resident(slot) if entry.pins == 0 => {
-                self.classes[class].unpin(slot, entry.rank);
+                self.classes[class].unpin(slot, &entry.standing);
             }
             Residence::Resident(_) | Residence::Loading(_) | Residence::Absent => {}
         }

@@ -40,7 +40,7 @@ fn tokens_of_hits_allocate_nothing() {
     let disk =
         MemoryDisk { files: vec![vec![1; catalog.bytes() as usize]], access: Access::Direct };
     let reader = Memory::open(&catalog, disk, |_| 0).unwrap();
-    for policy in [PolicyKind::Lru, PolicyKind::Lfru] {
+    for policy in [PolicyKind::Lru, PolicyKind::Lfru, PolicyKind::Odds] {
         let disk =
             MemoryDisk { files: vec![vec![1; catalog.bytes() as usize]], access: Access::Direct };
         let options = StoreOptions {

@@ -5,14 +5,28 @@ use crate::{flash_moe, stdout};
 #[test]
 fn help_of_every_command() {
     for command in [
-        "", "pull", "list", "rm", "run", "plan", "inspect", "convert", "verify", "bench", "logits",
-        "eval", "synth",
+        "",
+        "pull",
+        "list",
+        "rm",
+        "run",
+        "plan",
+        "inspect",
+        "convert",
+        "verify",
+        "bench",
+        "logits",
+        "eval",
+        "synth",
+        "profile",
+        "profile record",
+        "profile replay",
     ] {
-        let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
+        let args: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
         let output = flash_moe(&args);
         assert!(output.status.success());
         let name = if command.is_empty() { "flash-moe" } else { command };
-        insta::assert_snapshot!(format!("help_{name}"), stdout(&output));
+        insta::assert_snapshot!(format!("help_{}", name.replace(' ', "_")), stdout(&output));
     }
 }
 

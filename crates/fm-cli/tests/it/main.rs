@@ -10,6 +10,7 @@ mod eval;
 mod help;
 mod hub;
 mod packed;
+mod profile;
 mod report;
 
 use std::process::{Command, Output, Stdio};

@@ -9,3 +9,4 @@ mod harness;
 mod options_document;
 mod packed;
 mod sameness;
+mod traces;

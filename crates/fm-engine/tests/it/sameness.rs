@@ -22,7 +22,7 @@ fn one_working_set_or_the_whole_model() {
     for numerics in Numerics::ALL {
         let whole = EngineOptions { numerics: Some(*numerics), ..EngineOptions::default() };
         let want = run(&whole, 64);
-        for policy in [PolicyKind::Lru, PolicyKind::Lfru] {
+        for policy in [PolicyKind::Lru, PolicyKind::Lfru, PolicyKind::Odds] {
             // Four slots are what one token needs in one layer.
             let tight = EngineOptions { slots: Some(4), policy, ..whole.clone() };
             assert!(run(&tight, 64) == want, "{numerics} {}", policy.name());

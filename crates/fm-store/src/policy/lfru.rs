@@ -12,7 +12,7 @@
 //! Source: Lee, Choi, Kim et al., *LRFU*, IEEE Trans. Computers 50(12), 2001, with λ = 1/half-life;
 //! there a score ends with residency, here it does not.
 
-use super::Policy;
+use super::ranked::Rule;
 
 /// Tokens after which a use counts half. A conversation's topic lasts for some hundred tokens, and
 /// an expert that a hot prompt used must not hold its slot for longer than that.
@@ -30,7 +30,7 @@ impl Lfru {
     }
 }
 
-impl Policy for Lfru {
+impl Rule for Lfru {
     fn used(&self, rank: f64, now: u64) -> f64 {
         let use_now = now as f64 / self.half_life;
         let (low, high) = if rank < use_now { (rank, use_now) } else { (use_now, rank) };

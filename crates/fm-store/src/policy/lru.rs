@@ -1,12 +1,12 @@
 //! Least recently used: the rank is the time of the last use.
 
-use super::Policy;
+use super::ranked::Rule;
 
 /// See the file.
 #[derive(Debug)]
 pub(super) struct Lru;
 
-impl Policy for Lru {
+impl Rule for Lru {
     fn used(&self, _rank: f64, now: u64) -> f64 {
         now as f64
     }

@@ -62,7 +62,7 @@ impl Store {
         while self.under_way < records {
             let Some((_, entry)) = self.next_absent(ticket) else { return };
             let class = self.entries.layer(self.tickets.get(ticket).layer).class;
-            let Some(taken) = self.classes[class].take(entry, f64::INFINITY) else { return };
+            let Some(taken) = self.classes[class].take(entry, None) else { return };
             let seen = self.entries[entry].seen;
             self.start(entry, class, taken);
             self.entries[entry].foreseen = if seen { Foreseen::Again } else { Foreseen::New };

@@ -5,6 +5,7 @@ mod ahead;
 mod failures;
 mod files;
 mod model;
+mod replay;
 mod sim_disk;
 mod streaming;
 mod world;

@@ -218,11 +218,10 @@ proptest! {
         ops in prop::collection::vec(op(), 1..120),
         extra_slots in 0..24_usize,
         direct in any::<bool>(),
-        lfru in any::<bool>(),
+        policy in prop::sample::select(vec![PolicyKind::Lru, PolicyKind::Lfru, PolicyKind::Odds]),
         seed in any::<u64>(),
     ) {
         let access = if direct { Access::Direct } else { Access::Buffered };
-        let policy = if lfru { PolicyKind::Lfru } else { PolicyKind::Lru };
         play(&ops, extra_slots, policy, |world| shuffled(world, access, seed));
     }
 

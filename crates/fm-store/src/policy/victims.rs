@@ -1,19 +1,22 @@
 //! Who is evicted next: residents nobody waits for, ordered by rank.
 //!
+//! Equal ranks are ordered by a number of the caller's, so that a run can be repeated whatever the
+//! order in which reads have arrived.
+//!
 //! A binary heap that knows where each slot stands, so that any slot can leave. All operations are
 //! O(log n) and, after construction, none allocates.
 
 /// Marks a slot that is not in the heap.
 const ABSENT: u32 = u32::MAX;
 
-/// Slots by ascending rank; equal ranks by slot, so that a run can be repeated.
+/// Slots by ascending rank.
 #[derive(Debug)]
 pub(crate) struct Victims {
     /// Bound: all slots of the class.
     heap: Vec<u32>,
     /// Position in `heap`, per slot.
     position: Vec<u32>,
-    rank: Vec<f64>,
+    rank: Vec<(f64, u32)>,
     /// Slots that were looked at and found in use. Bound: all slots of the class.
     skipped: Vec<u32>,
 }
@@ -23,15 +26,19 @@ impl Victims {
         Self {
             heap: Vec::with_capacity(slots),
             position: vec![ABSENT; slots],
-            rank: vec![0.0; slots],
+            rank: vec![(0.0, 0); slots],
             skipped: Vec::with_capacity(slots),
         }
     }
 
-    /// Adds a slot that is not in.
-    pub(crate) fn insert(&mut self, slot: u32, rank: f64) {
+    /// Adds a slot that is not in. Of equal ranks, the lower `tie` goes first.
+    pub(crate) fn insert(&mut self, slot: u32, rank: f64, tie: u32) {
+        self.rank[slot as usize] = (rank, tie);
+        self.put_in(slot);
+    }
+
+    fn put_in(&mut self, slot: u32) {
         debug_assert_eq!(self.position[slot as usize], ABSENT, "a slot is in once");
-        self.rank[slot as usize] = rank;
         self.heap.push(slot);
         self.up(self.heap.len() - 1);
     }
@@ -59,7 +66,7 @@ impl Victims {
     pub(crate) fn take(&mut self, limit: f64, may_go: impl Fn(u32) -> bool) -> Option<u32> {
         let mut taken = None;
         while let Some(&slot) = self.heap.first() {
-            if self.rank[slot as usize] > limit {
+            if self.rank[slot as usize].0 > limit {
                 break;
             }
             self.remove(slot);
@@ -70,14 +77,14 @@ impl Victims {
             self.skipped.push(slot);
         }
         while let Some(slot) = self.skipped.pop() {
-            self.insert(slot, self.rank[slot as usize]);
+            self.put_in(slot);
         }
         taken
     }
 
     fn before(&self, a: u32, b: u32) -> bool {
-        let (rank_a, rank_b) = (self.rank[a as usize], self.rank[b as usize]);
-        rank_a.total_cmp(&rank_b).then(a.cmp(&b)).is_lt()
+        let ((rank_a, tie_a), (rank_b, tie_b)) = (self.rank[a as usize], self.rank[b as usize]);
+        rank_a.total_cmp(&rank_b).then(tie_a.cmp(&tie_b)).is_lt()
     }
 
     fn up(&mut self, mut at: usize) {
@@ -145,7 +152,7 @@ mod tests {
                 match op {
                     Op::Insert(slot, rank) => {
                         victims.remove(slot);
-                        victims.insert(slot, f64::from(rank));
+                        victims.insert(slot, f64::from(rank), slot);
                         list.retain(|entry| entry.1 != slot);
                         list.push((rank, slot));
                     }

@@ -1,0 +1,229 @@
+//! `profile replay`: hit rates and bytes per token of every policy, without a model.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use fm_engine::{
+    EngineError, PolicyKind,
+    bytes::Bytes,
+    replay::{Judge, Outcome, Replay, Scenario, Sharing},
+    trace::Trace,
+};
+use fm_model::experts::ARRIVAL_ROWS_MAX;
+use serde_json::{Value, json};
+
+use crate::{cmd::json_arg, console, flags::Usage};
+
+/// Shares of all experts that are tried unless something else is asked for.
+const SHARES: [f64; 5] = [0.03, 0.06, 0.12, 0.25, 0.5];
+
+pub(super) fn command() -> Command {
+    let listed = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help).value_delimiter(',')
+    };
+    let policies = PolicyKind::names().chain(["belady"]);
+    Command::new("replay")
+        .about("Try cache policies on traces")
+        .long_about(
+            "Replays traces of `profile record` with the policies of the expert store and prints \
+             hit rates and bytes read per token. Belady knows the future: no policy can do better.",
+        )
+        .arg(
+            Arg::new("trace")
+                .value_name("TRACE")
+                .help("Files of `profile record`")
+                .required(true)
+                .num_args(1..)
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(
+            listed("slots", "N,…", "Slots for experts of all layers together")
+                .value_parser(value_parser!(u64).range(1..))
+                .conflicts_with("memory"),
+        )
+        .arg(listed(
+            "memory",
+            "SIZE,…",
+            "Memory for slots [default: for 3, 6, 12, 25 and 50 % of the experts]",
+        ))
+        .arg(
+            listed("policy", "POLICY,…", "Policies to try [default: all]")
+                .value_parser(clap::builder::PossibleValuesParser::new(policies)),
+        )
+        .arg(
+            Arg::new("per-layer")
+                .long("per-layer")
+                .help("Give every layer slots of its own; the store lets all layers share")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new("together")
+                .long("together")
+                .help("Take the traces for sessions that decode together")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new("warm-up")
+                .long("warm-up")
+                .value_name("STEPS")
+                .help("Steps that fill the cache before anything is counted")
+                .default_value("0")
+                .value_parser(value_parser!(usize)),
+        )
+        .arg(json_arg())
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    let paths: Vec<&PathBuf> = matches.get_many("trace").into_iter().flatten().collect();
+    let traces = paths.iter().map(|path| Trace::read(path));
+    let traces = traces.collect::<Result<Vec<_>, _>>().map_err(EngineError::from)?;
+    let names = paths.iter().map(|path| path.display().to_string());
+    let named: Vec<(String, Trace)> = if matches.get_flag("together") {
+        let all = Trace::together(&traces).map_err(EngineError::from)?;
+        vec![(names.collect::<Vec<_>>().join(" + "), all)]
+    } else {
+        names.zip(traces).collect()
+    };
+    let mut results = Vec::new();
+    for (name, trace) in &named {
+        let table = Table::new(name, trace, matches)?;
+        if matches.get_flag("json") {
+            results.push(table.as_json());
+        } else {
+            table.print();
+        }
+    }
+    if matches.get_flag("json") {
+        console::print_json(&json!({"schema": "flash-moe.replay/1", "traces": results}))?;
+    }
+    Ok(())
+}
+
+/// All that was tried on one trace.
+struct Table<'a> {
+    name: &'a str,
+    trace: &'a Trace,
+    policies: Vec<&'static str>,
+    /// By capacity, by policy.
+    outcomes: Vec<(u64, Vec<Outcome>)>,
+}
+
+impl<'a> Table<'a> {
+    fn new(name: &'a str, trace: &'a Trace, matches: &ArgMatches) -> anyhow::Result<Self> {
+        let chosen: Option<Vec<&String>> = matches.get_many("policy").map(Iterator::collect);
+        let all = PolicyKind::names().chain(["belady"]);
+        let policies: Vec<&'static str> = all
+            .filter(|name| chosen.as_ref().is_none_or(|chosen| chosen.iter().any(|it| it == name)))
+            .collect();
+        let warm_up = *matches.get_one("warm-up").expect("it has a default");
+        if warm_up >= trace.steps() {
+            let steps = trace.steps();
+            return Err(Usage(format!("--warm-up {warm_up}: {name} has {steps} steps")).into());
+        }
+        let per_layer = matches.get_flag("per-layer");
+        let sharing = if per_layer { Sharing::PerLayer } else { Sharing::Global };
+        let replay = Replay::new(trace);
+        let mut outcomes = Vec::new();
+        for slot_bytes in capacities(trace, matches)? {
+            let tried = policies.iter().map(|policy| {
+                let judge = PolicyKind::by_name(policy).map_or(Judge::Belady, Judge::Policy);
+                let arrival_rows_max = ARRIVAL_ROWS_MAX;
+                replay.run(Scenario { judge, sharing, slot_bytes, arrival_rows_max, warm_up })
+            });
+            let tried: Result<Vec<_>, _> = tried.collect();
+            let tried =
+                tried.map_err(EngineError::from).with_context(|| format!("replaying {name}"))?;
+            outcomes.push((slot_bytes, tried));
+        }
+        Ok(Self { name, trace, policies, outcomes })
+    }
+
+    fn experts(&self) -> usize {
+        self.trace.header.layers.iter().flatten().map(|layer| layer.experts).sum()
+    }
+
+    fn share(&self, outcomes: &[Outcome]) -> f64 {
+        let slots = outcomes.first().map_or(0, |outcome| outcome.slots);
+        slots as f64 / self.experts().max(1) as f64
+    }
+
+    fn print(&self) {
+        let header = &self.trace.header;
+        let steps = self.trace.steps();
+        println!(
+            "{}: {} ({}, {}), {} steps, {} experts in {} layers, {} per token",
+            self.name,
+            header.model,
+            header.model_type,
+            header.numerics,
+            steps,
+            self.experts(),
+            header.layers.iter().flatten().count(),
+            header.top_k
+        );
+        print!("{:>8} {:>7}", "slots", "share");
+        self.policies.iter().for_each(|policy| print!(" {policy:>18}"));
+        println!();
+        for (_, outcomes) in &self.outcomes {
+            let slots = outcomes.first().map_or(0, |outcome| outcome.slots);
+            print!("{slots:>8} {:>5.1} %", 100.0 * self.share(outcomes));
+            for outcome in outcomes {
+                let bytes = Bytes(outcome.bytes_per_token() as u64).to_string();
+                print!(" {:>6.1} % {bytes:>9}", 100.0 * outcome.hit_rate());
+            }
+            println!();
+        }
+    }
+
+    fn as_json(&self) -> Value {
+        let capacity = |(slot_bytes, outcomes): &(u64, Vec<Outcome>)| {
+            let policies = self.policies.iter().zip(outcomes).map(|(policy, outcome)| {
+                json!({
+                    "policy": policy,
+                    "hit_rate": outcome.hit_rate(),
+                    "bytes_per_token": outcome.bytes_per_token(),
+                    "hits": outcome.hits,
+                    "cold_misses": outcome.cold_misses,
+                    "capacity_misses": outcome.capacity_misses,
+                    "sacrifices": outcome.sacrifices,
+                    "read_bytes": outcome.read_bytes,
+                    "steps": outcome.steps,
+                    "tokens": outcome.tokens,
+                })
+            });
+            json!({
+                "slot_bytes": slot_bytes,
+                "slots": outcomes.first().map(|outcome| outcome.slots),
+                "share": self.share(outcomes),
+                "policies": policies.collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "trace": self.name,
+            "header": self.trace.header,
+            "steps": self.trace.steps(),
+            "capacities": self.outcomes.iter().map(capacity).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Bytes of slots to try.
+fn capacities(trace: &Trace, matches: &ArgMatches) -> anyhow::Result<Vec<u64>> {
+    let layers = || trace.header.layers.iter().flatten();
+    if let Some(slots) = matches.get_many::<u64>("slots") {
+        let largest = layers().map(|layer| layer.slot_bytes).max().unwrap_or(0);
+        return Ok(slots.map(|slots| slots * largest).collect());
+    }
+    if let Some(sizes) = matches.get_many::<String>("memory") {
+        let parse = |text: &String| {
+            let bytes = Bytes::parse(text).map(|bytes| bytes.0);
+            bytes.ok_or_else(|| Usage(format!("`{text}` is no size, as 6GB or 6GiB")).into())
+        };
+        return sizes.map(parse).collect();
+    }
+    let all: u64 = layers().map(|layer| layer.experts as u64 * layer.slot_bytes).sum();
+    let one_token = layers().map(|layer| trace.header.top_k as u64 * layer.slot_bytes).max();
+    let least = one_token.unwrap_or(0);
+    Ok(SHARES.iter().map(|share| ((all as f64 * share) as u64).max(least)).collect())
+}

@@ -1,0 +1,97 @@
+//! `profile`: a text recorded, its trace replayed.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use crate::{flash_moe, stderr, stdout};
+
+fn record(out: &Path, tokens: &[u32]) {
+    let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
+    let (out, tokens) = (out.to_str().unwrap(), tokens.join(","));
+    let output = flash_moe(&[
+        "profile",
+        "record",
+        "models/demo",
+        "--prompt-tokens",
+        &tokens,
+        "--generate",
+        "20",
+        "--out",
+        out,
+        "--memory",
+        "300MB",
+        "--threads",
+        "1",
+        "--context",
+        "64",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+fn replay(args: &[&str]) -> Value {
+    let output = flash_moe(&[&["profile", "replay", "--json"], args].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_str(&stdout(&output)).unwrap()
+}
+
+#[test]
+fn a_recorded_text_is_replayed_with_every_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    // More tokens than the context holds: a second session goes on.
+    record(&a, &fm_testkit::noise::Noise::new(1).tokens(60, 2000));
+    record(&b, &fm_testkit::noise::Noise::new(2).tokens(30, 2000));
+    let (a, b) = (a.to_str().unwrap(), b.to_str().unwrap());
+
+    let tables = replay(&[a, b, "--slots", "32,64", "--warm-up", "10"]);
+    let traces = tables["traces"].as_array().unwrap();
+    assert_eq!(
+        (traces.len(), &traces[0]["steps"], &traces[1]["steps"]),
+        (2, &80.into(), &50.into())
+    );
+    assert_eq!(traces[0]["header"]["model"], "models/demo");
+    for capacity in traces.iter().flat_map(|trace| trace["capacities"].as_array().unwrap()) {
+        let policies = capacity["policies"].as_array().unwrap();
+        let hits = |name: &str| {
+            let policy = policies.iter().find(|policy| policy["policy"] == name).unwrap();
+            policy["hits"].as_u64().unwrap()
+        };
+        for name in ["auto", "lru", "lfru", "odds"] {
+            assert!(hits(name) < hits("belady"), "{name}");
+        }
+        let requests = policies[0]["hits"].as_u64().unwrap()
+            + policies[0]["cold_misses"].as_u64().unwrap()
+            + policies[0]["capacity_misses"].as_u64().unwrap();
+        assert_eq!(requests, 8 * 4 * policies[0]["tokens"].as_u64().unwrap());
+    }
+
+    let together = replay(&[a, b, "--together", "--policy", "lru", "--slots", "64"]);
+    let policy = &together["traces"][0]["capacities"][0]["policies"][0];
+    assert_eq!((&policy["steps"], &policy["tokens"]), (&50.into(), &100.into()));
+
+    let output = flash_moe(&["profile", "replay", a, "--memory", "12MB", "--per-layer"]);
+    let text = stdout(&output);
+    assert!(text.contains(", 80 steps, 256 experts in 8 layers, 4 per token"), "{text}");
+    assert_eq!(text.lines().count(), 3);
+}
+
+#[test]
+fn what_is_no_trace_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    record(&path, &[5, 6, 7]);
+    let trace = path.to_str().unwrap();
+    let refused = |args: &[&str], code: i32, words: &str| {
+        let output = flash_moe(&[&["profile", "replay"], args].concat());
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+    };
+    refused(&[trace, "--warm-up", "23"], 2, "has 23 steps");
+    refused(&[trace, "--slots", "3"], 1, "cannot hold 4 experts");
+    refused(&[trace, "--memory", "much"], 2, "`much` is no size");
+    refused(&["README.md"], 1, "README.md is not a trace of this version");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
+    refused(&[trace], 1, "is damaged: the file ends");
+}
