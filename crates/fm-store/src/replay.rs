@@ -1,7 +1,7 @@
 //! Replay: what a store would have had to read for a trace, with no disk and no bytes.
 //!
 //! The policies are those of the store, and so are the plan and the order of evictions: the hits of
-//! a request are kept until they are handed out, up to [`READ_AHEAD`] reads make room whatever it
+//! a request are kept until they are handed out, up to `READ_AHEAD` reads make room whatever it
 //! costs, further ones only at the expense of what is worth less. Reads take no time here, so the
 //! store may differ where requests overlap.
 

@@ -88,13 +88,14 @@ impl Panels for Q4K {
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> Q4KHead<L> {
         let (d, dmin) = lanes.f16_halves(lanes.words(&unit[0]));
-        let [a, b, c] = [1, 2, 3].map(|line| lanes.words(&unit[line]));
-        let upper = |low, high| lanes.union(low, lanes.field(high, 2, 0x30));
+        let (a, b, c) = (lanes.words(&unit[1]), lanes.words(&unit[2]), lanes.words(&unit[3]));
+        let scales = lanes.union(lanes.field(c, 0, 15), lanes.field(a, 2, 0x30));
+        let mins = lanes.union(lanes.field(c, 4, 15), lanes.field(b, 2, 0x30));
         Q4KHead {
             d,
             minus_dmin: lanes.sub(lanes.splat(0.0), dmin),
-            scales: [lanes.field(a, 0, 63), upper(lanes.field(c, 0, 15), a)],
-            mins: [lanes.field(b, 0, 63), upper(lanes.field(c, 4, 15), b)],
+            scales: [lanes.field(a, 0, 63), scales],
+            mins: [lanes.field(b, 0, 63), mins],
         }
     }
     #[inline(always)]
