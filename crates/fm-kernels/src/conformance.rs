@@ -129,18 +129,22 @@ impl<B: Backend> Weights<B> {
         seed: u64,
     ) -> DeviceResult<Self> {
         let shape = MatrixShape { rows, cols, format };
-        let packed = device.upload_packed(noise_weights(shape, seed))?;
-        Ok(Self { packed, shape, arranged: false })
+        Self::rows_of(device, shape, noise_weights(shape, seed))
+    }
+
+    /// The rows stay rows.
+    fn rows_of(device: &B, shape: MatrixShape, bytes: Vec<u8>) -> DeviceResult<Self> {
+        Ok(Self { packed: device.upload_packed(bytes)?, shape, arranged: false })
     }
 
     /// Arranged, if the device does so.
     fn of(device: &B, shape: MatrixShape, bytes: Vec<u8>) -> DeviceResult<Self> {
-        let mut packed = device.upload_packed(bytes)?;
-        let arranged = device.arranges(shape);
-        if arranged {
-            device.arrange(shape, packed.as_mut())?;
+        let mut weights = Self::rows_of(device, shape, bytes)?;
+        weights.arranged = device.arranges(shape);
+        if weights.arranged {
+            device.arrange(shape, weights.packed.as_mut())?;
         }
-        Ok(Self { packed, shape, arranged })
+        Ok(weights)
     }
 
     fn matrix(&self) -> QMatrix<'_, B::Bytes> {

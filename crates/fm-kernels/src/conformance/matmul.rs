@@ -128,8 +128,7 @@ impl Case for MatmulHeads {
                 let shape = MatrixShape { rows, ..weights.shape };
                 let bytes = noise_weights(weights.shape, 1);
                 let bytes = bytes[head * shape.bytes()..][..shape.bytes()].to_vec();
-                let packed = device.upload_packed(bytes)?;
-                let weights = Weights::<B> { packed, shape, arranged: false };
+                let weights = Weights::rows_of(device, shape, bytes)?;
                 let x = View::new(&x, tokens, heads * in_stride);
                 device.prepare(x.columns(head * in_stride + 4, cols), &mut acts)?;
                 let mut own = device.alloc(tokens * rows)?;
