@@ -18,10 +18,7 @@
 
 use std::slice::ChunksExact;
 
-use fm_format::{
-    quant::{FormatKind, GgmlKind, QuantFormat, ScaleKind},
-    record::MatrixShape,
-};
+use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use super::{
     ints::Line,
@@ -36,51 +33,13 @@ mod arrange;
 mod formats;
 
 pub(super) use arrange::arrange;
-use formats::{Affine4, Affine8, Panels, Q4K, Q6K, Q8_0};
+use formats::{Panels, with_panels};
 
 /// How far ahead weights are asked for; see `matmul`.
 const PREFETCH_BYTES: usize = 6 << 10;
 
 /// Activation rows whose codes and sums stay in a cache while weights of many panels pass by.
 const TOKENS_PER_PASS: usize = 32;
-
-/// Runs `$work` with the format's way to lie in panels, `None` if it has none.
-macro_rules! with_panels {
-    ($format:expr, $panels:ident => $work:expr) => {
-        match $format.kind {
-            FormatKind::Affine { bits: 4, group: 32, scale: ScaleKind::Bf16 } => {
-                let $panels = Affine4::<32>;
-                Some($work)
-            }
-            FormatKind::Affine { bits: 4, group: 64, scale: ScaleKind::Bf16 } => {
-                let $panels = Affine4::<64>;
-                Some($work)
-            }
-            FormatKind::Affine { bits: 4, group: 128, scale: ScaleKind::Bf16 } => {
-                let $panels = Affine4::<128>;
-                Some($work)
-            }
-            FormatKind::Affine { bits: 8, group: 64, scale: ScaleKind::Bf16 } => {
-                let $panels = Affine8::<64>;
-                Some($work)
-            }
-            FormatKind::Ggml(GgmlKind::Q8_0) => {
-                let $panels = Q8_0;
-                Some($work)
-            }
-            FormatKind::Ggml(GgmlKind::Q4K) => {
-                let $panels = Q4K;
-                Some($work)
-            }
-            FormatKind::Ggml(GgmlKind::Q6K) => {
-                let $panels = Q6K;
-                Some($work)
-            }
-            _ => None,
-        }
-    };
-}
-use with_panels;
 
 /// Whether a matrix of this shape can be arranged: whole panels of whole units.
 pub fn arranges(shape: MatrixShape) -> bool {

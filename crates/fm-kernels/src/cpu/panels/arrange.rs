@@ -1,14 +1,8 @@
 //! From rows to panels, in place: a panel has as many bytes as its sixteen rows.
 
-use fm_format::{
-    quant::{FormatKind, GgmlKind, QuantFormat, ScaleKind},
-    record::MatrixShape,
-};
+use fm_format::{quant::QuantFormat, record::MatrixShape};
 
-use super::{
-    formats::{Affine4, Affine8, Panels, Q4K, Q6K, Q8_0, UNIT_WORDS_MAX},
-    with_panels,
-};
+use super::formats::{Panels, UNIT_WORDS_MAX, with_panels};
 use crate::{
     cpu::ints::Line,
     host::{ARRANGED_ROWS_MAX, PANEL_ROWS, Parallel},

@@ -1,0 +1,122 @@
+//! K-quants of ggml in panels, see `fm_format::quant::ggml::k_quants`.
+
+use super::{Panels, copy_words, nibbles};
+use crate::cpu::{ints::Line, lanes::Lanes};
+
+/// `ggml` `Q4_K`: 256 weights in runs of 32, `d · scale · code - dmin · min`, scales of six bits.
+///
+/// ```text
+/// line 0  d | dmin     lines 1-3  scales and mins     lines 4-35  codes: low nibbles 32, high nibbles 32, ×4
+/// ```
+#[derive(Clone, Copy)]
+pub(in crate::cpu::panels) struct Q4K;
+
+/// What the header of a [`Q4K`] unit says: `d`, `-dmin`, scales and mins of six bits.
+#[derive(Clone, Copy)]
+pub(in crate::cpu::panels) struct Q4KHead<L: Lanes> {
+    d: L::F,
+    minus_dmin: L::F,
+    scales: [L::I; 2],
+    mins: [L::I; 2],
+}
+
+impl Panels for Q4K {
+    const WEIGHTS: usize = 256;
+    const LINES: usize = 36;
+    const RUN: usize = 32;
+    const BIASED: bool = true;
+    type Head<L: Lanes> = Q4KHead<L>;
+
+    #[inline(always)]
+    fn words(self, unit: &[u8], words: &mut [u32]) {
+        copy_words(unit, 0, words);
+    }
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> Q4KHead<L> {
+        let (d, dmin) = lanes.f16_halves(lanes.words(&unit[0]));
+        let (a, b, c) = (lanes.words(&unit[1]), lanes.words(&unit[2]), lanes.words(&unit[3]));
+        let scales = lanes.union(lanes.field(c, 0, 15), lanes.field(a, 2, 0x30));
+        let mins = lanes.union(lanes.field(c, 4, 15), lanes.field(b, 2, 0x30));
+        Q4KHead {
+            d,
+            minus_dmin: lanes.sub(lanes.splat(0.0), dmin),
+            scales: [lanes.field(a, 0, 63), scales],
+            mins: [lanes.field(b, 0, 63), mins],
+        }
+    }
+    #[inline(always)]
+    fn scale<L: Lanes>(self, lanes: L, _: &[Line], head: &Q4KHead<L>, run: usize) -> (L::F, L::F) {
+        let scale = lanes.byte(head.scales[run / 4], run as u32 % 4);
+        let min = lanes.byte(head.mins[run / 4], run as u32 % 4);
+        (lanes.mul(head.d, scale), lanes.mul(head.minus_dmin, min))
+    }
+    #[inline(always)]
+    fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
+        nibbles(lanes, lanes.words(&unit[4 + run / 2 * 8 + word]), run % 2)
+    }
+}
+
+/// `ggml` `Q6_K`: two blocks of 256 weights in runs of 16, `d · scale · (code - 32)`.
+///
+/// ```text
+/// line 0  d | d     then for each block   32 lines of low nibbles   16 lines of upper bits   4 of scales
+/// ```
+#[derive(Clone, Copy)]
+pub(in crate::cpu::panels) struct Q6K;
+
+impl Q6K {
+    const BLOCK_BYTES: usize = 210;
+    const BLOCK_LINES: usize = 52;
+
+    /// The line where a block begins, and which of the 128s of the block a run is in.
+    #[inline(always)]
+    fn place(run: usize) -> (usize, usize, usize) {
+        let (block, run) = (run / 16, run % 16);
+        (1 + block * Self::BLOCK_LINES, run / 8, run % 8)
+    }
+}
+
+impl Panels for Q6K {
+    const WEIGHTS: usize = 512;
+    const LINES: usize = 105;
+    const RUN: usize = 16;
+    const OFFSET: i32 = 32;
+    type Head<L: Lanes> = (L::F, L::F);
+
+    #[inline(always)]
+    fn words(self, unit: &[u8], words: &mut [u32]) {
+        let (first, second) = unit.split_at(Self::BLOCK_BYTES);
+        words[0] = u32::from_le_bytes([first[208], first[209], second[208], second[209]]);
+        let (a, b) = words[1..].split_at_mut(Self::BLOCK_LINES);
+        copy_words(first, 0, a);
+        copy_words(second, 0, b);
+    }
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> (L::F, L::F) {
+        lanes.f16_halves(lanes.words(&unit[0]))
+    }
+    #[inline(always)]
+    fn scale<L: Lanes>(
+        self,
+        lanes: L,
+        unit: &[Line],
+        head: &(L::F, L::F),
+        run: usize,
+    ) -> (L::F, L::F) {
+        let d = if run < 16 { head.0 } else { head.1 };
+        let (first, half, within) = Self::place(run);
+        let scales = lanes.words(&unit[first + 48 + half * 2 + within / 4]);
+        let scale = lanes.signed_byte(scales, within as u32 % 4);
+        (lanes.mul(d, scale), lanes.splat(0.0))
+    }
+    #[inline(always)]
+    fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
+        let (first, half, within) = Self::place(run);
+        // 128 weights: low nibbles of 64 bytes, then their high ones; two bits each of 32 bytes.
+        let (plane, at) = (within / 2, within % 2 * 4 + word);
+        let low = lanes.words(&unit[first + half * 16 + plane % 2 * 8 + at]);
+        let upper = lanes.words(&unit[first + 32 + half * 8 + at]);
+        let upper = lanes.field_left(lanes.field(upper, 2 * plane as u32, 3), 4, 0x30);
+        lanes.union(nibbles(lanes, low, plane / 2), upper)
+    }
+}
