@@ -18,7 +18,10 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend, Cpu,
-    backend::{AttentionShape, DeltaInputs, DeltaShape, HeadOrder, KvView, QMatrix, View, ViewMut},
+    backend::{
+        AttentionShape, DeltaInputs, DeltaShape, HeadOrder, KvView, Numerics, QMatrix, View,
+        ViewMut,
+    },
     conformance::noise_weights,
     cpu::{Level, probe},
 };
@@ -31,6 +34,8 @@ const ROUNDS: usize = 7;
 
 struct Bench {
     device: Cpu,
+    /// The same in integer numerics.
+    integers: [Cpu; 2],
     only: String,
 }
 
@@ -40,7 +45,9 @@ fn main() {
     let threads = argument(0).parse().unwrap_or(2);
     let wanted = |level: &Level| argument(1).is_empty() || level.name() == argument(1);
     let level = Level::all().into_iter().find(wanted).expect("this machine has the level");
-    let bench = Bench { device: Cpu::with_level(level, threads), only: argument(2).to_owned() };
+    let device = |numerics| Cpu::with_level(level, threads).in_numerics(numerics);
+    let integers = [Numerics::Int15, Numerics::Int8].map(device);
+    let bench = Bench { device: device(Numerics::F32), integers, only: argument(2).to_owned() };
     println!("{level}, {threads} threads");
     bench.cached();
     bench.decode();
@@ -105,28 +112,40 @@ impl Bench {
         for format in &quant::FORMATS {
             let shape = MatrixShape { rows: 256, cols: 1536, format };
             let name = format!("cached {} [{}, {}]", format.name, shape.rows, shape.cols);
-            if self.skips(&name) {
-                continue;
-            }
-            let set = weights(format, shape.bytes());
-            let x = values(shape.cols);
-            let mut acts = self.device.acts(1, shape.cols).expect("memory");
-            self.device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
-            let mut y = vec![0.0; shape.rows];
-            let mut best = f64::INFINITY;
-            for _ in 0..20 * ROUNDS {
-                let start = Instant::now();
-                for _ in 0..20 {
-                    let w = QMatrix { bytes: &set[..], shape, arranged: false };
-                    let y = ViewMut::new(&mut y, 1, shape.rows);
-                    self.device.matmul(w, &acts, y).expect("the host");
+            self.cached_case(&self.device, shape, &name);
+            for device in &self.integers {
+                if device.arranges(shape) {
+                    self.cached_case(device, shape, &format!("{name} {}", device.numerics()));
                 }
-                best = best.min(start.elapsed().as_secs_f64() / 20.0);
             }
-            let weights = (shape.rows * shape.cols) as f64 / best / 1e9;
-            let rate = set.len() as f64 / best / 1e9;
-            println!("{name}: best {:.1} us, {rate:.1} GB/s, {weights:.0} G weights/s", best * 1e6);
         }
+    }
+
+    fn cached_case(&self, device: &Cpu, shape: MatrixShape, name: &str) {
+        if self.skips(name) {
+            return;
+        }
+        let mut set = weights(shape.format, shape.bytes());
+        let arranged = device.arranges(shape);
+        if arranged {
+            device.arrange(shape, &mut set).expect("the host");
+        }
+        let x = values(shape.cols);
+        let mut acts = device.acts(1, shape.cols).expect("memory");
+        device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
+        let mut y = vec![0.0; shape.rows];
+        let mut best = f64::INFINITY;
+        for _ in 0..20 * ROUNDS {
+            let start = Instant::now();
+            for _ in 0..20 {
+                let w = QMatrix { bytes: &set[..], shape, arranged };
+                device.matmul(w, &acts, ViewMut::new(&mut y, 1, shape.rows)).expect("the host");
+            }
+            best = best.min(start.elapsed().as_secs_f64() / 20.0);
+        }
+        let weights = (shape.rows * shape.cols) as f64 / best / 1e9;
+        let rate = set.len() as f64 / best / 1e9;
+        println!("{name}: best {:.1} us, {rate:.1} GB/s, {weights:.1} G weights/s", best * 1e6);
     }
 
     fn prefill(&self) {

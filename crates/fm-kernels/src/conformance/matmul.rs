@@ -21,7 +21,8 @@ fn shapes(format: &QuantFormat) -> Vec<(usize, usize)> {
     let block = format.block_len;
     let mut shapes = vec![(1, 5 * block), (3, block), (301, 2 * block)];
     shapes.push((5, 1152_usize.next_multiple_of(block)));
-    shapes.extend([(16, 512), (80, 1536)]); // whole panels
+    // Whole panels, an odd number of them, and an odd number of units of their rows.
+    shapes.extend([(16, 512), (80, 1536), (48, 3 * block.max(64))]);
     if block == 1 {
         shapes.extend([(7, 77), (3, 15), (2, 16), (9, 1049)]); // rows that end inside a vector
     }

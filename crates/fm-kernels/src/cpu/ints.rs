@@ -23,6 +23,8 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     fn field(self, words: Self::I, count: u32, mask: u8) -> Self::I;
     /// `byte << count & mask`, as in [`Ints::field`].
     fn field_left(self, words: Self::I, count: u32, mask: u8) -> Self::I;
+    /// `table[code]` of every byte; codes are below 16.
+    fn mapped(self, table: &[u8; 16], codes: Self::I) -> Self::I;
     /// `a | b`
     fn union(self, a: Self::I, b: Self::I) -> Self::I;
     /// `sum + Σ codes[i] · x[i]` over the four bytes of every word. Codes have no sign; if they are

@@ -56,7 +56,7 @@ use fm_format::quant::{self, FORMATS, FormatKind, QuantFormat, ScaleKind};
 use proptest::prelude::*;
 
 use crate::{
-    backend::{AttentionShape, Backend, KV_BLOCK_TOKENS, KvView, QMatrix, View, ViewMut},
+    backend::{AttentionShape, Backend, KV_BLOCK_TOKENS, KvView, Numerics, QMatrix, View, ViewMut},
     conformance::noise_weights,
     cpu::{Cpu, Level},
     reference::Reference,
@@ -110,12 +110,15 @@ fn avx2_and_avx512_give_the_same_bits() {
     let (Some(avx2), Some(avx512)) = (Level::avx2(), Level::avx512()) else {
         return crate::conformance::skipped("avx2_and_avx512_give_the_same_bits");
     };
-    let (avx2, avx512) = (Cpu::with_level(avx2, 1), Cpu::with_level(avx512, 1));
-    for format in &FORMATS {
-        for tokens in [1, 7] {
-            let shape = MatrixShape { rows: 13, cols: 768, format };
-            let (a, b) = (product(&avx2, shape, tokens), product(&avx512, shape, tokens));
-            assert!(bits(&a) == bits(&b), "{format:?}, {tokens} rows");
+    for numerics in [Numerics::F32, Numerics::Int15, Numerics::Int8] {
+        let on = |level| Cpu::with_level(level, 1).in_numerics(numerics);
+        let (avx2, avx512) = (on(avx2), on(avx512));
+        for format in &FORMATS {
+            for (rows, tokens) in [(13, 1), (13, 7), (48, 1), (48, 7)] {
+                let shape = MatrixShape { rows, cols: 768, format };
+                let (a, b) = (product(&avx2, shape, tokens), product(&avx512, shape, tokens));
+                assert!(bits(&a) == bits(&b), "{format:?}, {tokens} rows, {numerics}");
+            }
         }
     }
 }

@@ -7,27 +7,45 @@ use crate::{
 
 mod affine;
 mod ggml_legacy;
+mod i_quants;
 mod k_quants;
 
-pub(super) use affine::{Affine4, Affine8};
-pub(super) use ggml_legacy::Q8_0;
-pub(super) use k_quants::{Q4K, Q6K};
+pub(super) use affine::Affine;
+pub(super) use ggml_legacy::{Legacy, Q8_0};
+pub(super) use i_quants::{Iq4Nl, Iq4Xs};
+pub(super) use k_quants::{Q2K, Q4K, Q5K, Q6K};
 
 /// Runs `$work` with the format's way to lie in panels, `None` if it has none.
 macro_rules! with_panels {
     ($format:expr, $panels:ident => $work:expr) => {{
         use fm_format::quant::{FormatKind, GgmlKind, ScaleKind};
 
-        use $crate::cpu::panels::formats::{Affine4, Affine8, Q4K, Q6K, Q8_0};
+        use $crate::cpu::panels::formats::{
+            Affine, Iq4Nl, Iq4Xs, Legacy, Q2K, Q4K, Q5K, Q6K, Q8_0,
+        };
 
         with_panels! { @rows $format, $panels => $work;
-            FormatKind::Affine { bits: 4, group: 32, scale: ScaleKind::Bf16 } => Affine4::<32>,
-            FormatKind::Affine { bits: 4, group: 64, scale: ScaleKind::Bf16 } => Affine4::<64>,
-            FormatKind::Affine { bits: 4, group: 128, scale: ScaleKind::Bf16 } => Affine4::<128>,
-            FormatKind::Affine { bits: 8, group: 64, scale: ScaleKind::Bf16 } => Affine8::<64>,
+            FormatKind::Affine { bits: 2, group: 64, scale: ScaleKind::Bf16 } => Affine::<2, 64, false>,
+            FormatKind::Affine { bits: 3, group: 64, scale: ScaleKind::Bf16 } => Affine::<3, 64, false>,
+            FormatKind::Affine { bits: 4, group: 32, scale: ScaleKind::Bf16 } => Affine::<4, 32, false>,
+            FormatKind::Affine { bits: 4, group: 64, scale: ScaleKind::Bf16 } => Affine::<4, 64, false>,
+            FormatKind::Affine { bits: 4, group: 128, scale: ScaleKind::Bf16 } => Affine::<4, 128, false>,
+            FormatKind::Affine { bits: 5, group: 64, scale: ScaleKind::Bf16 } => Affine::<5, 64, false>,
+            FormatKind::Affine { bits: 6, group: 64, scale: ScaleKind::Bf16 } => Affine::<6, 64, false>,
+            FormatKind::Affine { bits: 8, group: 64, scale: ScaleKind::Bf16 } => Affine::<8, 64, false>,
+            FormatKind::Affine { bits: 4, group: 64, scale: ScaleKind::F32 } => Affine::<4, 64, true>,
+            FormatKind::Affine { bits: 8, group: 64, scale: ScaleKind::F32 } => Affine::<8, 64, true>,
+            FormatKind::Ggml(GgmlKind::Q4_0) => Legacy::<false, false>,
+            FormatKind::Ggml(GgmlKind::Q4_1) => Legacy::<false, true>,
+            FormatKind::Ggml(GgmlKind::Q5_0) => Legacy::<true, false>,
+            FormatKind::Ggml(GgmlKind::Q5_1) => Legacy::<true, true>,
             FormatKind::Ggml(GgmlKind::Q8_0) => Q8_0,
+            FormatKind::Ggml(GgmlKind::Q2K) => Q2K,
             FormatKind::Ggml(GgmlKind::Q4K) => Q4K,
+            FormatKind::Ggml(GgmlKind::Q5K) => Q5K,
             FormatKind::Ggml(GgmlKind::Q6K) => Q6K,
+            FormatKind::Ggml(GgmlKind::Iq4Nl) => Iq4Nl,
+            FormatKind::Ggml(GgmlKind::Iq4Xs) => Iq4Xs,
         }
     }};
     (@rows $format:expr, $panels:ident => $work:expr; $($kind:pat => $value:expr,)*) => {
@@ -90,6 +108,23 @@ fn copy_words(unit: &[u8], at: usize, words: &mut [u32]) {
 #[inline(always)]
 fn nibbles<L: Lanes>(lanes: L, words: L::I, half: usize) -> L::I {
     lanes.field(words, 4 * half as u32, 15)
+}
+
+/// `bits` bits of every byte, from bit `from` to bit `to`; nothing else is left.
+#[inline(always)]
+fn moved<L: Lanes>(lanes: L, words: L::I, (from, to): (usize, usize), bits: usize) -> L::I {
+    let mask = u8::MAX >> (8 - bits) << to;
+    if from < to {
+        lanes.field_left(words, (to - from) as u32, mask)
+    } else {
+        lanes.field(words, (from - to) as u32, mask)
+    }
+}
+
+/// Codes `4 · word ..` of a block of 32 whose nibbles lie in two planes of four lines.
+#[inline(always)]
+fn nibble_planes<L: Lanes>(lanes: L, lines: &[Line], word: usize) -> L::I {
+    nibbles(lanes, lanes.words(&lines[word % 4]), word / 4)
 }
 
 /// Most words of a unit.

@@ -44,6 +44,11 @@ impl Ints for Avx2 {
         unsafe { field_left(words, count, mask) }
     }
     #[inline(always)]
+    fn mapped(self, table: &[u8; 16], codes: Words) -> Words {
+        // SAFETY: `self` proves the features of `mapped`.
+        unsafe { mapped(table, codes) }
+    }
+    #[inline(always)]
     fn union(self, a: Words, b: Words) -> Words {
         // SAFETY: `self` proves the features of `union`.
         unsafe { union(a, b) }
@@ -104,6 +109,15 @@ fn field_left(words: Words, count: u32, mask: u8) -> Words {
     let (count, mask) = (_mm_cvtsi32_si128(count as i32), _mm256_set1_epi8(mask as i8));
     let low = _mm256_and_si256(_mm256_sll_epi32(words.0, count), mask);
     (low, _mm256_and_si256(_mm256_sll_epi32(words.1, count), mask))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn mapped(table: &[u8; 16], codes: Words) -> Words {
+    // SAFETY: sixteen readable bytes of any alignment.
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    let table = _mm256_broadcastsi128_si256(table);
+    (_mm256_shuffle_epi8(table, codes.0), _mm256_shuffle_epi8(table, codes.1))
 }
 
 #[inline]

@@ -32,6 +32,11 @@ impl Ints for Avx512 {
         unsafe { field_left(words, count, mask) }
     }
     #[inline(always)]
+    fn mapped(self, table: &[u8; 16], codes: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features of `mapped`.
+        unsafe { mapped(table, codes) }
+    }
+    #[inline(always)]
     fn union(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves avx512f.
         unsafe { _mm512_or_si512(a, b) }
@@ -88,6 +93,14 @@ fn field(words: __m512i, count: u32, mask: u8) -> __m512i {
 fn field_left(words: __m512i, count: u32, mask: u8) -> __m512i {
     let moved = _mm512_sll_epi32(words, _mm_cvtsi32_si128(count as i32));
     _mm512_and_si512(moved, _mm512_set1_epi8(mask as i8))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn mapped(table: &[u8; 16], codes: __m512i) -> __m512i {
+    // SAFETY: sixteen readable bytes of any alignment.
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)
 }
 
 #[inline]

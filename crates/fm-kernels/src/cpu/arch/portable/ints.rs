@@ -36,6 +36,11 @@ impl Ints for Portable {
         words.map(|word| word << count & u32::from_ne_bytes([mask; 4]))
     }
     #[inline(always)]
+    fn mapped(self, table: &[u8; 16], codes: Words) -> Words {
+        let value = |code: u8| table[usize::from(code & 15)];
+        codes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(value)))
+    }
+    #[inline(always)]
     fn union(self, a: Words, b: Words) -> Words {
         array::from_fn(|i| a[i] | b[i])
     }

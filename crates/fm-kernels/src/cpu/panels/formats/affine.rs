@@ -2,59 +2,104 @@
 
 use fm_format::quant::affine;
 
-use super::{Panels, copy_words, nibbles};
+use super::{Panels, copy_words, moved};
 use crate::cpu::{ints::Line, lanes::Lanes};
 
-/// The weights of a unit of blocks of `group`: whole blocks, and whole blocks of activations.
-const fn affine_weights(group: usize) -> usize {
-    if group < 64 { 64 } else { group }
-}
+/// Codes that are arranged together: of so many, the first words hold the lowest bits of all.
+const CODES: usize = 64;
 
-/// MLX affine blocks of four bits, see `fm_format::quant::affine`. Of every 64 codes the first 32 move
-/// to the low nibbles and the others to the high ones.
+/// Words of four codes among them.
+const WORDS: usize = CODES / 4;
+
+/// Codes of `BITS` bits with a scale and a bias for every `GROUP`, in bf16 or in f32.
 ///
 /// ```text
-/// one line of scale | bias for every block     then 8 lines of codes for every 64 weights
+/// scale | bias of every block    one line, two in f32
+/// for every 64 codes             lines of 2, 4 or 8 bits of each, then lines of what is above
 /// ```
+///
+/// Byte `b` of a line of `n` bits has, from the lowest on, bits of codes that lie as many words of
+/// four codes apart as there are such lines.
 #[derive(Clone, Copy)]
-pub(in crate::cpu::panels) struct Affine4<const GROUP: usize>;
+pub(in crate::cpu::panels) struct Affine<const BITS: usize, const GROUP: usize, const F32: bool>;
 
-/// Every byte of a word of two bytes apart: four nibbles to the low halves of four bytes.
+impl<const BITS: usize, const GROUP: usize, const F32: bool> Affine<BITS, GROUP, F32> {
+    /// Whole blocks, and whole blocks of activations.
+    const BLOCKS: usize = if GROUP < CODES { CODES / GROUP } else { 1 };
+    const HEAD_BYTES: usize = affine::head_bytes(F32);
+    const HEAD_LINES: usize = Self::HEAD_BYTES / 4;
+    const CODE_BYTES: usize = GROUP * BITS / 8;
+    /// Bits of a code in the first lines, and above them.
+    const LOW: usize = match BITS {
+        2 | 3 => 2,
+        8 => 8,
+        _ => 4,
+    };
+    const HIGH: usize = BITS - Self::LOW;
+    /// Lines of the first kind, and of the second.
+    const LOW_LINES: usize = CODES / 32 * Self::LOW;
+    const HIGH_LINES: usize = CODES / 32 * Self::HIGH;
+
+    /// 64 codes, four to a word, that begin at code `first` of a unit.
+    #[inline(always)]
+    fn stored(unit: &[u8], first: usize) -> [u32; WORDS] {
+        let mut bytes = [0; CODES + 4];
+        let mut filled = 0;
+        for code in (first..first + CODES).step_by(GROUP.min(CODES)) {
+            let at = code / GROUP * (Self::HEAD_BYTES + Self::CODE_BYTES) + Self::HEAD_BYTES;
+            let len = GROUP.min(CODES) * BITS / 8;
+            bytes[filled..filled + len]
+                .copy_from_slice(&unit[at + code % GROUP * BITS / 8..][..len]);
+            filled += len;
+        }
+        let mut words = [0; WORDS];
+        for (i, word) in words.iter_mut().enumerate() {
+            let start = i * BITS / 2;
+            let window = [bytes[start], bytes[start + 1], bytes[start + 2], bytes[start + 3]];
+            let window = u32::from_le_bytes(window) >> (i * BITS % 2 * 4);
+            let mask = u32::from(u8::MAX >> (8 - BITS));
+            for byte in 0..4 {
+                *word |= window << (byte * (8 - BITS)) & mask << (byte * 8);
+            }
+        }
+        words
+    }
+}
+
+/// Bits `from ..` of all codes in lines of `bits` bits.
 #[inline(always)]
-fn spread_nibbles(nibbles: u32) -> u32 {
-    let pairs = (nibbles | nibbles << 8) & 0x00ff_00ff;
-    (pairs | pairs << 4) & 0x0f0f_0f0f
+fn fill(lines: &mut [u32], codes: &[u32; WORDS], from: usize, bits: usize) {
+    let mask = u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]);
+    let count = lines.len();
+    for (i, line) in lines.iter_mut().enumerate() {
+        *line = 0;
+        for plane in 0..8 / bits {
+            *line |= (codes[plane * count + i] >> from & mask) << (plane * bits);
+        }
+    }
 }
 
-impl<const GROUP: usize> Affine4<GROUP> {
-    const BLOCKS: usize = affine_weights(GROUP) / GROUP;
-    const BLOCK_BYTES: usize = affine::head_bytes(false) + GROUP / 2;
-}
-
-impl<const GROUP: usize> Panels for Affine4<GROUP> {
-    const WEIGHTS: usize = affine_weights(GROUP);
-    const LINES: usize = Self::BLOCKS + Self::WEIGHTS / 8;
+impl<const BITS: usize, const GROUP: usize, const F32: bool> Panels for Affine<BITS, GROUP, F32> {
+    const WEIGHTS: usize = Self::BLOCKS * GROUP;
+    const LINES: usize = Self::BLOCKS * Self::HEAD_LINES + Self::WEIGHTS * BITS / 32;
     const RUN: usize = 32;
     const BIASED: bool = true;
+    const WIDE: bool = BITS == 8;
     type Head<L: Lanes> = ();
 
     #[inline(always)]
     fn words(self, unit: &[u8], words: &mut [u32]) {
-        let mut stored = [0; 16];
-        let (heads, codes) = words.split_at_mut(Self::BLOCKS);
-        for (block, head) in unit.chunks_exact(Self::BLOCK_BYTES).zip(heads) {
-            *head = u32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+        let (heads, codes) = words.split_at_mut(Self::BLOCKS * Self::HEAD_LINES);
+        let blocks = unit.chunks_exact(Self::HEAD_BYTES + Self::CODE_BYTES);
+        for (block, head) in blocks.zip(heads.chunks_exact_mut(Self::HEAD_LINES)) {
+            copy_words(block, 0, head);
         }
-        // Eight words hold 64 codes, of one block or of two.
-        for (at, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            for (word, stored) in stored[..8].iter_mut().enumerate() {
-                let code = at * 64 + word * 8;
-                let byte = code / GROUP * Self::BLOCK_BYTES + 4 + code % GROUP / 2;
-                copy_words(unit, byte, std::slice::from_mut(stored));
-            }
-            for (i, codes) in codes.iter_mut().enumerate() {
-                let four = |word: u32| spread_nibbles(word >> (i % 2 * 16) & 0xffff);
-                *codes = four(stored[i / 2]) | four(stored[4 + i / 2]) << 4;
+        for (at, lines) in codes.chunks_exact_mut(Self::LOW_LINES + Self::HIGH_LINES).enumerate() {
+            let codes = Self::stored(unit, at * CODES);
+            let (low, high) = lines.split_at_mut(Self::LOW_LINES);
+            fill(low, &codes, 0, Self::LOW);
+            if Self::HIGH > 0 {
+                fill(high, &codes, Self::LOW, Self::HIGH);
             }
         }
     }
@@ -62,47 +107,28 @@ impl<const GROUP: usize> Panels for Affine4<GROUP> {
     fn head<L: Lanes>(self, _: L, _: &[Line]) {}
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], (): &(), run: usize) -> (L::F, L::F) {
-        lanes.bf16_halves(lanes.words(&unit[run * Self::RUN / GROUP]))
+        let line = run * Self::RUN / GROUP * Self::HEAD_LINES;
+        if F32 {
+            (lanes.f32(&unit[line]), lanes.f32(&unit[line + 1]))
+        } else {
+            lanes.bf16_halves(lanes.words(&unit[line]))
+        }
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         let at = run * (Self::RUN / 4) + word;
-        let (block, within) = (at / 16, at % 16);
-        let line = Self::BLOCKS + block * 8 + within % 8;
-        nibbles(lanes, lanes.words(&unit[line]), within / 8)
-    }
-}
-
-/// MLX affine blocks of eight bits.
-///
-/// ```text
-/// line 0  scale | bias     then the codes
-/// ```
-#[derive(Clone, Copy)]
-pub(in crate::cpu::panels) struct Affine8<const GROUP: usize>;
-
-impl<const GROUP: usize> Panels for Affine8<GROUP> {
-    const WEIGHTS: usize = GROUP;
-    const LINES: usize = 1 + GROUP / 4;
-    const RUN: usize = 32;
-    const BIASED: bool = true;
-    const WIDE: bool = true;
-    type Head<L: Lanes> = (L::F, L::F);
-
-    #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
-        copy_words(unit, 0, words);
-    }
-    #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> (L::F, L::F) {
-        lanes.bf16_halves(lanes.words(&unit[0]))
-    }
-    #[inline(always)]
-    fn scale<L: Lanes>(self, _: L, _: &[Line], head: &(L::F, L::F), _: usize) -> (L::F, L::F) {
-        *head
-    }
-    #[inline(always)]
-    fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
-        lanes.words(&unit[1 + run * 8 + word])
+        let first = Self::BLOCKS * Self::HEAD_LINES + at / WORDS * (CODES * BITS / 32);
+        let (line, plane) = (at % WORDS % Self::LOW_LINES, at % WORDS / Self::LOW_LINES);
+        let low = lanes.words(&unit[first + line]);
+        if BITS == 8 {
+            return low;
+        }
+        let low = moved(lanes, low, (plane * Self::LOW, 0), Self::LOW);
+        if Self::HIGH == 0 {
+            return low;
+        }
+        let (line, plane) = (at % WORDS % Self::HIGH_LINES, at % WORDS / Self::HIGH_LINES);
+        let high = lanes.words(&unit[first + Self::LOW_LINES + line]);
+        lanes.union(low, moved(lanes, high, (plane * Self::HIGH, Self::LOW), Self::HIGH))
     }
 }

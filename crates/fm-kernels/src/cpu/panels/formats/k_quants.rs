@@ -1,6 +1,6 @@
 //! K-quants of ggml in panels, see `fm_format::quant::ggml::k_quants`.
 
-use super::{Panels, copy_words, nibbles};
+use super::{Panels, copy_words, moved, nibbles};
 use crate::cpu::{ints::Line, lanes::Lanes};
 
 /// `ggml` `Q4_K`: 256 weights in runs of 32, `d · scale · code - dmin · min`, scales of six bits.
@@ -54,6 +54,96 @@ impl Panels for Q4K {
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         nibbles(lanes, lanes.words(&unit[4 + run / 2 * 8 + word]), run % 2)
     }
+}
+
+/// `ggml` `Q5_K`: as [`Q4K`], with fifth bits: bit `run` of 32 bytes.
+///
+/// ```text
+/// line 0  d | dmin     lines 1-3  scales and mins     lines 4-11  fifth bits     lines 12-43  nibbles as in `Q4_K`
+/// ```
+#[derive(Clone, Copy)]
+pub(in crate::cpu::panels) struct Q5K;
+
+impl Panels for Q5K {
+    const WEIGHTS: usize = 256;
+    const LINES: usize = 44;
+    const RUN: usize = 32;
+    const BIASED: bool = true;
+    type Head<L: Lanes> = Q4KHead<L>;
+
+    #[inline(always)]
+    fn words(self, unit: &[u8], words: &mut [u32]) {
+        copy_words(unit, 0, words);
+    }
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> Q4KHead<L> {
+        Q4K.head(lanes, unit)
+    }
+    #[inline(always)]
+    fn scale<L: Lanes>(
+        self,
+        lanes: L,
+        unit: &[Line],
+        head: &Q4KHead<L>,
+        run: usize,
+    ) -> (L::F, L::F) {
+        Q4K.scale(lanes, unit, head, run)
+    }
+    #[inline(always)]
+    fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
+        let low = nibbles(lanes, lanes.words(&unit[12 + run / 2 * 8 + word]), run % 2);
+        lanes.union(low, moved(lanes, lanes.words(&unit[4 + word]), (run, 4), 1))
+    }
+}
+
+/// `ggml` `Q2_K`: 256 weights in runs of 16, `d · scale · code - dmin · min`.
+///
+/// ```text
+/// lines 0-3  mins and scales, nibbles     lines 4-19  codes: 8 lines for 128, in four planes     line 20  d | dmin
+/// ```
+#[derive(Clone, Copy)]
+pub(in crate::cpu::panels) struct Q2K;
+
+impl Panels for Q2K {
+    const WEIGHTS: usize = 256;
+    const LINES: usize = 21;
+    const RUN: usize = 16;
+    const BIASED: bool = true;
+    type Head<L: Lanes> = (L::F, L::F);
+
+    #[inline(always)]
+    fn words(self, unit: &[u8], words: &mut [u32]) {
+        copy_words(unit, 0, words);
+    }
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> (L::F, L::F) {
+        let (d, dmin) = lanes.f16_halves(lanes.words(&unit[20]));
+        (d, lanes.sub(lanes.splat(0.0), dmin))
+    }
+    #[inline(always)]
+    fn scale<L: Lanes>(
+        self,
+        lanes: L,
+        unit: &[Line],
+        (d, minus_dmin): &(L::F, L::F),
+        run: usize,
+    ) -> (L::F, L::F) {
+        let heads = lanes.words(&unit[run / 4]);
+        let scale = lanes.byte(nibbles(lanes, heads, 0), run as u32 % 4);
+        let min = lanes.byte(nibbles(lanes, heads, 1), run as u32 % 4);
+        (lanes.mul(*d, scale), lanes.mul(*minus_dmin, min))
+    }
+    #[inline(always)]
+    fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
+        two_bits(lanes, &unit[4..], run, word)
+    }
+}
+
+/// Two bits of codes `4 · word ..` of a run of 16, from lines of 256: four planes of every 32 bytes.
+#[inline(always)]
+fn two_bits<L: Lanes>(lanes: L, lines: &[Line], run: usize, word: usize) -> L::I {
+    let (half, plane, at) = (run / 8, run % 8 / 2, run % 2 * 4 + word);
+    moved(lanes, lanes.words(&lines[half * 8 + at]), (2 * plane, 0), 2)
 }
 
 /// `ggml` `Q6_K`: two blocks of 256 weights in runs of 16, `d · scale · (code - 32)`.
