@@ -34,8 +34,8 @@ pub(super) fn command() -> Command {
             "Measures how fast a model takes prompts in and writes, by default a prompt of 512 \
              tokens and 64 written ones. Every measurement stands between two probes of memory \
              bandwidth, and of the disk if not all experts fit; one during which the memory changed \
-             its speed is made again. Without --text prompts are the tokens 0, 1, 2, …; the most \
-             likely token is written.\n\nA figure counts only with its logits hash: it must equal \
+             its speed is made again. What is taken in and written is given: the tokens 0, 1, 2, …, \
+             or --text, which says more of a model that is not a tape.\n\nA figure counts only with its logits hash: it must equal \
              that of a run with everything in memory.",
         )
         .arg(model_arg())

@@ -82,7 +82,10 @@ fn prompts_may_come_from_a_text() {
     let file = dir.path().join("text");
     fs::write(&file, "A robot that learned to paint went to the sea.").unwrap();
     let args = [&SMALL[..], &["--text", file.to_str().unwrap()]].concat();
-    assert_ne!(hash(&bench(&args)), hash(&bench(&SMALL)));
+    let (short, long) = (bench(&args), bench(&SMALL));
+    assert_ne!(hash(&short), hash(&long));
+    let came_again = |value: &Value| value["speed"][1]["text_came_again"].as_bool();
+    assert_eq!((came_again(&short), came_again(&long)), (Some(true), Some(false)));
 }
 
 #[test]

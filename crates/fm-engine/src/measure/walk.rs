@@ -1,4 +1,8 @@
-//! Whole models: prompts, and sessions that write side by side, each the most likely token.
+//! Whole models: prompts, and sessions that write side by side.
+//!
+//! What is written is dictated. The likeliest token of a model that nobody asked anything loops among
+//! a few tokens soon, whose experts are all in memory after a round: figures of an expert store
+//! that never misses.
 
 use std::{
     ops::ControlFlow,
@@ -81,7 +85,7 @@ pub fn generate(
     generation.run(&mut |_| ControlFlow::Continue(()))
 }
 
-/// Sessions that write side by side.
+/// Sessions that write side by side, each a text of its own.
 #[derive(Debug)]
 pub struct Walk {
     walkers: Vec<Walker>,
@@ -92,32 +96,32 @@ pub struct Walk {
 struct Walker {
     session: SessionId,
     sampler: Sampler,
-    /// The token that was chosen last, and is fed next.
-    token: u32,
+    /// What it writes, from the first token behind the prompt on.
+    rest: std::vec::IntoIter<u32>,
 }
 
 impl Walk {
-    /// Opens a session for every prompt and takes it in, one prompt after the other.
+    /// Opens a session for every text and takes in its first `prompt` tokens, one after the other.
     ///
     /// # Errors
     /// If a session cannot be opened, or a step fails.
     ///
     /// # Panics
-    /// Never: a prompt that was taken in without an error has its first token.
+    /// If a text is shorter than `prompt`.
     pub fn start(
         engine: &mut Engine,
-        prompts: impl IntoIterator<Item = Vec<u32>>,
+        texts: impl IntoIterator<Item = Vec<u32>>,
+        prompt: usize,
     ) -> Result<(Self, Vec<Prompted>), EngineError> {
         let (mut walkers, mut prompted) = (Vec::new(), Vec::new());
-        for prompt in prompts {
+        for mut text in texts {
             let session = engine.runner.open(engine.plan.context)?;
-            let tokens = prompt.len();
-            let sampler = Sampler::new(Sampling::default(), engine.runner.vocab(), &prompt);
-            let generated = generate(engine, session, prompt, 1)?;
-            let token = *generated.tokens.last().expect("no token ends it");
-            walkers.push(Walker { session, sampler, token });
+            let rest = text.split_off(prompt).into_iter();
+            let sampler = Sampler::new(Sampling::default(), engine.runner.vocab(), &text);
+            let generated = generate(engine, session, text, 1)?;
+            walkers.push(Walker { session, sampler, rest });
             prompted.push(Prompted {
-                tokens,
+                tokens: prompt,
                 elapsed: generated.first_token.expect("it was not cancelled"),
                 store: generated.prefill.store,
                 logits_hash: generated.logits_hash,
@@ -126,10 +130,14 @@ impl Walk {
         Ok((Self { walkers, batch: Batch::default() }, prompted))
     }
 
-    /// Writes on by `steps` tokens in every session.
+    /// Writes on by `steps` tokens in every session. A token is chosen each time, as always, and then
+    /// the text says another.
     ///
     /// # Errors
     /// If a step fails.
+    ///
+    /// # Panics
+    /// If a text has fewer tokens left.
     pub fn write(&mut self, engine: &mut Engine, steps: usize) -> Result<Window, EngineError> {
         let stats = engine.stats_handle();
         let position = self.position(engine)?;
@@ -155,10 +163,11 @@ impl Walk {
 
     fn step(&mut self, engine: &mut Engine, hash: &mut Xxh3Default) -> Result<(), EngineError> {
         self.batch.rows.clear();
-        for walker in &self.walkers {
+        for walker in &mut self.walkers {
+            let token = walker.rest.next().expect("the text goes on");
             self.batch.rows.push(Row {
                 session: walker.session,
-                input: RowInput::Token(walker.token),
+                input: RowInput::Token(token),
                 position: engine.runner.position(walker.session)?,
                 wants: Wants { logits: true, ..Wants::default() },
             });
@@ -170,7 +179,7 @@ impl Walk {
         }
         for (walker, logits) in self.walkers.iter_mut().zip(output.logits.chunks_exact(vocab)) {
             logits.iter().for_each(|logit| hash.update(&logit.to_le_bytes()));
-            walker.token = walker.sampler.sample(logits)?;
+            walker.sampler.sample(logits)?;
         }
         Ok(())
     }

@@ -10,3 +10,4 @@ mod options_document;
 mod packed;
 mod sameness;
 mod traces;
+mod walk;

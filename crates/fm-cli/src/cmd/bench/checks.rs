@@ -23,8 +23,8 @@ pub(super) fn determinism(
     let (steps, depth) = (bench.setup.work.decode, bench.setup.work.first_depth());
     let mut hashes = Vec::new();
     for _ in 0..runs {
-        let prompts = bench.prompts(depth);
-        let (mut walk, _) = Walk::start(bench.engine(), prompts)?;
+        let texts = bench.texts(depth + steps);
+        let (mut walk, _) = Walk::start(bench.engine(), texts, depth)?;
         hashes.push(walk.write(bench.engine(), steps)?.logits_hash);
         walk.end(bench.engine());
         bench.note_memory();

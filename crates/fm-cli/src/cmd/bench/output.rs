@@ -125,6 +125,8 @@ pub(super) struct SpeedTest {
     pub(super) read_bytes_per_token: Option<Spread>,
     /// Share of the requested experts that needed no read.
     pub(super) hit_rate: Option<Spread>,
+    /// Whether the text was too short and began anew: tokens that come again find their experts.
+    pub(super) text_came_again: bool,
     pub(super) logits_hash: String,
     pub(super) kept: usize,
     pub(super) discarded: usize,
@@ -148,6 +150,7 @@ impl SpeedTest {
                 Some(repeat.read_bytes as f64 / repeat.tokens as f64)
             }),
             hit_rate: spread(|repeat| Some(repeat.hit_rate)),
+            text_came_again: false,
             logits_hash: hash_text(logits_hash),
             kept: kept.len(),
             discarded: repeats.len() - kept.len(),

@@ -100,10 +100,14 @@ impl Work {
         self.depths.first().copied().unwrap_or(DEPTH)
     }
 
-    /// Tokens that a session has to hold: one unmeasured window, and twice as many as have to count.
+    /// Tokens that are written at most: one unmeasured window, and twice as many as have to count.
+    pub(super) fn written(&self) -> usize {
+        (1 + 2 * self.repeats) * self.decode
+    }
+
+    /// Tokens that a session has to hold.
     fn context(&self) -> usize {
-        let written = (1 + 2 * self.repeats) * self.decode;
-        let longest = self.depths.iter().map(|depth| depth + written);
+        let longest = self.depths.iter().map(|depth| depth + self.written());
         longest.chain(self.prefill.iter().copied()).max().unwrap_or(0)
     }
 }
@@ -151,12 +155,26 @@ impl Bench {
         self.peak_bytes = self.peak_bytes.max(held_bytes(&self.setup.places.root));
     }
 
+    /// Tokens of the text, or of the vocabulary that stands in for one.
+    fn length(&mut self) -> usize {
+        let vocab = self.engine().runner.vocab();
+        self.text.as_ref().map_or(vocab, Vec::len)
+    }
+
+    /// Tokens until a session comes to what it, or another one with a text of its own, began with.
+    pub(super) fn distinct(&mut self) -> usize {
+        let Work { same_text, sessions, .. } = self.setup.work;
+        if same_text { self.length() } else { self.length() / sessions }
+    }
+
     /// `len` tokens from the start of a session's text. A text that is too short begins anew.
     pub(super) fn tokens(&mut self, session: usize, len: usize) -> Vec<u32> {
-        let vocab = self.engine().runner.vocab();
-        let Work { same_text, sessions, .. } = self.setup.work;
-        let length = self.text.as_ref().map_or(vocab, Vec::len);
-        let start = if same_text { 0 } else { session * length / sessions };
+        let start = if self.setup.work.same_text { 0 } else { session * self.distinct() };
+        self.tokens_from(start, len)
+    }
+
+    fn tokens_from(&mut self, start: usize, len: usize) -> Vec<u32> {
+        let length = self.length();
         let positions = (start..start + len).map(|at| at % length);
         match &self.text {
             Some(text) => positions.map(|at| text[at]).collect(),
@@ -164,22 +182,23 @@ impl Bench {
         }
     }
 
-    /// The prompts of all sessions.
-    pub(super) fn prompts(&mut self, len: usize) -> Vec<Vec<u32>> {
+    /// The beginnings of all sessions' texts.
+    pub(super) fn texts(&mut self, len: usize) -> Vec<Vec<u32>> {
         (0..self.setup.work.sessions).map(|session| self.tokens(session, len)).collect()
     }
 
-    /// Takes in tokens from all over the vocabulary, or a text: that brings most experts in.
+    /// Takes in tokens from all over the vocabulary, or the end of a text, which is not what will be
+    /// measured: that brings most experts in.
     pub(super) fn warm_up(&mut self) -> Result<(), EngineError> {
         let len = self.setup.work.warm_up.min(self.engine().plan.context as usize);
-        let vocab = self.engine().runner.vocab();
+        let length = self.length();
         let tokens = match &self.text {
-            Some(_) => self.tokens(0, len),
-            None => (0..len).map(|at| (at * vocab / len) as u32).collect(),
+            Some(_) => self.tokens_from(length.saturating_sub(len), len),
+            None => (0..len).map(|at| (at * length / len) as u32).collect(),
         };
         if !tokens.is_empty() {
             let engine = self.engine();
-            let (walk, _) = Walk::start(engine, [tokens])?;
+            let (walk, _) = Walk::start(engine, [tokens], len)?;
             walk.end(engine);
         }
         self.note_memory();

@@ -51,7 +51,7 @@ fn prefill(bench: &mut Bench, tokens: usize) -> Result<SpeedTest, EngineError> {
             bench.reopen()?;
         }
         let engine = bench.engine();
-        let (walk, prompted) = Walk::start(engine, [prompt.clone()])?;
+        let (walk, prompted) = Walk::start(engine, [prompt.clone()], tokens)?;
         walk.end(engine);
         bench.note_memory();
         Ok(prompted[0])
@@ -80,8 +80,9 @@ fn decode(bench: &mut Bench, spec: &ModelSpec, depth: usize) -> Result<SpeedTest
     let (steps, wanted, sessions) =
         (bench.setup.work.decode, bench.setup.work.repeats, bench.setup.work.sessions);
     let resident = !bench.out_of_core;
-    let prompts = bench.prompts(depth);
-    let (mut walk, prompted) = Walk::start(bench.engine(), prompts)?;
+    let length = depth + bench.setup.work.written();
+    let texts = bench.texts(length);
+    let (mut walk, prompted) = Walk::start(bench.engine(), texts, depth)?;
     walk.write(bench.engine(), steps)?;
     let weights = Weights::of(bench, spec);
     let measure = || {
@@ -110,6 +111,7 @@ fn decode(bench: &mut Bench, spec: &ModelSpec, depth: usize) -> Result<SpeedTest
         rows.collect(),
         combined_hash(hashes),
     );
+    test.text_came_again = length > bench.distinct();
     test.ttft_s = Some(prompted.iter().map(|prompt| prompt.elapsed.as_secs_f64()).sum());
     Ok(test)
 }

@@ -121,7 +121,14 @@ fn speed_row(test: &SpeedTest, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         number(test.hit_rate.map(|rate| 100.0 * rate.median), 1),
         kept(test.kept, test.discarded),
         test.logits_hash
-    )
+    )?;
+    if test.text_came_again {
+        write!(
+            f,
+            "\n  the text was too short and began anew: its experts may have been in memory"
+        )?;
+    }
+    Ok(())
 }
 
 fn rate_head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
