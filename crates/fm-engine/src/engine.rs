@@ -27,7 +27,7 @@ use fm_model::{
     spec::ModelSpec,
 };
 use fm_store::{
-    Store, reader,
+    Store, StoreOptions, reader,
     trace::{TraceError, TraceHeader, TraceWriter},
 };
 use fm_text::{ChatTemplate, Tokenizer};
@@ -402,7 +402,12 @@ where
     let decoder = Decoder::load(&loader, spec, plan.decoder)?;
     let weights_time = started.elapsed();
     let (reader, info) = reader::open(&spec.catalog, planned.reader_options())?;
-    let store = Store::open(&spec.catalog, plan.store_options, reader)?;
+    // A reader that needs less than the plan foresaw leaves it: there are as many slots as the plan,
+    // and everything that repeats it, says.
+    let unused = plan.store.staging_bytes.saturating_sub(reader.staging_bytes());
+    let budget_bytes = plan.store_options.budget_bytes - unused;
+    let options = StoreOptions { budget_bytes, ..plan.store_options };
+    let store = Store::open(&spec.catalog, options, reader)?;
     let local = Local::new(Arc::clone(&spec.catalog), store)
         .looking_ahead(planned.options.look_ahead)
         .guarded(Guard::of_machine(root));

@@ -11,7 +11,7 @@ use fm_text::{SpecialTokens, Tokenizer};
 
 use crate::harness::{open_at, places};
 
-fn packed() -> tempfile::TempDir {
+pub(crate) fn packed() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let model = TinyModel {
         vocab: 2048,

@@ -12,10 +12,13 @@ use fm_model::{
     experts::ARRIVAL_ROWS_MAX,
     runner::{Batch, SessionId},
 };
-use fm_store::Stats;
+use fm_store::{Stats, reader::IoMode};
 use fm_testkit::noise::Noise;
 
-use crate::harness::{open, row};
+use crate::{
+    harness::{open, open_at, row},
+    packed::packed,
+};
 
 /// Text of one session: noise that repeats itself, as texts do.
 fn text(seed: u64) -> Vec<u32> {
@@ -79,6 +82,25 @@ fn a_replay_predicts_what_one_session_reads_and_what_three_read() {
             assert!((1.0..1.25).contains(&ratio), "{name} {sessions}: {ratio}");
         }
     }
+}
+
+#[test]
+fn a_reader_that_needs_no_staging_gets_no_more_slots() {
+    // Records of packed files go straight into their slots when they are read through the page cache.
+    let dir = packed();
+    let options = EngineOptions {
+        slots: Some(6),
+        io: IoMode::Buffered,
+        look_ahead: LookAhead::Off,
+        ..EngineOptions::default()
+    };
+    let mut engine = open_at(dir.path(), &options);
+    assert!(engine.plan.store.staging_bytes > engine.plan.store.slot_bytes() / 6);
+    let (trace, stats) = decode(&mut engine, &[text(1)], false);
+    let replayed = replay(&trace, options.policy, engine.plan.store.slot_bytes());
+    assert_eq!(replayed.slots, 6);
+    assert!(replayed.hits > 50 && replayed.capacity_misses > 50);
+    assert_eq!(replayed.hits, stats.hits);
 }
 
 #[test]
