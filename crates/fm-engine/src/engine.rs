@@ -43,6 +43,7 @@ use crate::{
     pressure::Guard,
     sampler::GenerationConfig,
     text_parts::{self, TextParts},
+    warm_start::{HeatFile, HeatIgnored, WarmStart},
 };
 
 /// Where the engine may look and write.
@@ -118,6 +119,8 @@ pub struct Engine {
     pub reader: reader::ReaderInfo,
     /// How the next layer's experts are guessed.
     pub look_ahead: LookAhead,
+    /// Why it does not know what earlier runs used, if it should and there is something.
+    pub heat_ignored: Option<HeatIgnored>,
     /// How their bytes are checked.
     pub checks: Checks,
     /// Lossy switches in force, in words.
@@ -311,9 +314,9 @@ impl Engine {
                 parts.map(|parts| (parts, started.elapsed()))
             });
             let built = if planned.device == DeviceChoice::Reference {
-                build(Reference::open(), &planned, &places.root)
+                build(Reference::open(), &planned, places)
             } else {
-                build(planned.cpu(), &planned, &places.root)
+                build(planned.cpu(), &planned, places)
             };
             (built, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
         });
@@ -339,6 +342,7 @@ impl Engine {
             threads: planned.threads,
             reader: built.reader,
             look_ahead: planned.options.look_ahead,
+            heat_ignored: built.heat_ignored,
             checks: planned.checks,
             lossy,
             runner: built.runner,
@@ -384,13 +388,14 @@ struct Built {
     runner: Box<dyn Runner>,
     numerics: Numerics,
     reader: reader::ReaderInfo,
+    heat_ignored: Option<HeatIgnored>,
     weights_time: Duration,
     stats: SharedStats,
     tap: SharedTap,
     trace_header: TraceHeader,
 }
 
-fn build<B>(device: B, planned: &Planned, root: &Path) -> Result<Built, EngineError>
+fn build<B>(device: B, planned: &Planned, places: &Places) -> Result<Built, EngineError>
 where
     B: Backend<Bytes = [u8]>,
     B::Buf: Send,
@@ -410,10 +415,15 @@ where
     let store = Store::open(&spec.catalog, options, reader)?;
     let local = Local::new(Arc::clone(&spec.catalog), store)
         .looking_ahead(planned.options.look_ahead)
-        .guarded(Guard::of_machine(root));
+        .guarded(Guard::of_machine(&places.root));
+    let mut identity = fingerprint(&files, spec)?;
+    let remembers = planned.options.warm_start == Some(WarmStart::On);
+    let (local, heat_ignored) = match places.cache_dir.as_deref().filter(|_| remembers) {
+        Some(cache_dir) => local.remembering(HeatFile::new(cache_dir, identity)),
+        None => (local, None),
+    };
     let (stats, tap) = (local.stats(), local.tap());
     let numerics = device.numerics();
-    let mut identity = fingerprint(&files, spec)?;
     let mut trace_header = TraceHeader::new(&spec.catalog, plan.store_options.top_k);
     trace_header.model = planned.path.display().to_string();
     spec.model_type.clone_into(&mut trace_header.model_type);
@@ -432,6 +442,7 @@ where
         runner: Box::new(runner),
         numerics,
         reader: info,
+        heat_ignored,
         weights_time,
         stats,
         tap,

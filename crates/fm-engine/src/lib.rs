@@ -21,6 +21,7 @@ pub mod report;
 pub mod sampler;
 pub mod session;
 mod text_parts;
+pub mod warm_start;
 
 pub use engine::{Engine, Load, Places};
 pub use error::EngineError;

@@ -23,6 +23,7 @@ use fm_store::{
 use crate::{
     look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS},
     pressure::Guard,
+    warm_start::{HeatFile, HeatIgnored},
 };
 
 /// See the module.
@@ -42,6 +43,8 @@ pub struct Local {
     /// Keeps what was foreseen until its layer has asked for itself.
     forecast: Option<Ticket>,
     tap: SharedTap,
+    /// Where to leave word of what was used.
+    heat: Option<HeatFile>,
 }
 
 /// Where what the routers choose is written, if anybody wants to know.
@@ -118,19 +121,36 @@ impl Local {
             everyone: Vec::new(),
             forecast: None,
             tap: Arc::default(),
+            heat: None,
         }
     }
 
     /// Reads ahead what will probably be needed.
     #[must_use]
-    pub fn looking_ahead(self, mode: LookAhead) -> Self {
-        Self { foresight: Foresight::new(mode, self.catalog.layers.len()), ..self }
+    pub fn looking_ahead(mut self, mode: LookAhead) -> Self {
+        self.foresight = Foresight::new(mode, self.catalog.layers.len());
+        self
     }
 
     /// Lets the store give memory back when the machine runs short of it.
     #[must_use]
-    pub fn guarded(self, guard: Guard) -> Self {
-        Self { guard: Some(guard), ..self }
+    pub fn guarded(mut self, guard: Guard) -> Self {
+        self.guard = Some(guard);
+        self
+    }
+
+    /// Knows what earlier runs used, and writes to the same file in the end. A file that cannot be
+    /// used is replaced then.
+    pub(crate) fn remembering(mut self, file: HeatFile) -> (Self, Option<HeatIgnored>) {
+        let ignored = match file.read(&self.catalog) {
+            Ok(heat) => {
+                heat.iter().for_each(|heat| self.store.warm(heat));
+                None
+            }
+            Err(ignored) => Some(ignored),
+        };
+        self.heat = Some(file);
+        (self, ignored)
     }
 
     /// Where the store's counters can be read while the model runs.
@@ -160,6 +180,15 @@ impl Local {
     fn publish_stats(&self) {
         if let Ok(mut stats) = self.stats.lock() {
             *stats = self.store.stats();
+        }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        if let Some((file, heat)) = self.heat.as_ref().zip(self.store.heat()) {
+            // The next run starts cold: it costs a few reads.
+            let _ = file.write(&heat);
         }
     }
 }

@@ -6,7 +6,10 @@
 use fm_kernels::backend::Numerics;
 use fm_store::{PolicyKind, reader::IoMode};
 
-use crate::{backends::DeviceChoice, bytes::Bytes, look_ahead::LookAhead, sampler::Sampling};
+use crate::{
+    backends::DeviceChoice, bytes::Bytes, look_ahead::LookAhead, sampler::Sampling,
+    warm_start::WarmStart,
+};
 
 /// How a model runs. `None` means the default that the model, the machine or the plan gives.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +32,8 @@ pub struct EngineOptions {
     pub io: IoMode,
     /// How the next layer's experts are guessed.
     pub look_ahead: LookAhead,
+    /// Whether to know what earlier runs used.
+    pub warm_start: Option<WarmStart>,
     /// Slots of the expert cache, for experiments.
     pub slots: Option<usize>,
     /// Experts per token instead of the model's own number: lossy.
@@ -91,7 +96,7 @@ fn positive<N: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Option<
 }
 
 /// How a model runs.
-pub static ENGINE: [OptionRow<EngineOptions>; 11] = [
+pub static ENGINE: [OptionRow<EngineOptions>; 12] = [
     OptionRow {
         name: "device",
         value: "DEVICE",
@@ -161,6 +166,14 @@ pub static ENGINE: [OptionRow<EngineOptions>; 11] = [
         help: "Guess what the next layer needs, and read it while the disk is idle [default: off]",
         choices: || LookAhead::names().collect(),
         set: |options, text| LookAhead::by_name(text).map(|mode| options.look_ahead = mode),
+    },
+    OptionRow {
+        name: "warm-start",
+        value: "MODE",
+        help: "Know from the beginning which experts earlier runs used, and leave word for later ones \
+               [default: on for `run`, else off]",
+        choices: || WarmStart::names().collect(),
+        set: |options, text| WarmStart::by_name(text).map(|mode| options.warm_start = Some(mode)),
     },
     OptionRow {
         name: "slots",

@@ -61,6 +61,11 @@ impl LayerEntries {
     pub(crate) fn at(self, expert: ExpertIndex) -> EntryIndex {
         EntryIndex(self.first + u32::from(expert.0))
     }
+
+    /// All of them, ascending.
+    pub(crate) fn entries(self) -> impl Iterator<Item = EntryIndex> {
+        (0..self.count as u32).map(move |at| EntryIndex(self.first + at))
+    }
 }
 
 /// See the file. Bound: the experts of the catalog.
@@ -98,6 +103,11 @@ impl Entries {
 
     pub(crate) fn layer(&self, layer: LayerIndex) -> LayerEntries {
         self.layers[layer.index()].expect("the layer has routed experts")
+    }
+
+    /// All layers of the model; `None` for those without routed experts.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = Option<LayerEntries>> {
+        self.layers.iter().copied()
     }
 
     /// Counts a request of a layer: its turns, this one included.

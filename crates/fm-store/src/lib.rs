@@ -12,6 +12,7 @@
 mod class;
 mod entries;
 mod error;
+pub mod heat;
 mod plan;
 pub mod policy;
 pub mod reader;

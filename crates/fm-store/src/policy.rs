@@ -30,6 +30,15 @@ pub trait Policy: Send + fmt::Debug {
     /// Takes out who goes next among those that `may_go`; with a `newcomer` only somebody who is
     /// worth no more than it.
     fn take(&mut self, newcomer: Option<&Standing>, may_go: &dyn Fn(u32) -> bool) -> Option<u32>;
+
+    /// How much an expert was used lately, for later runs to know; 0 of a policy that does not count.
+    fn heat(&self, _standing: &Standing) -> f32 {
+        0.0
+    }
+
+    /// What an earlier run knew of an expert that has not been used yet: its heat, and the `mean` of
+    /// its layer.
+    fn warm(&mut self, _standing: &mut Standing, _heat: f32, _mean: f32) {}
 }
 
 /// What a policy remembers of an expert, resident or not.

@@ -8,6 +8,7 @@
 
 mod ahead;
 mod memory;
+mod warm;
 
 use std::{sync::Arc, time::Instant};
 

@@ -19,6 +19,7 @@ use fm_engine::{
     options::{ENGINE, SAMPLING},
     report::{Report, RunOutput, SCHEMA, Timing},
     session::Conversation,
+    warm_start::WarmStart,
 };
 use fm_text::{Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
 
@@ -93,7 +94,8 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let places = places::places();
-    let options = flags::engine_options(matches)?;
+    let mut options = flags::engine_options(matches)?;
+    options.warm_start.get_or_insert(WarmStart::On);
     let input = Input::read(matches)?;
     let mut engine = Engine::open(&model_path(matches)?, &options, Load::default(), &places)?;
     warn(&engine);
@@ -189,6 +191,9 @@ pub(super) fn warn(engine: &Engine) {
     }
     if let Some(fallback) = &engine.reader.fallback {
         eprintln!("note: reading through {}: {fallback}", engine.reader.kind.name());
+    }
+    if let Some(ignored) = &engine.heat_ignored {
+        eprintln!("note: {ignored}");
     }
 }
 

@@ -11,3 +11,4 @@ mod packed;
 mod sameness;
 mod traces;
 mod walk;
+mod warm_start;

@@ -185,4 +185,16 @@ impl Policy for Odds {
         }
         taken
     }
+
+    fn heat(&self, standing: &Standing) -> f32 {
+        let turns = self.layers[standing.key.layer.index()].turns;
+        (standing.rank - f64::from(turns) / self.half_life).exp2() as f32
+    }
+
+    fn warm(&mut self, standing: &mut Standing, heat: f32, mean: f32) {
+        let (heat, mean) = (f64::from(heat), f64::from(mean));
+        self.layers[standing.key.layer.index()].uses += heat;
+        standing.rank = heat.log2();
+        standing.class = GapTable::class((heat + PRIOR_USES) / (mean + PRIOR_USES)) as u8;
+    }
 }

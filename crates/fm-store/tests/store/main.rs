@@ -8,4 +8,5 @@ mod model;
 mod replay;
 mod sim_disk;
 mod streaming;
+mod warm;
 mod world;

@@ -1,0 +1,75 @@
+//! What a run used, kept for the next run of the same model: `docs/experiments/0032-warm-start.md`.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use fm_format::record::Catalog;
+use fm_store::heat::{Heat, Unusable};
+
+/// Whether a run learns from those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WarmStart {
+    /// Every run is the first.
+    Off,
+    /// What was used is kept in the cache directory.
+    On,
+}
+
+/// Names of [`WarmStart`], in its order.
+const NAMES: [(WarmStart, &str); 2] = [(WarmStart::Off, "off"), (WarmStart::On, "on")];
+
+impl WarmStart {
+    /// All names, for help.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.iter().map(|row| row.1)
+    }
+
+    /// Finds one by name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        NAMES.iter().find(|row| row.1 == name).map(|row| row.0)
+    }
+}
+
+/// Why a file of heat was not used.
+#[derive(Debug, thiserror::Error)]
+#[error("{} does not say what earlier runs used: {source}", path.display())]
+pub struct HeatIgnored {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub source: Unusable,
+}
+
+/// The file of one model.
+#[derive(Clone, Debug)]
+pub(crate) struct HeatFile {
+    path: PathBuf,
+    model: u128,
+}
+
+impl HeatFile {
+    /// Where the heat of the weights with this fingerprint is.
+    pub(crate) fn new(cache_dir: &Path, model: u128) -> Self {
+        Self { path: cache_dir.join("heat").join(format!("{model:032x}")), model }
+    }
+
+    /// What it says; nothing before the first run ends.
+    pub(crate) fn read(&self, catalog: &Catalog) -> Result<Option<Heat>, HeatIgnored> {
+        let Ok(bytes) = fs::read(&self.path) else { return Ok(None) };
+        let layers = catalog.layers.iter();
+        let experts: Vec<usize> =
+            layers.map(|layer| layer.as_ref().map_or(0, |layer| layer.records.len())).collect();
+        let heat = Heat::from_bytes(&bytes, self.model, &experts);
+        heat.map(Some).map_err(|source| HeatIgnored { path: self.path.clone(), source })
+    }
+
+    /// Replaces it as a whole. Two runs that end at once leave what one of them used.
+    pub(crate) fn write(&self, heat: &Heat) -> io::Result<()> {
+        let temporary = self.path.with_extension(format!("{}.new", std::process::id()));
+        fs::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
+        fs::write(&temporary, heat.to_bytes(self.model))?;
+        fs::rename(temporary, &self.path)
+    }
+}
