@@ -10,7 +10,12 @@
 
 #![allow(clippy::print_stdout)] // it is what a benchmark is for
 
-use std::{hint::black_box, thread, time::Instant};
+use std::{
+    hint::black_box,
+    ops::{Deref, DerefMut},
+    thread,
+    time::Instant,
+};
 
 use fm_format::{
     quant::{self, QuantFormat},
@@ -50,6 +55,7 @@ fn main() {
     let bench = Bench { device: device(Numerics::F32), integers, only: argument(2).to_owned() };
     println!("{level}, {threads} threads");
     bench.cached();
+    bench.arrange();
     bench.decode();
     bench.prefill();
     bench.delta_net();
@@ -76,23 +82,35 @@ impl Bench {
 
     fn decode_case(&self, shape: MatrixShape) {
         let name = format!("decode {} [{}, {}]", shape.format.name, shape.rows, shape.cols);
-        if self.skips(&name) {
+        self.decode_on(&self.device, shape, &name);
+        for device in &self.integers {
+            if device.arranges(shape) {
+                self.decode_on(device, shape, &format!("{name} {}", device.numerics()));
+            }
+        }
+    }
+
+    fn decode_on(&self, device: &Cpu, shape: MatrixShape, name: &str) {
+        if self.skips(name) {
             return;
         }
         let count = SET_BYTES / shape.bytes();
-        let set = weights(shape.format, count * shape.bytes());
+        let mut set = weights(shape.format, count * shape.bytes());
+        let arranged = device.arranges(shape);
+        for bytes in set.chunks_exact_mut(shape.bytes()).filter(|_| arranged) {
+            device.arrange(shape, bytes).expect("the host");
+        }
         let x = values(shape.cols);
-        let mut acts = self.device.acts(1, shape.cols).expect("memory");
-        self.device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
+        let mut acts = device.acts(1, shape.cols).expect("memory");
+        device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
         let mut y = vec![0.0; shape.rows];
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
             let probe = read_probe(&set, self.device.threads());
             let start = Instant::now();
             for bytes in set.chunks_exact(shape.bytes()) {
-                let w = QMatrix { bytes, shape, arranged: false };
-                let y = ViewMut::new(&mut y, 1, shape.rows);
-                self.device.matmul(w, &acts, y).expect("the host");
+                let w = QMatrix { bytes, shape, arranged };
+                device.matmul(w, &acts, ViewMut::new(&mut y, 1, shape.rows)).expect("the host");
             }
             let rate = set.len() as f64 / start.elapsed().as_secs_f64() / 1e9;
             rounds.push([rate, probe, rate / probe]);
@@ -146,6 +164,27 @@ impl Bench {
         let weights = (shape.rows * shape.cols) as f64 / best / 1e9;
         let rate = set.len() as f64 / best / 1e9;
         println!("{name}: best {:.1} us, {rate:.1} GB/s, {weights:.1} G weights/s", best * 1e6);
+    }
+
+    /// Rows to panels, as every expert that is read from disk.
+    fn arrange(&self) {
+        let device = &self.integers[0];
+        for format in &quant::FORMATS {
+            let shape = MatrixShape { rows: 768, cols: 2048, format };
+            let name = format!("arrange {} [{}, {}]", format.name, shape.rows, shape.cols);
+            if self.skips(&name) || !device.arranges(shape) {
+                continue;
+            }
+            let mut set = weights(format, shape.bytes());
+            let mut best = f64::INFINITY;
+            for _ in 0..20 * ROUNDS {
+                let start = Instant::now();
+                device.arrange(shape, black_box(&mut *set)).expect("the host");
+                best = best.min(start.elapsed().as_secs_f64());
+            }
+            let rate = set.len() as f64 / best / 1e9;
+            println!("{name}: best {:.1} us, {rate:.1} GB/s", best * 1e6);
+        }
     }
 
     fn prefill(&self) {
@@ -316,15 +355,36 @@ impl Bench {
     }
 }
 
-/// Copies of 64 K weights of noise.
-fn weights(format: &'static QuantFormat, bytes: usize) -> Vec<u8> {
+/// Copies of 64 K weights of noise, from a cache line on.
+struct Weights {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Deref for Weights {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+impl DerefMut for Weights {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..]
+    }
+}
+
+fn weights(format: &'static QuantFormat, len: usize) -> Weights {
     let cols = 64 * 1024;
     let pattern = noise_weights(MatrixShape { rows: 1, cols, format }, 1);
-    let mut set = vec![0; bytes];
-    for chunk in set.chunks_mut(pattern.len()) {
+    let mut bytes = vec![0; len + 63];
+    let start = bytes.as_ptr().align_offset(64);
+    bytes.truncate(start + len);
+    for chunk in bytes[start..].chunks_mut(pattern.len()) {
         chunk.copy_from_slice(&pattern[..chunk.len()]);
     }
-    set
+    Weights { bytes, start }
 }
 
 fn values(len: usize) -> Vec<f32> {

@@ -126,7 +126,7 @@ impl Kernels for Simd {
     }
 
     fn arrange(&self, shape: MatrixShape, bytes: &mut [u8], scratch: &mut Vec<u8>) {
-        panels::arrange(self, shape, bytes, scratch);
+        panels::arrange(self, self.level, shape, bytes, scratch);
     }
 
     fn quantise<const LINES: usize>(&self, row: &[f32], blocks: &mut [Block<LINES>]) {

@@ -8,6 +8,9 @@
 //!   panel     w0 of r0 … r15 │ w1 of r0 … r15 │ …         the same bytes, arranged
 //! ```
 //!
+//! Units of some formats are two bytes more than whole words: two units share a line of those before
+//! them, and the last of an odd number has half a line behind it.
+//!
 //! Four codes of a row lie in a word, so one instruction multiplies them with four activations that
 //! all rows share, sixteen rows need no sum across lanes, and scales of sixteen rows are one
 //! register. Some formats exchange codes inside a unit on the way, so that the four codes of a word
@@ -21,7 +24,7 @@ use std::slice::ChunksExact;
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use super::{
-    ints::Line,
+    ints::{HalfLine, Line},
     lanes::{LANES, Lanes, Sixteen, Work},
 };
 use crate::{
@@ -37,6 +40,8 @@ use formats::{Panels, with_panels};
 
 /// How far ahead weights are asked for; see `matmul`.
 const PREFETCH_BYTES: usize = 6 << 10;
+
+const LINE_BYTES: usize = size_of::<Line>();
 
 /// Activation rows whose codes and sums stay in a cache while weights of many panels pass by.
 const TOKENS_PER_PASS: usize = 32;
@@ -87,7 +92,7 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
         let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];
         let rows = &mut rows[..TOKENS_PER_PASS.min(tokens - first)];
         rows.iter_mut().enumerate().for_each(|(i, row)| *row = x.row(first + i));
-        let mut panels = panels.clone().map(|panel| panel.as_chunks().0);
+        let mut panels = panels.clone();
         let mut outs = out.chunks_exact_mut(tokens).map(|out| &mut out[first..][..rows.len()]);
         if let [row] = *rows {
             for (panel, out) in panels.zip(outs) {
@@ -110,7 +115,7 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
 /// A panel and one activation row, whose sum stays in a register.
 struct One<'a, P, const CODES: usize> {
     format: P,
-    panel: &'a [Line],
+    panel: &'a [u8],
     row: &'a [Block<CODES>],
     out: &'a mut Sixteen,
 }
@@ -122,17 +127,22 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
     fn on<L: Lanes>(self, lanes: L) {
         let Self { format, panel, row, out } = self;
         let mut sum = lanes.splat(0.0);
-        let units = panel.chunks_exact(P::LINES).zip(row.chunks_exact(P::WEIGHTS / BLOCK));
-        for (unit, blocks) in units {
-            prefetch(lanes, unit);
-            let head = format.head(lanes, unit);
-            for (at, block) in blocks.iter().enumerate() {
-                for within in 0..BLOCK / P::RUN {
-                    let run = at * (BLOCK / P::RUN) + within;
-                    let run = Run::new(lanes, format, unit, &head, run);
-                    [sum] = add(lanes, format, &[run], (block, within), [sum]);
-                }
+        for (at, blocks) in row.chunks_exact(P::WEIGHTS / BLOCK).enumerate() {
+            let (unit, half) = unit::<P>(panel, at);
+            prefetch(lanes, unit, half);
+            let head = format.head(lanes, unit, half);
+            // Written out, so that places and shifts are constants in what is compiled.
+            macro_rules! runs {
+                ($($run:literal)*) => {$(
+                    if $run < P::WEIGHTS / P::RUN {
+                        let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
+                        let run = Run::new(lanes, format, unit, &head, $run);
+                        [sum] = add(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
+                    }
+                )*};
             }
+            const { assert!(P::WEIGHTS / P::RUN <= 16, "all runs of a unit are written out") };
+            runs!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         }
         lanes.store(sum, out);
     }
@@ -142,7 +152,7 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
 /// code of an activation loaded once for all panels.
 struct Many<'a, P, const CODES: usize, const N: usize> {
     format: P,
-    panels: [&'a [Line]; N],
+    panels: [&'a [u8]; N],
     rows: &'a [&'a [Block<CODES>]],
     out: [&'a mut [Sixteen]; N],
 }
@@ -155,16 +165,17 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, P, CODES, 
         let Self { format, panels, rows, out } = self;
         let mut sums = [[[0.0; LANES]; N]; TOKENS_PER_PASS];
         let sums = &mut sums[..rows.len()];
-        for at in 0..panels[0].len() / P::LINES {
+        for at in 0..rows[0].len() / (P::WEIGHTS / BLOCK) {
             // Arrays are filled by loops: a closure would be compiled without the instructions at hand.
-            let mut units = [&panels[0][at * P::LINES..][..P::LINES]; N];
+            let (lines, half) = unit::<P>(panels[0], at);
+            let mut units = [lines; N];
+            let mut heads = [format.head(lanes, lines, half); N];
+            prefetch(lanes, lines, half);
             for n in 1..N {
-                units[n] = &panels[n][at * P::LINES..][..P::LINES];
-            }
-            let mut heads = [format.head(lanes, units[0]); N];
-            for n in 0..N {
-                prefetch(lanes, units[n]);
-                heads[n] = format.head(lanes, units[n]);
+                let (lines, half) = unit::<P>(panels[n], at);
+                units[n] = lines;
+                heads[n] = format.head(lanes, lines, half);
+                prefetch(lanes, lines, half);
             }
             for block in 0..P::WEIGHTS / BLOCK {
                 for within in 0..BLOCK / P::RUN {
@@ -193,9 +204,33 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, P, CODES, 
     }
 }
 
+/// Where the lines of unit `at` of a panel begin, and its half line.
+#[inline(always)]
+fn place<P: Panels>(panel_bytes: usize, at: usize) -> (usize, usize) {
+    let lines_bytes = P::LINES * LINE_BYTES;
+    if !P::HALF {
+        return (at * lines_bytes, at * lines_bytes); // no half line
+    }
+    let pair = at / 2 * (LINE_BYTES + 2 * lines_bytes);
+    if pair + LINE_BYTES + 2 * lines_bytes > panel_bytes {
+        (pair, pair + lines_bytes)
+    } else {
+        (pair + LINE_BYTES + at % 2 * lines_bytes, pair + at % 2 * (LINE_BYTES / 2))
+    }
+}
+
+/// The lines of unit `at` of a panel, and its half line if it has one.
+#[inline(always)]
+fn unit<P: Panels>(panel: &[u8], at: usize) -> (&[Line], &HalfLine) {
+    let (lines, half) = place::<P>(panel.len(), at);
+    let half = panel[half..].first_chunk().expect("a panel holds whole units");
+    (panel[lines..][..P::LINES * LINE_BYTES].as_chunks().0, half)
+}
+
 /// Asks for what is [`PREFETCH_BYTES`] behind: panels follow each other.
 #[inline(always)]
-fn prefetch<L: Lanes>(lanes: L, unit: &[Line]) {
+fn prefetch<L: Lanes>(lanes: L, unit: &[Line], half: &HalfLine) {
+    lanes.prefetch(half, PREFETCH_BYTES);
     for line in unit {
         lanes.prefetch(line, PREFETCH_BYTES);
     }

@@ -52,13 +52,18 @@ mod integers {
     numerics!(int8, Int8);
 }
 
-use fm_format::quant::{self, FORMATS, FormatKind, QuantFormat, ScaleKind};
+use fm_format::quant::{
+    self, FORMATS, FormatKind, QuantFormat, ScaleKind, ggml::fp4::half_of_e8m0,
+};
 use proptest::prelude::*;
 
 use crate::{
     backend::{AttentionShape, Backend, KV_BLOCK_TOKENS, KvView, Numerics, QMatrix, View, ViewMut},
     conformance::noise_weights,
-    cpu::{Cpu, Level},
+    cpu::{
+        Cpu, Level,
+        lanes::{Lanes, Work},
+    },
     reference::Reference,
     tolerance,
 };
@@ -175,6 +180,36 @@ fn a_format_without_a_kernel_runs_through_its_decode() {
             for (got, want) in got.iter().zip(&want) {
                 let off = (got - want).abs() / want.abs().max(1.0);
                 assert!(off < tolerance::DOT_F32 * 4.0, "{level}: {got} {want}");
+            }
+        }
+    }
+}
+
+/// Every byte of a word as half of an e8m0 scale.
+struct HalfPowers<'a> {
+    words: &'a [u8; 64],
+    out: &'a mut [[f32; 16]; 4],
+}
+
+impl Work for HalfPowers<'_> {
+    type Out = ();
+
+    fn on<L: Lanes>(self, lanes: L) {
+        for (at, out) in self.out.iter_mut().enumerate() {
+            lanes.store(lanes.half_power(lanes.words(self.words), at as u32), out);
+        }
+    }
+}
+
+#[test]
+fn every_level_knows_every_power_of_two() {
+    for level in Level::all() {
+        for first in (0..=255).step_by(64) {
+            let words = std::array::from_fn(|i| first + i as u8);
+            let mut out = [[0.0; 16]; 4];
+            level.run(HalfPowers { words: &words, out: &mut out });
+            for (i, byte) in words.into_iter().enumerate() {
+                assert_eq!(out[i % 4][i / 4], half_of_e8m0(byte), "{level}, {byte}");
             }
         }
     }

@@ -2,9 +2,17 @@
 
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
-use super::formats::{Panels, UNIT_WORDS_MAX, with_panels};
+use super::{
+    LINE_BYTES,
+    formats::{Panels, UNIT_WORDS_MAX, with_panels},
+    place,
+};
 use crate::{
-    cpu::ints::Line,
+    cpu::{
+        Level,
+        ints::Line,
+        lanes::{Lanes, Work},
+    },
     host::{ARRANGED_ROWS_MAX, PANEL_ROWS, Parallel},
 };
 
@@ -17,6 +25,7 @@ const PANELS_PER_PASS: usize = ARRANGED_ROWS_MAX / PANEL_ROWS;
 /// If the format has no panels or the lengths do not fit each other.
 pub(in crate::cpu) fn arrange(
     parallel: &impl Parallel,
+    level: Level,
     shape: MatrixShape,
     bytes: &mut [u8],
     scratch: &mut Vec<u8>,
@@ -30,27 +39,56 @@ pub(in crate::cpu) fn arrange(
         parallel.for_each_pair(panels, (&mut scratch[..], panel_bytes), |_, panel, rows| {
             rows.copy_from_slice(panel);
             let arranged = with_panels!(shape.format, panels => {
-                arrange_panel(panels, shape.format, rows, panel);
+                arrange_panel(level, (panels, shape.format), rows, panel);
             });
             arranged.expect("only formats with panels are arranged");
         });
     }
 }
 
-fn arrange_panel<P: Panels>(panels: P, format: &QuantFormat, rows: &[u8], panel: &mut [u8]) {
-    let unit_bytes = P::LINES * 4;
+fn arrange_panel<P: Panels>(
+    level: Level,
+    (panels, format): (P, &QuantFormat),
+    rows: &[u8],
+    panel: &mut [u8],
+) {
+    let unit_bytes = P::LINES * 4 + if P::HALF { 2 } else { 0 };
     assert_eq!(unit_bytes, P::WEIGHTS / format.block_len * format.block_bytes);
     let row_bytes = rows.len() / PANEL_ROWS;
     let mut words = [[0; UNIT_WORDS_MAX]; PANEL_ROWS];
-    let (lines, _): (&mut [Line], _) = panel.as_chunks_mut();
-    for (at, lines) in lines.chunks_exact_mut(P::LINES).enumerate() {
-        for (row, words) in rows.chunks_exact(row_bytes).zip(&mut words) {
-            panels.words(&row[at * unit_bytes..][..unit_bytes], &mut words[..P::LINES]);
+    let mut halves = [[0; 2]; PANEL_ROWS];
+    for at in 0..row_bytes / unit_bytes {
+        let units = rows.chunks_exact(row_bytes).map(|row| &row[at * unit_bytes..][..unit_bytes]);
+        for (unit, (words, half)) in units.zip(words.iter_mut().zip(&mut halves)) {
+            *half = panels.words(unit, &mut words[..P::LINES]);
         }
+        let (place, half) = place::<P>(panel.len(), at);
+        let lines: &mut [Line] = panel[place..][..P::LINES * LINE_BYTES].as_chunks_mut().0;
         for (i, line) in lines.iter_mut().enumerate() {
             for (words, word) in words.iter().zip(line.as_chunks_mut().0) {
                 *word = words[i].to_le_bytes();
             }
         }
+        if P::REORDERS {
+            level.run(Reorder { panels, lines });
+        }
+        if P::HALF {
+            panel[half..][..LINE_BYTES / 2].copy_from_slice(halves.as_flattened());
+        }
+    }
+}
+
+/// See [`Panels::reorder`].
+struct Reorder<'a, P> {
+    panels: P,
+    lines: &'a mut [Line],
+}
+
+impl<P: Panels> Work for Reorder<'_, P> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        self.panels.reorder(lanes, self.lines);
     }
 }

@@ -1,7 +1,10 @@
 //! How the blocks of a format lie in a panel.
 
 use crate::{
-    cpu::{ints::Line, lanes::Lanes},
+    cpu::{
+        ints::{HalfLine, Line},
+        lanes::Lanes,
+    },
     host::PANEL_ROWS,
 };
 
@@ -9,11 +12,13 @@ mod affine;
 mod ggml_legacy;
 mod i_quants;
 mod k_quants;
+mod mxfp;
 
 pub(super) use affine::Affine;
 pub(super) use ggml_legacy::{Legacy, Q8_0};
 pub(super) use i_quants::{Iq4Nl, Iq4Xs};
-pub(super) use k_quants::{Q2K, Q4K, Q5K, Q6K};
+pub(super) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(super) use mxfp::Mxfp4;
 
 /// Runs `$work` with the format's way to lie in panels, `None` if it has none.
 macro_rules! with_panels {
@@ -21,7 +26,7 @@ macro_rules! with_panels {
         use fm_format::quant::{FormatKind, GgmlKind, ScaleKind};
 
         use $crate::cpu::panels::formats::{
-            Affine, Iq4Nl, Iq4Xs, Legacy, Q2K, Q4K, Q5K, Q6K, Q8_0,
+            Affine, Iq4Nl, Iq4Xs, Legacy, Mxfp4, Q2K, Q3K, Q4K, Q5K, Q6K, Q8_0,
         };
 
         with_panels! { @rows $format, $panels => $work;
@@ -41,11 +46,14 @@ macro_rules! with_panels {
             FormatKind::Ggml(GgmlKind::Q5_1) => Legacy::<true, true>,
             FormatKind::Ggml(GgmlKind::Q8_0) => Q8_0,
             FormatKind::Ggml(GgmlKind::Q2K) => Q2K,
+            FormatKind::Ggml(GgmlKind::Q3K) => Q3K,
             FormatKind::Ggml(GgmlKind::Q4K) => Q4K,
             FormatKind::Ggml(GgmlKind::Q5K) => Q5K,
             FormatKind::Ggml(GgmlKind::Q6K) => Q6K,
             FormatKind::Ggml(GgmlKind::Iq4Nl) => Iq4Nl,
             FormatKind::Ggml(GgmlKind::Iq4Xs) => Iq4Xs,
+            FormatKind::Ggml(GgmlKind::Mxfp4) => Mxfp4::<false>,
+            FormatKind::Mxfp4 => Mxfp4::<true>,
         }
     }};
     (@rows $format:expr, $panels:ident => $work:expr; $($kind:pat => $value:expr,)*) => {
@@ -69,6 +77,8 @@ pub(super) trait Panels: Copy + Sync {
     const WEIGHTS: usize;
     /// Words of a unit in a row, and lines of it in a panel.
     const LINES: usize;
+    /// Whether a unit has two bytes more, and half a line.
+    const HALF: bool = false;
     /// Neighbours that share a scale, or 32 of them: 16 or 32.
     const RUN: usize;
     /// What codes have too much.
@@ -77,13 +87,19 @@ pub(super) trait Panels: Copy + Sync {
     const BIASED: bool = false;
     /// Whether codes may be above 127.
     const WIDE: bool = false;
+    /// Whether codes move when units are arranged.
+    const REORDERS: bool = false;
     /// What a unit's header says.
     type Head<L: Lanes>: Copy;
 
-    /// A unit of a row as words, in the order of its lines.
-    fn words(self, unit: &[u8], words: &mut [u32]);
-    /// Reads the header of a unit.
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> Self::Head<L>;
+    /// A unit of a row as words, in the order of its lines, and the two bytes for its half line or
+    /// [`NO_HALF`].
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2];
+    /// Exchanges codes within the lines of a unit, if the format [`Panels::REORDERS`].
+    #[inline(always)]
+    fn reorder<L: Lanes>(self, _: L, _: &mut [Line]) {}
+    /// Reads the header of a unit. Without a half line any is given.
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line], half: &HalfLine) -> Self::Head<L>;
     /// Scale and bias of a run.
     fn scale<L: Lanes>(
         self,
@@ -95,6 +111,9 @@ pub(super) trait Panels: Copy + Sync {
     /// Codes `4 · word ..` of a run.
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I;
 }
+
+/// Of units that are whole words.
+const NO_HALF: [u8; 2] = [0; 2];
 
 /// Little-endian words from byte `at` of a unit on.
 #[inline(always)]
@@ -113,12 +132,7 @@ fn nibbles<L: Lanes>(lanes: L, words: L::I, half: usize) -> L::I {
 /// `bits` bits of every byte, from bit `from` to bit `to`; nothing else is left.
 #[inline(always)]
 fn moved<L: Lanes>(lanes: L, words: L::I, (from, to): (usize, usize), bits: usize) -> L::I {
-    let mask = u8::MAX >> (8 - bits) << to;
-    if from < to {
-        lanes.field_left(words, (to - from) as u32, mask)
-    } else {
-        lanes.field(words, (from - to) as u32, mask)
-    }
+    lanes.moved(words, from as u32, to as u32, u8::MAX >> (8 - bits) << to)
 }
 
 /// Codes `4 · word ..` of a block of 32 whose nibbles lie in two planes of four lines.
@@ -128,6 +142,6 @@ fn nibble_planes<L: Lanes>(lanes: L, lines: &[Line], word: usize) -> L::I {
 }
 
 /// Most words of a unit.
-pub(super) const UNIT_WORDS_MAX: usize = 105;
+pub(super) const UNIT_WORDS_MAX: usize = 52;
 
 const _: () = assert!(PANEL_ROWS == 16, "a line is a word of every row");

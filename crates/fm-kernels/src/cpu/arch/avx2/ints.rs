@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::ints::{Ints, Line};
+use crate::cpu::ints::{HalfLine, Ints, Line};
 
 use super::{Avx2, Halves};
 
@@ -28,6 +28,19 @@ impl Ints for Avx2 {
         (low, unsafe { _mm256_loadu_si256(high.as_ptr().cast()) })
     }
     #[inline(always)]
+    fn store_words(self, words: Words, line: &mut Line) {
+        let (low, high) = line.split_at_mut(32);
+        // SAFETY: `self` proves avx; 32 writable bytes of any alignment.
+        unsafe { _mm256_storeu_si256(low.as_mut_ptr().cast(), words.0) };
+        // SAFETY: as above.
+        unsafe { _mm256_storeu_si256(high.as_mut_ptr().cast(), words.1) };
+    }
+    #[inline(always)]
+    fn half_words(self, line: &HalfLine) -> Words {
+        // SAFETY: `self` proves the features of `half_words`.
+        unsafe { half_words(line) }
+    }
+    #[inline(always)]
     fn splat_int(self, x: i32) -> Words {
         // SAFETY: `self` proves avx.
         let x = unsafe { _mm256_set1_epi32(x) };
@@ -39,9 +52,16 @@ impl Ints for Avx2 {
         unsafe { field(words, count, mask) }
     }
     #[inline(always)]
-    fn field_left(self, words: Words, count: u32, mask: u8) -> Words {
-        // SAFETY: `self` proves the features of `field_left`.
-        unsafe { field_left(words, count, mask) }
+    fn shifted(self, words: Words, count: i32, mask: u32) -> Words {
+        // SAFETY: `self` proves the features of `shifted`.
+        let low = unsafe { shifted(words.0, count, mask) };
+        // SAFETY: as above.
+        (low, unsafe { shifted(words.1, count, mask) })
+    }
+    #[inline(always)]
+    fn moved(self, words: Words, from: u32, to: u32, mask: u8) -> Words {
+        // SAFETY: `self` proves the features of `moved`.
+        unsafe { moved(words, from, to, mask) }
     }
     #[inline(always)]
     fn mapped(self, table: &[u8; 16], codes: Words) -> Words {
@@ -84,6 +104,11 @@ impl Ints for Avx2 {
         unsafe { signed_byte(words, at) }
     }
     #[inline(always)]
+    fn half_power(self, words: Words, at: u32) -> Halves {
+        // SAFETY: `self` proves the features of `half_power`.
+        unsafe { half_power(words, at) }
+    }
+    #[inline(always)]
     fn f16_halves(self, words: Words) -> (Halves, Halves) {
         // SAFETY: `self` proves the features of `f16_halves`.
         unsafe { f16_halves(words) }
@@ -97,6 +122,17 @@ impl Ints for Avx2 {
 
 #[inline]
 #[target_feature(enable = "avx2")]
+fn half_words(line: &HalfLine) -> Words {
+    let (low, high) = line.split_at(16);
+    // SAFETY: sixteen readable bytes of any alignment.
+    let low = unsafe { _mm_loadu_si128(low.as_ptr().cast()) };
+    // SAFETY: as above.
+    let high = unsafe { _mm_loadu_si128(high.as_ptr().cast()) };
+    (_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
 fn field(words: Words, count: u32, mask: u8) -> Words {
     let (count, mask) = (_mm_cvtsi32_si128(count as i32), _mm256_set1_epi8(mask as i8));
     let low = _mm256_and_si256(_mm256_srl_epi32(words.0, count), mask);
@@ -105,8 +141,18 @@ fn field(words: Words, count: u32, mask: u8) -> Words {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn field_left(words: Words, count: u32, mask: u8) -> Words {
-    let (count, mask) = (_mm_cvtsi32_si128(count as i32), _mm256_set1_epi8(mask as i8));
+fn shifted(words: __m256i, count: i32, mask: u32) -> __m256i {
+    let words = _mm256_srl_epi32(words, _mm_cvtsi32_si128(count.max(0)));
+    let words = _mm256_sll_epi32(words, _mm_cvtsi32_si128((-count).max(0)));
+    _mm256_and_si256(words, _mm256_set1_epi32(mask as i32))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn moved(words: Words, from: u32, to: u32, mask: u8) -> Words {
+    let words = field(words, from.saturating_sub(to), 255);
+    let count = _mm_cvtsi32_si128(to.saturating_sub(from) as i32);
+    let mask = _mm256_set1_epi8(mask as i8);
     let low = _mm256_and_si256(_mm256_sll_epi32(words.0, count), mask);
     (low, _mm256_and_si256(_mm256_sll_epi32(words.1, count), mask))
 }
@@ -186,6 +232,24 @@ fn byte(words: Words, at: u32) -> Halves {
 fn signed_byte(words: Words, at: u32) -> Halves {
     let top = top(words, at);
     floats((_mm256_srai_epi32::<24>(top.0), _mm256_srai_epi32::<24>(top.1)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn half_power(words: Words, at: u32) -> Halves {
+    let top = top(words, at);
+    (half_power_of(top.0), half_power_of(top.1))
+}
+
+/// For the upper byte of every word.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn half_power_of(top: __m256i) -> __m256 {
+    let (byte, one) = (_mm256_srli_epi32::<24>(top), _mm256_set1_epi32(1));
+    // An exponent from 2 on, and below that the bits of a fraction, which are fewer.
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(byte, one));
+    let denormal = _mm256_slli_epi32::<21>(_mm256_add_epi32(_mm256_min_epi32(byte, one), one));
+    _mm256_castsi256_ps(_mm256_max_epi32(normal, denormal))
 }
 
 #[inline]

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::ints::{Ints, Line};
+use crate::cpu::ints::{HalfLine, Ints, Line};
 
 use super::Avx512;
 
@@ -17,6 +17,18 @@ impl Ints for Avx512 {
         unsafe { _mm512_loadu_si512(line.as_ptr().cast()) }
     }
     #[inline(always)]
+    fn store_words(self, words: __m512i, line: &mut Line) {
+        // SAFETY: `self` proves avx512f; 64 writable bytes of any alignment.
+        unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), words) }
+    }
+    #[inline(always)]
+    fn half_words(self, line: &HalfLine) -> __m512i {
+        // SAFETY: `self` proves avx; 32 readable bytes of any alignment.
+        let halves = unsafe { _mm256_loadu_si256(line.as_ptr().cast()) };
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_cvtepu16_epi32(halves) }
+    }
+    #[inline(always)]
     fn splat_int(self, x: i32) -> __m512i {
         // SAFETY: `self` proves avx512f.
         unsafe { _mm512_set1_epi32(x) }
@@ -27,9 +39,14 @@ impl Ints for Avx512 {
         unsafe { field(words, count, mask) }
     }
     #[inline(always)]
-    fn field_left(self, words: __m512i, count: u32, mask: u8) -> __m512i {
-        // SAFETY: `self` proves the features of `field_left`.
-        unsafe { field_left(words, count, mask) }
+    fn shifted(self, words: __m512i, count: i32, mask: u32) -> __m512i {
+        // SAFETY: `self` proves the features of `shifted`.
+        unsafe { shifted(words, count, mask) }
+    }
+    #[inline(always)]
+    fn moved(self, words: __m512i, from: u32, to: u32, mask: u8) -> __m512i {
+        // SAFETY: `self` proves the features of `moved`.
+        unsafe { moved(words, from, to, mask) }
     }
     #[inline(always)]
     fn mapped(self, table: &[u8; 16], codes: __m512i) -> __m512i {
@@ -68,6 +85,11 @@ impl Ints for Avx512 {
         unsafe { signed_byte(words, at) }
     }
     #[inline(always)]
+    fn half_power(self, words: __m512i, at: u32) -> __m512 {
+        // SAFETY: `self` proves the features of `half_power`.
+        unsafe { half_power(words, at) }
+    }
+    #[inline(always)]
     fn f16_halves(self, words: __m512i) -> (__m512, __m512) {
         // SAFETY: `self` proves the features of `f16_halves`.
         unsafe { f16_halves(words) }
@@ -89,10 +111,18 @@ fn field(words: __m512i, count: u32, mask: u8) -> __m512i {
 }
 
 #[inline]
+#[target_feature(enable = "avx512f")]
+fn shifted(words: __m512i, count: i32, mask: u32) -> __m512i {
+    let words = _mm512_srl_epi32(words, _mm_cvtsi32_si128(count.max(0)));
+    let words = _mm512_sll_epi32(words, _mm_cvtsi32_si128((-count).max(0)));
+    _mm512_and_si512(words, _mm512_set1_epi32(mask as i32))
+}
+
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn field_left(words: __m512i, count: u32, mask: u8) -> __m512i {
-    let moved = _mm512_sll_epi32(words, _mm_cvtsi32_si128(count as i32));
-    _mm512_and_si512(moved, _mm512_set1_epi8(mask as i8))
+fn moved(words: __m512i, from: u32, to: u32, mask: u8) -> __m512i {
+    let count = _mm512_set1_epi32(from as i32 - to as i32);
+    _mm512_and_si512(_mm512_rorv_epi32(words, count), _mm512_set1_epi8(mask as i8))
 }
 
 #[inline]
@@ -126,6 +156,17 @@ fn byte(words: __m512i, at: u32) -> __m512 {
 #[target_feature(enable = "avx512f")]
 fn signed_byte(words: __m512i, at: u32) -> __m512 {
     _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top(words, at)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn half_power(words: __m512i, at: u32) -> __m512 {
+    let byte = _mm512_srli_epi32::<24>(top(words, at));
+    let one = _mm512_set1_epi32(1);
+    // An exponent from 2 on, and below that the bits of a fraction, which are fewer.
+    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(byte, one));
+    let denormal = _mm512_slli_epi32::<21>(_mm512_add_epi32(_mm512_min_epi32(byte, one), one));
+    _mm512_castsi512_ps(_mm512_max_epi32(normal, denormal))
 }
 
 #[inline]

@@ -2,10 +2,11 @@
 
 use std::array;
 
+use fm_format::quant::ggml::fp4::half_of_e8m0;
 use half::{bf16, f16};
 
 use crate::cpu::{
-    ints::{Ints, Line},
+    ints::{HalfLine, Ints, Line},
     lanes::{LANES, Sixteen},
 };
 
@@ -24,6 +25,17 @@ impl Ints for Portable {
         array::from_fn(|i| u32::from_le_bytes(words[i]))
     }
     #[inline(always)]
+    fn store_words(self, words: Words, line: &mut Line) {
+        for (stored, word) in line.as_chunks_mut().0.iter_mut().zip(words) {
+            *stored = word.to_le_bytes();
+        }
+    }
+    #[inline(always)]
+    fn half_words(self, line: &HalfLine) -> Words {
+        let (halves, _) = line.as_chunks();
+        array::from_fn(|i| u32::from(u16::from_le_bytes(halves[i])))
+    }
+    #[inline(always)]
     fn splat_int(self, x: i32) -> Words {
         [x as u32; LANES]
     }
@@ -32,8 +44,13 @@ impl Ints for Portable {
         words.map(|word| word >> count & u32::from_ne_bytes([mask; 4]))
     }
     #[inline(always)]
-    fn field_left(self, words: Words, count: u32, mask: u8) -> Words {
-        words.map(|word| word << count & u32::from_ne_bytes([mask; 4]))
+    fn shifted(self, words: Words, count: i32, mask: u32) -> Words {
+        words.map(|word| if count < 0 { word << -count } else { word >> count } & mask)
+    }
+    #[inline(always)]
+    fn moved(self, words: Words, from: u32, to: u32, mask: u8) -> Words {
+        let mask = u32::from_ne_bytes([mask; 4]);
+        words.map(|word| word.rotate_right(from.wrapping_sub(to) & 31) & mask)
     }
     #[inline(always)]
     fn mapped(self, table: &[u8; 16], codes: Words) -> Words {
@@ -67,6 +84,10 @@ impl Ints for Portable {
     #[inline(always)]
     fn signed_byte(self, words: Words, at: u32) -> Sixteen {
         words.map(|word| f32::from((word >> (8 * at)) as i8))
+    }
+    #[inline(always)]
+    fn half_power(self, words: Words, at: u32) -> Sixteen {
+        words.map(|word| half_of_e8m0((word >> (8 * at)) as u8))
     }
     #[inline(always)]
     fn f16_halves(self, words: Words) -> (Sixteen, Sixteen) {

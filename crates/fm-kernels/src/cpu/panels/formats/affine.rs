@@ -2,8 +2,11 @@
 
 use fm_format::quant::affine;
 
-use super::{Panels, copy_words, moved};
-use crate::cpu::{ints::Line, lanes::Lanes};
+use super::{NO_HALF, Panels, copy_words, moved};
+use crate::cpu::{
+    ints::{HalfLine, Line},
+    lanes::Lanes,
+};
 
 /// Codes that are arranged together: of so many, the first words hold the lowest bits of all.
 const CODES: usize = 64;
@@ -39,43 +42,35 @@ impl<const BITS: usize, const GROUP: usize, const F32: bool> Affine<BITS, GROUP,
     /// Lines of the first kind, and of the second.
     const LOW_LINES: usize = CODES / 32 * Self::LOW;
     const HIGH_LINES: usize = CODES / 32 * Self::HIGH;
+}
 
-    /// 64 codes, four to a word, that begin at code `first` of a unit.
-    #[inline(always)]
-    fn stored(unit: &[u8], first: usize) -> [u32; WORDS] {
-        let mut bytes = [0; CODES + 4];
-        let mut filled = 0;
-        for code in (first..first + CODES).step_by(GROUP.min(CODES)) {
-            let at = code / GROUP * (Self::HEAD_BYTES + Self::CODE_BYTES) + Self::HEAD_BYTES;
-            let len = GROUP.min(CODES) * BITS / 8;
-            bytes[filled..filled + len]
-                .copy_from_slice(&unit[at + code % GROUP * BITS / 8..][..len]);
-            filled += len;
+/// Codes `4 · i ..` of streams of codes of `BITS` bits, one to a byte.
+#[inline(always)]
+fn stored<L: Lanes, const BITS: usize>(lanes: L, stream: &[Line], i: usize) -> L::I {
+    let mut codes = lanes.splat_int(0);
+    for byte in 0..4 {
+        let (word, start) = ((4 * i + byte) * BITS / 32, (4 * i + byte) * BITS % 32);
+        let (count, mask) = (start as i32 - 8 * byte as i32, 0xff >> (8 - BITS) << (8 * byte));
+        codes = lanes.union(codes, lanes.shifted(lanes.words(&stream[word]), count, mask));
+        if start + BITS > 32 {
+            let rest = lanes.shifted(lanes.words(&stream[word + 1]), count - 32, mask);
+            codes = lanes.union(codes, rest);
         }
-        let mut words = [0; WORDS];
-        for (i, word) in words.iter_mut().enumerate() {
-            let start = i * BITS / 2;
-            let window = [bytes[start], bytes[start + 1], bytes[start + 2], bytes[start + 3]];
-            let window = u32::from_le_bytes(window) >> (i * BITS % 2 * 4);
-            let mask = u32::from(u8::MAX >> (8 - BITS));
-            for byte in 0..4 {
-                *word |= window << (byte * (8 - BITS)) & mask << (byte * 8);
-            }
-        }
-        words
     }
+    codes
 }
 
 /// Bits `from ..` of all codes in lines of `bits` bits.
 #[inline(always)]
-fn fill(lines: &mut [u32], codes: &[u32; WORDS], from: usize, bits: usize) {
-    let mask = u32::from_ne_bytes([u8::MAX >> (8 - bits); 4]);
+fn fill<L: Lanes>(lanes: L, lines: &mut [Line], codes: &[L::I; WORDS], from: usize, bits: usize) {
     let count = lines.len();
     for (i, line) in lines.iter_mut().enumerate() {
-        *line = 0;
+        let mut words = lanes.splat_int(0);
         for plane in 0..8 / bits {
-            *line |= (codes[plane * count + i] >> from & mask) << (plane * bits);
+            let part = moved(lanes, codes[plane * count + i], (from, plane * bits), bits);
+            words = lanes.union(words, part);
         }
+        lanes.store_words(words, line);
     }
 }
 
@@ -85,26 +80,39 @@ impl<const BITS: usize, const GROUP: usize, const F32: bool> Panels for Affine<B
     const RUN: usize = 32;
     const BIASED: bool = true;
     const WIDE: bool = BITS == 8;
+    const REORDERS: bool = BITS < 8;
     type Head<L: Lanes> = ();
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         let (heads, codes) = words.split_at_mut(Self::BLOCKS * Self::HEAD_LINES);
         let blocks = unit.chunks_exact(Self::HEAD_BYTES + Self::CODE_BYTES);
         for (block, head) in blocks.zip(heads.chunks_exact_mut(Self::HEAD_LINES)) {
             copy_words(block, 0, head);
         }
-        for (at, lines) in codes.chunks_exact_mut(Self::LOW_LINES + Self::HIGH_LINES).enumerate() {
-            let codes = Self::stored(unit, at * CODES);
+        let blocks = unit.chunks_exact(Self::HEAD_BYTES + Self::CODE_BYTES);
+        for (block, codes) in blocks.zip(codes.chunks_exact_mut(Self::CODE_BYTES / 4)) {
+            copy_words(block, Self::HEAD_BYTES, codes);
+        }
+        NO_HALF
+    }
+    #[inline(always)]
+    fn reorder<L: Lanes>(self, lanes: L, lines: &mut [Line]) {
+        let lines = &mut lines[Self::BLOCKS * Self::HEAD_LINES..];
+        for lines in lines.chunks_exact_mut(Self::LOW_LINES + Self::HIGH_LINES) {
+            let mut codes = [lanes.splat_int(0); WORDS];
+            for (i, codes) in codes.iter_mut().enumerate() {
+                *codes = stored::<L, BITS>(lanes, lines, i);
+            }
             let (low, high) = lines.split_at_mut(Self::LOW_LINES);
-            fill(low, &codes, 0, Self::LOW);
+            fill(lanes, low, &codes, 0, Self::LOW);
             if Self::HIGH > 0 {
-                fill(high, &codes, Self::LOW, Self::HIGH);
+                fill(lanes, high, &codes, Self::LOW, Self::HIGH);
             }
         }
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, _: L, _: &[Line]) {}
+    fn head<L: Lanes>(self, _: L, _: &[Line], _: &HalfLine) {}
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], (): &(), run: usize) -> (L::F, L::F) {
         let line = run * Self::RUN / GROUP * Self::HEAD_LINES;

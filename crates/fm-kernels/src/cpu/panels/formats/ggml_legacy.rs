@@ -1,7 +1,10 @@
 //! Blocks of 32 weights of ggml in panels, see `fm_format::quant::ggml::legacy`.
 
-use super::{Panels, copy_words, moved, nibble_planes};
-use crate::cpu::{ints::Line, lanes::Lanes};
+use super::{NO_HALF, Panels, copy_words, moved, nibble_planes};
+use crate::cpu::{
+    ints::{HalfLine, Line},
+    lanes::Lanes,
+};
 
 /// `ggml` `Q8_0`: two blocks of 32 weights, `d · code`. Codes get 128 more, so that they have no sign.
 ///
@@ -20,12 +23,13 @@ impl Panels for Q8_0 {
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         two_scales(unit, words);
         words[1..].iter_mut().for_each(|word| *word ^= 0x8080_8080);
+        NO_HALF
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> (L::F, L::F) {
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> (L::F, L::F) {
         lanes.f16_halves(lanes.words(&unit[0]))
     }
     #[inline(always)]
@@ -71,13 +75,16 @@ impl<const FIFTH: bool, const MINIMUM: bool> Legacy<FIFTH, MINIMUM> {
 
 /// Bit `4 · i + b` becomes bit `i` of byte `b`.
 #[inline(always)]
-fn spread_bits(bits: u32) -> u32 {
-    let mut spread = 0;
+fn spread_bits<L: Lanes>(lanes: L, words: L::I) -> L::I {
+    let mut spread = lanes.splat_int(0);
     for byte in 0..4 {
-        let bits = bits >> byte & 0x1111_1111;
-        let pairs = (bits | bits >> 3) & 0x0303_0303;
-        let fours = (pairs | pairs >> 6) & 0x000f_000f;
-        spread |= ((fours | fours >> 12) & 0xff) << (8 * byte);
+        let mut bits = lanes.shifted(words, byte, 0x1111_1111);
+        // Of two numbers of one, two and four bits the upper one moves to the lower one.
+        for (count, low) in [(3, 0x0101_0101), (6, 0x0003_0003), (12, 0x0000_000f)] {
+            let upper = lanes.shifted(bits, count, low << (count / 3));
+            bits = lanes.union(lanes.shifted(bits, 0, low), upper);
+        }
+        spread = lanes.union(spread, lanes.shifted(bits, -8 * byte, 0xff << (8 * byte)));
     }
     spread
 }
@@ -92,10 +99,11 @@ impl<const FIFTH: bool, const MINIMUM: bool> Panels for Legacy<FIFTH, MINIMUM> {
         (false, true) => 16,
     };
     const BIASED: bool = MINIMUM;
+    const REORDERS: bool = FIFTH;
     type Head<L: Lanes> = ();
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         if MINIMUM {
             let (first, second) = unit.split_at(unit.len() / 2);
             copy_words(first, 0, &mut words[..1]);
@@ -106,14 +114,16 @@ impl<const FIFTH: bool, const MINIMUM: bool> Panels for Legacy<FIFTH, MINIMUM> {
         } else {
             two_scales(unit, words);
         }
-        if FIFTH {
-            for block in words[Self::HEAD_LINES..].chunks_exact_mut(Self::BLOCK_LINES) {
-                block[0] = spread_bits(block[0]);
-            }
+        NO_HALF
+    }
+    #[inline(always)]
+    fn reorder<L: Lanes>(self, lanes: L, lines: &mut [Line]) {
+        for block in lines[Self::HEAD_LINES..].chunks_exact_mut(Self::BLOCK_LINES) {
+            lanes.store_words(spread_bits(lanes, lanes.words(&block[0])), &mut block[0]);
         }
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, _: L, _: &[Line]) {}
+    fn head<L: Lanes>(self, _: L, _: &[Line], _: &HalfLine) {}
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], (): &(), run: usize) -> (L::F, L::F) {
         if MINIMUM {

@@ -2,8 +2,11 @@
 
 use fm_format::quant::ggml::iq4::VALUES;
 
-use super::{Panels, copy_words, ggml_legacy::two_scales, nibble_planes};
-use crate::cpu::{ints::Line, lanes::Lanes};
+use super::{NO_HALF, Panels, copy_words, ggml_legacy::two_scales, nibble_planes};
+use crate::cpu::{
+    ints::{HalfLine, Line},
+    lanes::Lanes,
+};
 
 /// What the smallest value lacks to zero.
 const OFFSET: i32 = 127;
@@ -36,11 +39,12 @@ impl Panels for Iq4Nl {
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         two_scales(unit, words);
+        NO_HALF
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> (L::F, L::F) {
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> (L::F, L::F) {
         lanes.f16_halves(lanes.words(&unit[0]))
     }
     #[inline(always)]
@@ -76,11 +80,12 @@ impl Panels for Iq4Xs {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         copy_words(unit, 0, words);
+        NO_HALF
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> L::F {
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> L::F {
         lanes.f16_halves(lanes.words(&unit[0])).0
     }
     #[inline(always)]

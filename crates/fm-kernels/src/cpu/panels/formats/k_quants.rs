@@ -1,7 +1,10 @@
 //! K-quants of ggml in panels, see `fm_format::quant::ggml::k_quants`.
 
-use super::{Panels, copy_words, moved, nibbles};
-use crate::cpu::{ints::Line, lanes::Lanes};
+use super::{NO_HALF, Panels, copy_words, moved, nibbles};
+use crate::cpu::{
+    ints::{HalfLine, Line},
+    lanes::Lanes,
+};
 
 /// `ggml` `Q4_K`: 256 weights in runs of 32, `d · scale · code - dmin · min`, scales of six bits.
 ///
@@ -28,11 +31,12 @@ impl Panels for Q4K {
     type Head<L: Lanes> = Q4KHead<L>;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         copy_words(unit, 0, words);
+        NO_HALF
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> Q4KHead<L> {
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> Q4KHead<L> {
         let (d, dmin) = lanes.f16_halves(lanes.words(&unit[0]));
         let (a, b, c) = (lanes.words(&unit[1]), lanes.words(&unit[2]), lanes.words(&unit[3]));
         let scales = lanes.union(lanes.field(c, 0, 15), lanes.field(a, 2, 0x30));
@@ -72,12 +76,13 @@ impl Panels for Q5K {
     type Head<L: Lanes> = Q4KHead<L>;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         copy_words(unit, 0, words);
+        NO_HALF
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> Q4KHead<L> {
-        Q4K.head(lanes, unit)
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line], half: &HalfLine) -> Q4KHead<L> {
+        Q4K.head(lanes, unit, half)
     }
     #[inline(always)]
     fn scale<L: Lanes>(
@@ -112,11 +117,12 @@ impl Panels for Q2K {
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
         copy_words(unit, 0, words);
+        NO_HALF
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> (L::F, L::F) {
+    fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> (L::F, L::F) {
         let (d, dmin) = lanes.f16_halves(lanes.words(&unit[20]));
         (d, lanes.sub(lanes.splat(0.0), dmin))
     }
@@ -146,67 +152,81 @@ fn two_bits<L: Lanes>(lanes: L, lines: &[Line], run: usize, word: usize) -> L::I
     moved(lanes, lanes.words(&lines[half * 8 + at]), (2 * plane, 0), 2)
 }
 
-/// `ggml` `Q6_K`: two blocks of 256 weights in runs of 16, `d · scale · (code - 32)`.
+/// `ggml` `Q3_K`: 256 weights in runs of 16, `d · (scale - 32) · (code - 4)`, scales of six bits.
 ///
 /// ```text
-/// line 0  d | d     then for each block   32 lines of low nibbles   16 lines of upper bits   4 of scales
+/// lines 0-7  third bits: bit of every 32 weights     lines 8-23  codes as in `Q2_K`     lines 24-26  scales     half  d
+/// ```
+#[derive(Clone, Copy)]
+pub(in crate::cpu::panels) struct Q3K;
+
+impl Panels for Q3K {
+    const WEIGHTS: usize = 256;
+    const LINES: usize = 27;
+    const HALF: bool = true;
+    const RUN: usize = 16;
+    const OFFSET: i32 = 4;
+    type Head<L: Lanes> = L::F;
+
+    #[inline(always)]
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+        copy_words(unit, 0, words);
+        [unit[108], unit[109]]
+    }
+    #[inline(always)]
+    fn head<L: Lanes>(self, lanes: L, _: &[Line], half: &HalfLine) -> L::F {
+        lanes.f16(half)
+    }
+    #[inline(always)]
+    fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
+        let low = nibbles(lanes, lanes.words(&unit[24 + run / 4 % 2]), run / 8);
+        let upper = moved(lanes, lanes.words(&unit[26]), (run / 4 * 2, 4), 2);
+        let scale = lanes.byte(lanes.union(low, upper), run as u32 % 4);
+        (lanes.mul(*d, lanes.sub(scale, lanes.splat(32.0))), lanes.splat(0.0))
+    }
+    #[inline(always)]
+    fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
+        let third = lanes.words(&unit[run % 2 * 4 + word]);
+        lanes.union(two_bits(lanes, &unit[8..], run, word), moved(lanes, third, (run / 2, 2), 1))
+    }
+}
+
+/// `ggml` `Q6_K`: 256 weights in runs of 16, `d · scale · (code - 32)`.
+///
+/// ```text
+/// lines 0-31  low nibbles     lines 32-47  upper bits     lines 48-51  scales     half  d
 /// ```
 #[derive(Clone, Copy)]
 pub(in crate::cpu::panels) struct Q6K;
 
-impl Q6K {
-    const BLOCK_BYTES: usize = 210;
-    const BLOCK_LINES: usize = 52;
-
-    /// The line where a block begins, and which of the 128s of the block a run is in.
-    #[inline(always)]
-    fn place(run: usize) -> (usize, usize, usize) {
-        let (block, run) = (run / 16, run % 16);
-        (1 + block * Self::BLOCK_LINES, run / 8, run % 8)
-    }
-}
-
 impl Panels for Q6K {
-    const WEIGHTS: usize = 512;
-    const LINES: usize = 105;
+    const WEIGHTS: usize = 256;
+    const LINES: usize = 52;
+    const HALF: bool = true;
     const RUN: usize = 16;
     const OFFSET: i32 = 32;
-    type Head<L: Lanes> = (L::F, L::F);
+    type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) {
-        let (first, second) = unit.split_at(Self::BLOCK_BYTES);
-        words[0] = u32::from_le_bytes([first[208], first[209], second[208], second[209]]);
-        let (a, b) = words[1..].split_at_mut(Self::BLOCK_LINES);
-        copy_words(first, 0, a);
-        copy_words(second, 0, b);
+    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+        copy_words(unit, 0, words);
+        [unit[208], unit[209]]
     }
     #[inline(always)]
-    fn head<L: Lanes>(self, lanes: L, unit: &[Line]) -> (L::F, L::F) {
-        lanes.f16_halves(lanes.words(&unit[0]))
+    fn head<L: Lanes>(self, lanes: L, _: &[Line], half: &HalfLine) -> L::F {
+        lanes.f16(half)
     }
     #[inline(always)]
-    fn scale<L: Lanes>(
-        self,
-        lanes: L,
-        unit: &[Line],
-        head: &(L::F, L::F),
-        run: usize,
-    ) -> (L::F, L::F) {
-        let d = if run < 16 { head.0 } else { head.1 };
-        let (first, half, within) = Self::place(run);
-        let scales = lanes.words(&unit[first + 48 + half * 2 + within / 4]);
-        let scale = lanes.signed_byte(scales, within as u32 % 4);
-        (lanes.mul(d, scale), lanes.splat(0.0))
+    fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
+        let scale = lanes.signed_byte(lanes.words(&unit[48 + run / 4]), run as u32 % 4);
+        (lanes.mul(*d, scale), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
-        let (first, half, within) = Self::place(run);
         // 128 weights: low nibbles of 64 bytes, then their high ones; two bits each of 32 bytes.
-        let (plane, at) = (within / 2, within % 2 * 4 + word);
-        let low = lanes.words(&unit[first + half * 16 + plane % 2 * 8 + at]);
-        let upper = lanes.words(&unit[first + 32 + half * 8 + at]);
-        let upper = lanes.field_left(lanes.field(upper, 2 * plane as u32, 3), 4, 0x30);
-        lanes.union(nibbles(lanes, low, plane / 2), upper)
+        let (half, plane, at) = (run / 8, run % 8 / 2, run % 2 * 4 + word);
+        let low = lanes.words(&unit[half * 16 + plane % 2 * 8 + at]);
+        let upper = lanes.words(&unit[32 + half * 8 + at]);
+        lanes.union(nibbles(lanes, low, plane / 2), moved(lanes, upper, (2 * plane, 4), 2))
     }
 }
