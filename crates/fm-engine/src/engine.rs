@@ -35,6 +35,7 @@ use fm_text::{ChatTemplate, Tokenizer};
 use crate::{
     backends::DeviceChoice,
     error::EngineError,
+    limits::Limits,
     local::{Local, SharedStats, SharedTap, Tap},
     look_ahead::LookAhead,
     machine::{MemoryLimits, physical_cores},
@@ -217,12 +218,18 @@ impl Planned {
         Cpu::open(self.threads).in_numerics(self.numerics)
     }
 
-    /// How its experts are read.
-    pub(crate) fn reader_options(&self) -> reader::ReaderOptions {
+    /// How its experts are read. Looks at the disk, if it matters and nobody has lately.
+    pub(crate) fn reader_options(&self, cache_dir: Option<&Path>) -> reader::ReaderOptions {
+        // Free memory that the plan does not use is what the page cache can have.
+        let page_cache_bytes = self.plan.allowed.saturating_sub(self.plan.budget);
+        let share = page_cache_bytes as f64 / self.plan.experts.max(1) as f64;
+        let undecided = self.options.io == reader::IoMode::Auto
+            && !self.plan.store.holds_everything()
+            && (reader::PAGE_CACHE_SHARE_MIN..1.0).contains(&share);
         reader::ReaderOptions {
             io: self.options.io,
-            // Free memory that the plan does not use is what the page cache can have.
-            page_cache_bytes: self.plan.allowed.saturating_sub(self.plan.budget),
+            page_cache_bytes,
+            disk_bytes_per_s: undecided.then(|| Limits::disk(&self.files, cache_dir)).flatten(),
             ..reader::ReaderOptions::default()
         }
     }
@@ -406,7 +413,8 @@ where
     let started = Instant::now();
     let decoder = Decoder::load(&loader, spec, plan.decoder)?;
     let weights_time = started.elapsed();
-    let (reader, info) = reader::open(&spec.catalog, planned.reader_options())?;
+    let (reader, info) =
+        reader::open(&spec.catalog, planned.reader_options(places.cache_dir.as_deref()))?;
     // A reader that needs less than the plan foresaw leaves it: there are as many slots as the plan,
     // and everything that repeats it, says.
     let unused = plan.store.staging_bytes.saturating_sub(reader.staging_bytes());

@@ -63,7 +63,10 @@ impl Limits {
         cache_dir: Option<&Path>,
     ) -> Self {
         let path = cache_dir.map(|dir| dir.join("limits.json"));
-        if let Some(limits) = path.as_deref().and_then(remembered) {
+        let whole = |limits: &Self| {
+            limits.disk_bytes_per_s.is_some() && limits.memory_bytes_per_s.is_some()
+        };
+        if let Some(limits) = path.as_deref().and_then(remembered).filter(whole) {
             return limits;
         }
         let limits = Self::measure(files, threads, memory);
@@ -72,6 +75,21 @@ impl Limits {
             let _ = remember(&path, limits);
         }
         limits
+    }
+
+    /// What the disk reaches: remembered, or measured for 0.14 s and remembered. `None` where the files
+    /// say nothing about it.
+    pub fn disk(files: &[PathBuf], cache_dir: Option<&Path>) -> Option<f64> {
+        let path = cache_dir.map(|dir| dir.join("limits.json"));
+        let known = path.as_deref().and_then(remembered).unwrap_or_default();
+        if known.disk_bytes_per_s.is_some() {
+            return known.disk_bytes_per_s;
+        }
+        let disk_bytes_per_s = largest(files).and_then(|file| measure_disk(&file).ok().flatten());
+        if let Some(path) = path {
+            let _ = remember(&path, Self { disk_bytes_per_s, ..known });
+        }
+        disk_bytes_per_s
     }
 
     /// Measures for at most 0.3 s. Without files the disk is left alone.
@@ -101,7 +119,7 @@ fn remembered(path: &Path) -> Option<Limits> {
         serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let age = SystemTime::now().duration_since(measured_at).ok().filter(|age| *age < AGE_MAX)?;
     limits.age_s = age.as_secs_f64();
-    (limits.disk_bytes_per_s.is_some() && limits.memory_bytes_per_s.is_some()).then_some(limits)
+    Some(limits)
 }
 
 fn remember(path: &Path, limits: Limits) -> std::io::Result<()> {
@@ -205,6 +223,18 @@ mod tests {
         assert!(back.age_s < 60.0);
         fs::write(&path, "{").unwrap();
         assert_eq!(remembered(&path), None);
+    }
+
+    #[test]
+    fn the_disk_is_remembered_even_if_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits.json");
+        let disk = Limits { disk_bytes_per_s: Some(123.0), ..Limits::default() };
+        remember(&path, disk).unwrap();
+        // No file has to be read for it. The rest is measured when it is asked for.
+        assert_eq!(Limits::disk(&[], Some(dir.path())), Some(123.0));
+        let all = Limits::get(&[], 1, ProbeMemory::Allocate, Some(dir.path()));
+        assert!(all.disk_bytes_per_s.is_none() && all.memory_bytes_per_s.is_some());
     }
 
     #[test]

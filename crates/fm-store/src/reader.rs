@@ -19,7 +19,7 @@ use std::{fmt, sync::Arc, time::Instant};
 use fm_format::{key::ExpertKey, record::Catalog};
 
 pub use self::{
-    disk::{Access, Disk},
+    disk::{Access, Disk, PAGE_CACHE_SHARE_MIN},
     pread::Pread,
     steps::staging_bytes,
 };
@@ -83,7 +83,8 @@ pub trait Reader: Send + fmt::Debug {
 /// Whether reads go through the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
-    /// Directly if the file system can and the experts would not fit the page cache.
+    /// Directly, if the file system can, unless the page cache answers faster: it does where it holds
+    /// all experts, and on a slow disk where it holds some.
     #[default]
     Auto,
     /// Directly, or not at all.
@@ -114,8 +115,10 @@ pub struct ReaderOptions {
     /// Reads at the device at once: threads, or entries of the ring. Above half a MiB per read 2
     /// to 4 saturate a disk, and more only delay the expert that is waited for.
     pub depth: usize,
-    /// What the page cache could reasonably hold: [`IoMode::Auto`] reads larger sets directly.
+    /// What the page cache could reasonably hold.
     pub page_cache_bytes: u64,
+    /// What a direct read reaches, if that is known and experts are read again and again.
+    pub disk_bytes_per_s: Option<f64>,
 }
 
 /// [`ReaderOptions::depth`] unless something better is known.
@@ -126,7 +129,13 @@ pub const DEPTH_MAX: usize = 64;
 
 impl Default for ReaderOptions {
     fn default() -> Self {
-        Self { io: IoMode::Auto, kind: ReaderKind::Auto, depth: DEPTH_DEFAULT, page_cache_bytes: 0 }
+        Self {
+            io: IoMode::Auto,
+            kind: ReaderKind::Auto,
+            depth: DEPTH_DEFAULT,
+            page_cache_bytes: 0,
+            disk_bytes_per_s: None,
+        }
     }
 }
 

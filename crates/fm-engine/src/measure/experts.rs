@@ -176,7 +176,7 @@ impl<B: Backend<Bytes = [u8]>> LayerExperts<B> {
         let catalog = only(&spec.catalog, layer);
         let records = catalog.layer(layer);
         let (count, layout) = (records.records.len(), records.layout);
-        let (reader, _) = reader::open(&catalog, planned.reader_options())?;
+        let (reader, _) = reader::open(&catalog, planned.reader_options(None))?;
         // Every expert has a slot.
         let slots = Plan::minimum(&catalog, count, reader.staging_bytes());
         let top_k = planned.plan.store_options.top_k;

@@ -35,7 +35,7 @@ impl Records {
     /// If a file is missing, or memory cannot be had.
     pub fn open(planned: &Planned) -> Result<Self, EngineError> {
         let catalog = &planned.spec.catalog;
-        let (reader, info) = reader::open(catalog, planned.reader_options())?;
+        let (reader, info) = reader::open(catalog, planned.reader_options(None))?;
         let options = planned.plan.store_options;
         // Bound: one working set more than there are requests, so that none waits for a lease.
         let slots = Plan::minimum(catalog, (TICKETS + 1) * options.top_k, reader.staging_bytes());

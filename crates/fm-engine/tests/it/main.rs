@@ -6,6 +6,7 @@ mod eval;
 mod faults;
 mod generation;
 mod harness;
+mod io;
 mod options_document;
 mod packed;
 mod sameness;

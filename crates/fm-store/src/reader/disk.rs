@@ -12,6 +12,29 @@ use fm_format::record::{Catalog, FileIndex};
 use super::{IoMode, ReaderOptions};
 use crate::error::StoreError;
 
+/// What reads from the page cache reach, in bytes per second. Measured with two cores, as is the next
+/// (`docs/experiments/0033-buffered-or-direct.md`).
+const CACHED_BYTES_PER_S: f64 = 4.5e9;
+
+/// What reads through the page cache reach at most of a disk that is faster: pages are taken from
+/// other data, filled and copied.
+const THROUGH_BYTES_PER_S: f64 = 0.65e9;
+
+/// What the page cache has to promise: it may hold less than it should, and a direct read leaves it to
+/// others.
+const GAIN_MIN: f64 = 1.25;
+
+/// Below this share of the experts the page cache is no gain, however slow the disk is.
+pub const PAGE_CACHE_SHARE_MIN: f64 = 1.0 - 1.0 / GAIN_MIN;
+
+/// Whether reads through a page cache with room for a share of the experts are faster than direct
+/// ones.
+fn page_cache_is_faster(share: f64, disk_bytes_per_s: Option<f64>) -> bool {
+    let Some(disk) = disk_bytes_per_s.filter(|_| share < 1.0) else { return share >= 1.0 };
+    let buffered = share / CACHED_BYTES_PER_S + (1.0 - share) / disk.min(THROUGH_BYTES_PER_S);
+    1.0 / disk > GAIN_MIN * buffered
+}
+
 /// How bytes travel from a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -60,7 +83,10 @@ impl Files {
         let direct = match options.io {
             IoMode::Direct => true,
             IoMode::Buffered => false,
-            IoMode::Auto => catalog.bytes() > options.page_cache_bytes,
+            IoMode::Auto => {
+                let share = options.page_cache_bytes as f64 / catalog.bytes().max(1) as f64;
+                !page_cache_is_faster(share, options.disk_bytes_per_s)
+            }
         };
         let mut fallback = None;
         if direct {
@@ -152,4 +178,30 @@ pub(super) fn check_lengths(catalog: &Catalog) -> Result<(), StoreError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was measured with 28, 52 and 77 % of the experts in the page cache; where both were alike,
+    /// or the page cache a fifth faster, either is right.
+    #[test]
+    fn the_page_cache_is_taken_where_it_measured_faster() {
+        let chosen = |disk: f64| {
+            [0.28, 0.52, 0.77].map(|share| page_cache_is_faster(share, Some(disk * 1e9)))
+        };
+        assert_eq!(chosen(0.5), [true, true, true]);
+        assert_eq!(chosen(1.0), [false, false, true]);
+        assert_eq!(chosen(2.0), [false, false, false]);
+        assert_eq!(chosen(3.8), [false, false, false]);
+    }
+
+    #[test]
+    fn of_an_unknown_disk_only_what_fits_is_read_through_the_page_cache() {
+        assert!(!page_cache_is_faster(0.99, None) && page_cache_is_faster(1.0, None));
+        assert!(page_cache_is_faster(1.0, Some(9e9)));
+        assert!(!page_cache_is_faster(PAGE_CACHE_SHARE_MIN, Some(1.0)));
+        assert!(page_cache_is_faster(PAGE_CACHE_SHARE_MIN + 0.01, Some(1.0)));
+    }
 }

@@ -27,7 +27,7 @@ fn write(world: &mut World) -> TempDir {
 }
 
 fn options(io: IoMode, kind: ReaderKind) -> ReaderOptions {
-    ReaderOptions { io, kind, depth: 3, page_cache_bytes: 0 }
+    ReaderOptions { io, kind, depth: 3, ..ReaderOptions::default() }
 }
 
 /// Opens a store that holds a third of the experts, and reads all of them twice.

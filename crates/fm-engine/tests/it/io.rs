@@ -1,0 +1,54 @@
+//! `--io auto`: what the disk reaches decides, where the page cache has room for some experts.
+
+use std::{fs, path::Path};
+
+use fm_engine::{Engine, Load, Places, options::EngineOptions};
+use fm_store::reader::Access;
+use fm_testkit::golden::demo_dir;
+use serde_json::json;
+
+const MEMORY: u64 = 300_000_000;
+
+/// How the demonstration model is read on a machine with so much memory beside the budget, and with
+/// a disk that was measured a moment ago.
+fn access(dir: &Path, left: u64, disk_bytes_per_s: f64, slots: Option<usize>) -> Access {
+    let kib = (MEMORY + left) / 1024;
+    fs::create_dir_all(dir.join("proc")).unwrap();
+    fs::write(dir.join("proc/meminfo"), format!("MemTotal: {kib} kB\nMemAvailable: {kib} kB\n"))
+        .unwrap();
+    let measured_at = std::time::SystemTime::now();
+    let limits = json!({
+        "disk_bytes_per_s": disk_bytes_per_s, "memory_bytes_per_s": 5e10, "age_s": 0.0
+    });
+    let remembered = json!({"measured_at": measured_at, "limits": limits});
+    fs::write(dir.join("limits.json"), remembered.to_string()).unwrap();
+    let options = EngineOptions {
+        memory: Some(MEMORY),
+        context: Some(256),
+        threads: Some(2),
+        slots,
+        ..EngineOptions::default()
+    };
+    let places = Places { root: dir.into(), cache_dir: Some(dir.into()) };
+    Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap().reader.access
+}
+
+#[test]
+fn a_slow_disk_is_read_through_the_page_cache_as_soon_as_that_helps() {
+    let dir = tempfile::tempdir().unwrap();
+    let experts = {
+        let places = Places { root: "/".into(), cache_dir: None };
+        let options = EngineOptions { memory: Some(MEMORY), ..EngineOptions::default() };
+        let planned =
+            fm_engine::engine::plan(&demo_dir(), &options, Load::default(), &places).unwrap();
+        planned.plan.experts
+    };
+    let half = |disk, slots| access(dir.path(), experts / 2, disk, slots);
+    // Not every file system reads directly.
+    let direct = access(dir.path(), 0, 1e8, Some(40));
+    assert_eq!(half(1e8, Some(40)), Access::Buffered);
+    assert_eq!(half(1e10, Some(40)), direct);
+    // Experts that are read once do not come back to the page cache.
+    assert_eq!(half(1e8, None), direct);
+    assert_eq!(access(dir.path(), 2 * experts, 1e10, Some(40)), Access::Buffered);
+}
