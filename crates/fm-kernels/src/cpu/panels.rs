@@ -129,13 +129,14 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
         let mut sum = lanes.splat(0.0);
         for (at, blocks) in row.chunks_exact(P::WEIGHTS / BLOCK).enumerate() {
             let (unit, half) = unit::<P>(panel, at);
-            prefetch(lanes, unit, half);
+            lanes.prefetch(half, PREFETCH_BYTES);
             let head = format.head(lanes, unit, half);
             // Written out, so that places and shifts are constants in what is compiled.
             macro_rules! runs {
                 ($($run:literal)*) => {$(
                     if $run < P::WEIGHTS / P::RUN {
                         let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
+                        prefetch::<L, P>(lanes, unit, $run);
                         let run = Run::new(lanes, format, unit, &head, $run);
                         [sum] = add(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
                     }
@@ -170,16 +171,19 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, P, CODES, 
             let (lines, half) = unit::<P>(panels[0], at);
             let mut units = [lines; N];
             let mut heads = [format.head(lanes, lines, half); N];
-            prefetch(lanes, lines, half);
+            lanes.prefetch(half, PREFETCH_BYTES);
             for n in 1..N {
                 let (lines, half) = unit::<P>(panels[n], at);
                 units[n] = lines;
                 heads[n] = format.head(lanes, lines, half);
-                prefetch(lanes, lines, half);
+                lanes.prefetch(half, PREFETCH_BYTES);
             }
             for block in 0..P::WEIGHTS / BLOCK {
                 for within in 0..BLOCK / P::RUN {
                     let run = block * (BLOCK / P::RUN) + within;
+                    for unit in units {
+                        prefetch::<L, P>(lanes, unit, run);
+                    }
                     let mut runs = [Run::new(lanes, format, units[0], &heads[0], run); N];
                     for n in 1..N {
                         runs[n] = Run::new(lanes, format, units[n], &heads[n], run);
@@ -227,11 +231,13 @@ fn unit<P: Panels>(panel: &[u8], at: usize) -> (&[Line], &HalfLine) {
     (panel[lines..][..P::LINES * LINE_BYTES].as_chunks().0, half)
 }
 
-/// Asks for what is [`PREFETCH_BYTES`] behind: panels follow each other.
+/// Asks for what is [`PREFETCH_BYTES`] behind a run's share of its unit: panels follow each other. Lines
+/// are asked for a few at a time, because a core has room for few that are on their way; measured in
+/// `docs/experiments/0040`.
 #[inline(always)]
-fn prefetch<L: Lanes>(lanes: L, unit: &[Line], half: &HalfLine) {
-    lanes.prefetch(half, PREFETCH_BYTES);
-    for line in unit {
+fn prefetch<L: Lanes, P: Panels>(lanes: L, unit: &[Line], run: usize) {
+    let runs = P::WEIGHTS / P::RUN;
+    for line in &unit[run * P::LINES / runs..(run + 1) * P::LINES / runs] {
         lanes.prefetch(line, PREFETCH_BYTES);
     }
 }
