@@ -41,7 +41,9 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
 /// Whether every mutant was killed.
 fn check(arguments: &[String]) -> Result<bool> {
     let only_list = arguments.iter().any(|argument| argument == "--list");
-    let names: Vec<&String> = arguments.iter().filter(|name| !name.starts_with("--")).collect();
+    let names: Vec<&String> = arguments.iter().filter(|name| *name != "--list").collect();
+    let unknown = names.iter().find(|name| name.starts_with('-'));
+    ensure!(unknown.is_none(), "{unknown:?} is no option: there is --list, and names");
     let mut mutants = table::load(Path::new(TABLE_DIR))?;
     if !names.is_empty() {
         mutants.retain(|mutant| names.iter().any(|name| mutant.name.contains(name.as_str())));

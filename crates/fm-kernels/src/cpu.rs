@@ -11,7 +11,7 @@
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
-    backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
+    backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
     host::{Host, Kernels, Parallel, RowSelection},
     reference::{delta_net::DeltaStep, quantise::Block},
 };
@@ -198,7 +198,7 @@ impl Kernels for Simd {
     fn attend(
         &self,
         shape: AttentionShape,
-        q: &[f32],
+        q: View<'_, Vec<f32>>,
         (kv, head): (&KvView<'_, Vec<f32>>, usize),
         position: usize,
         out: &mut [f32],

@@ -20,6 +20,7 @@ use crate::{
 };
 
 mod acts;
+mod attention;
 mod delta_net;
 mod experts;
 mod kernels;
@@ -28,7 +29,7 @@ mod view;
 
 pub use acts::{BlockRows, HostActs, QuantisedRows, RowSelection};
 pub use experts::EXPERTS_TOGETHER_MAX;
-pub use kernels::{ARRANGED_ROWS_MAX, HEADS_PER_TASK_MAX, Kernels, PANEL_ROWS, Parallel};
+pub use kernels::{ARRANGED_ROWS_MAX, Kernels, PANEL_ROWS, Parallel, QUERIES_PER_TASK_MAX};
 
 /// A backend in host memory.
 #[derive(Debug)]
@@ -308,19 +309,9 @@ impl<K: Kernels> Backend for Host<K> {
         q: View<'_, Vec<f32>>,
         kv: &KvView<'_, Vec<f32>>,
         position: u32,
-        mut out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
-        let kernels = &self.kernels;
-        // As many as share keys and leave no thread without work.
-        let share = shape.heads / shape.kv_heads;
-        let most = (out.rows * shape.heads / kernels.threads()).clamp(1, HEADS_PER_TASK_MAX);
-        let group = (1..=most).rev().find(|group| share.is_multiple_of(*group)).unwrap_or(1);
-        kernels.for_each_chunk(out.contiguous(), group * shape.v_dim, |task, out| {
-            let (row, head) = (task * group / shape.heads, task * group % shape.heads);
-            let q = &q.row(row)[head * shape.k_dim..][..group * shape.k_dim];
-            let position = position as usize + row;
-            kernels.attend(shape, q, (kv, head), position, out);
-        });
+        self.attend(shape, q, kv, position as usize, out);
         Ok(())
     }
 

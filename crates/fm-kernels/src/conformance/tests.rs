@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use fm_format::quant::QuantFormat;
 
 use crate::{
-    backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
+    backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
     host::{Host, Kernels, Parallel, RowSelection},
     reference::{Scalar, delta_net::DeltaStep},
 };
@@ -118,14 +118,18 @@ impl Kernels for Wrong {
     fn attend(
         &self,
         shape: AttentionShape,
-        q: &[f32],
+        q: View<'_, Vec<f32>>,
         kv: (&KvView<'_, Vec<f32>>, usize),
         position: usize,
         out: &mut [f32],
     ) {
-        // Within a block only: the next one may not exist.
-        let future = self.0 == Mistake::SeesTheFuture && position % 64 != 63;
-        Scalar::PLAIN.attend(shape, q, kv, position + usize::from(future), out);
+        let len = out.len() / q.rows;
+        for (row, out) in out.chunks_exact_mut(len).enumerate() {
+            // Within a block only: the next one may not exist.
+            let future = self.0 == Mistake::SeesTheFuture && (position + row) % 64 != 63;
+            let position = position + row + usize::from(future);
+            Scalar::PLAIN.attend(shape, q.rows(row, 1), kv, position, out);
+        }
     }
     fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
         let before = history.to_vec();

@@ -1,13 +1,13 @@
 //! Attention of some query heads, block by block.
 
 use crate::{
-    backend::{AttentionShape, KV_BLOCK_TOKENS, KvView},
-    host::HEADS_PER_TASK_MAX,
+    backend::{AttentionShape, KV_BLOCK_TOKENS, KvView, View},
+    host::QUERIES_PER_TASK_MAX,
 };
 
 use super::{
     activation::{exp_sum, largest},
-    lanes::{LANES, Lanes, Work, load_some, store_some},
+    lanes::{LANES, Lanes, Sixteen, Work, padded},
 };
 
 /// Keys that run side by side: they share the query and hide each other's latency.
@@ -16,18 +16,22 @@ const KEYS: usize = 4;
 /// Vectors of the output that stay in registers while the values of a block stream by.
 const COLUMNS: usize = 4;
 
-/// Query heads at `position` that share a key/value head, see
-/// [`crate::reference::attention::attend`]: the same equations in the same order of blocks and
-/// positions. Every head meets a block before the next block is read.
+/// Queries that run side by side where registers hold [`KEYS`] sums of each: a key or value is loaded
+/// once for all of them. How many does not change a bit.
+const QUERIES: usize = 4;
+
+/// Query heads of some rows, see [`crate::reference::attention::attend`]: the same equations in the
+/// same order of blocks and positions. Every query meets a block before the next block is read.
 pub(super) struct Attend<'a> {
     pub(super) shape: AttentionShape,
-    /// `[heads, k_dim]`
-    pub(super) q: &'a [f32],
+    /// `[rows, heads · k_dim]`
+    pub(super) q: View<'a, Vec<f32>>,
     pub(super) kv: &'a KvView<'a, Vec<f32>>,
-    /// The first of them.
+    /// The first of the heads.
     pub(super) head: usize,
+    /// Of the first row.
     pub(super) position: usize,
-    /// `[heads, v_dim]`
+    /// `[rows, heads · v_dim]`
     pub(super) out: &'a mut [f32],
 }
 
@@ -38,122 +42,325 @@ impl Work for Attend<'_> {
     fn on<L: Lanes>(self, lanes: L) {
         let Self { shape, q, kv, head, position, out } = self;
         let AttentionShape { k_dim, v_dim, .. } = shape;
-        let kv_head = head / (shape.heads / shape.kv_heads);
-        let (mut peaks, mut sums) =
-            ([f32::NEG_INFINITY; HEADS_PER_TASK_MAX], [0.0; HEADS_PER_TASK_MAX]);
-        if let Some(sinks) = kv.sinks {
-            let own = &sinks[head..][..q.len() / k_dim];
-            for ((peak, sum), sink) in peaks.iter_mut().zip(&mut sums).zip(own) {
-                (*peak, *sum) = (*sink, 1.0);
-            }
-        }
-        let from = shape.first_seen(position);
-        let mut scores = [0.0; KV_BLOCK_TOKENS];
+        let (share, heads) = (shape.heads / shape.kv_heads, q.cols / k_dim);
+        let stride = heads * v_dim;
         out.fill(0.0);
-        let blocks = (0..=position).step_by(KV_BLOCK_TOKENS).zip(kv.table);
-        for (first, block) in blocks.skip(from / KV_BLOCK_TOKENS) {
-            let unseen = from.saturating_sub(first);
-            let lane = (*block as usize * shape.kv_heads + kv_head) * KV_BLOCK_TOKENS + unseen;
-            let tokens = KV_BLOCK_TOKENS.min(position + 1 - first) - unseen;
-            let scores = &mut scores[..tokens];
-            let keys = &kv.keys[lane * k_dim..][..tokens * k_dim];
-            let heads = q.chunks_exact(k_dim).zip(out.chunks_exact_mut(v_dim));
-            for ((q, out), (peak, sum)) in heads.zip(peaks.iter_mut().zip(&mut sums)) {
-                score(lanes, shape.scale, q, keys, scores);
-                let higher = largest(lanes, scores, *peak);
-                let fade = (*peak - higher).exp(); // e^-∞ = 0 for the first block
-                *peak = higher;
-                *sum = *sum * fade + exp_sum(lanes, higher, scores);
-                gather(lanes, fade, scores, kv.values(shape, lane), out);
+        let mut done = 0;
+        while done < heads {
+            let kv_head = (head + done) / share;
+            let last = ((kv_head + 1) * share).min(head + heads);
+            let count = (last - (head + done)).min(QUERIES_PER_TASK_MAX / q.rows);
+            let q = q.columns(done * k_dim, count * k_dim);
+            let sinks = kv.sinks.map(|sinks| &sinks[head + done..][..count]);
+            let queries = Queries { shape, q, kv, kv_head, sinks, count, position, stride };
+            let out = &mut out[done * v_dim..];
+            if L::CHAINS >= QUERIES * KEYS {
+                queries.attend::<L, QUERIES>(lanes, out);
+            } else {
+                queries.attend::<L, 1>(lanes, out);
+            }
+            done += count;
+        }
+    }
+}
+
+/// Queries that read one key/value head, row by row.
+struct Queries<'a> {
+    shape: AttentionShape,
+    /// `[rows, count · k_dim]`
+    q: View<'a, Vec<f32>>,
+    kv: &'a KvView<'a, Vec<f32>>,
+    kv_head: usize,
+    /// `[count]`
+    sinks: Option<&'a [f32]>,
+    /// Heads of a row.
+    count: usize,
+    /// Of the first row.
+    position: usize,
+    /// Values of the output from one row to the next.
+    stride: usize,
+}
+
+/// The softmax of a query so far.
+#[derive(Clone, Copy)]
+struct Softmax {
+    peak: f32,
+    sum: f32,
+}
+
+/// What is seen of a block: positions in it, from the first to behind the last.
+#[derive(Clone, Copy, PartialEq)]
+struct Seen {
+    from: usize,
+    to: usize,
+}
+
+impl Queries<'_> {
+    /// All of them over all blocks, `N` at a time where they see the same positions.
+    #[inline(always)]
+    fn attend<L: Lanes, const N: usize>(&self, lanes: L, out: &mut [f32]) {
+        let queries = self.q.rows * self.count;
+        let mut states = [Softmax { peak: f32::NEG_INFINITY, sum: 0.0 }; QUERIES_PER_TASK_MAX];
+        let states = &mut states[..queries];
+        if let Some(sinks) = self.sinks {
+            for (state, sink) in states.iter_mut().zip(sinks.iter().cycle()) {
+                *state = Softmax { peak: *sink, sum: 1.0 };
             }
         }
-        for (out, sum) in out.chunks_exact_mut(v_dim).zip(sums) {
-            let share = 1.0 / sum;
+        let first = self.shape.first_seen(self.position) / KV_BLOCK_TOKENS;
+        for block in first..(self.position + self.q.rows).div_ceil(KV_BLOCK_TOKENS) {
+            let mut at = 0;
+            while at < queries {
+                let seen = self.seen(at, block);
+                // What is seen moves on with the rows: if first and last see the same, all do.
+                if at + N <= queries && self.seen(at + N - 1, block) == seen {
+                    self.meet::<L, N>(lanes, at, (block, seen), states, out);
+                    at += N;
+                } else {
+                    self.meet::<L, 1>(lanes, at, (block, seen), states, out);
+                    at += 1;
+                }
+            }
+        }
+        for (at, state) in states.iter().enumerate() {
+            let share = 1.0 / state.sum;
+            let out = &mut out[self.place(at)..][..self.shape.v_dim];
             out.iter_mut().for_each(|out| *out *= share);
         }
     }
+
+    /// What query `at` sees of a block.
+    #[inline(always)]
+    fn seen(&self, at: usize, block: usize) -> Seen {
+        let (position, first) = (self.position + at / self.count, block * KV_BLOCK_TOKENS);
+        let to = KV_BLOCK_TOKENS.min((position + 1).saturating_sub(first));
+        Seen { from: self.shape.first_seen(position).saturating_sub(first).min(to), to }
+    }
+
+    /// Where the output of query `at` begins.
+    #[inline(always)]
+    fn place(&self, at: usize) -> usize {
+        at / self.count * self.stride + at % self.count * self.shape.v_dim
+    }
+
+    /// Query `at`.
+    #[inline(always)]
+    fn query(&self, at: usize) -> &[f32] {
+        let k_dim = self.shape.k_dim;
+        &self.q.row(at / self.count)[at % self.count * k_dim..][..k_dim]
+    }
+
+    /// Queries `at ..` and what they see of a block.
+    #[inline(always)]
+    fn meet<L: Lanes, const N: usize>(
+        &self,
+        lanes: L,
+        at: usize,
+        (block, Seen { from, to }): (usize, Seen),
+        states: &mut [Softmax],
+        out: &mut [f32],
+    ) {
+        if from == to {
+            return;
+        }
+        let AttentionShape { kv_heads, k_dim, v_dim, scale, .. } = self.shape;
+        let block = self.kv.table[block] as usize;
+        let lane = (block * kv_heads + self.kv_head) * KV_BLOCK_TOKENS + from;
+        let keys = &self.kv.keys[lane * k_dim..][..(to - from) * k_dim];
+        let (mut q, mut places) = ([self.query(at); N], [self.place(at); N]);
+        for n in 1..N {
+            (q[n], places[n]) = (self.query(at + n), self.place(at + n));
+        }
+        let mut scores = [[0.0; KV_BLOCK_TOKENS]; N];
+        score(lanes, scale, q, keys, &mut scores);
+        let mut fades = [0.0; N];
+        for n in 0..N {
+            let (state, scores) = (&mut states[at + n], &mut scores[n][..to - from]);
+            let higher = largest(lanes, scores, state.peak);
+            fades[n] = (state.peak - higher).exp(); // e^-∞ = 0 for the first block
+            state.peak = higher;
+            state.sum = state.sum * fades[n] + exp_sum(lanes, higher, scores);
+        }
+        let values = self.kv.values(self.shape, lane);
+        let shares = Shares { fades, scores: &scores, tokens: to - from };
+        gather(lanes, shares, values, out, (places, v_dim));
+    }
 }
 
-/// `scores[t] = scale · q·keys[t]`.
+/// `scores[n][t] = scale · q[n]·keys[t]`.
 #[inline(always)]
-fn score<L: Lanes>(lanes: L, scale: f32, q: &[f32], keys: &[f32], scores: &mut [f32]) {
-    let k_dim = q.len();
-    let full = scores.len() / KEYS * KEYS;
-    let (keys, last_keys) = keys.split_at(full * k_dim);
-    let (scores, last_scores) = scores.split_at_mut(full);
-    for (keys, scores) in keys.chunks_exact(KEYS * k_dim).zip(scores.chunks_exact_mut(KEYS)) {
-        score_keys::<L, KEYS>(lanes, scale, q, keys, scores);
-    }
-    for (key, score) in last_keys.chunks_exact(k_dim).zip(last_scores.chunks_exact_mut(1)) {
-        score_keys::<L, 1>(lanes, scale, q, key, score);
-    }
-}
-
-/// `T` keys; a score does not depend on `T`.
-#[inline(always)]
-fn score_keys<L: Lanes, const T: usize>(
+fn score<L: Lanes, const N: usize>(
     lanes: L,
     scale: f32,
-    q: &[f32],
+    q: [&[f32]; N],
     keys: &[f32],
-    scores: &mut [f32],
+    scores: &mut [[f32; KV_BLOCK_TOKENS]; N],
 ) {
-    let k_dim = q.len();
-    let mut sums = [lanes.splat(0.0); T];
-    for (i, q) in q.chunks(LANES).enumerate() {
-        let (at, len, q) = (i * LANES, q.len(), load_some(lanes, q));
-        for t in 0..T {
-            let key = load_some(lanes, &keys[t * k_dim + at..][..len]);
-            sums[t] = lanes.fma(q, key, sums[t]);
+    let k_dim = q[0].len();
+    let tokens = keys.len() / k_dim;
+    let full = tokens / KEYS * KEYS;
+    for t in (0..full).step_by(KEYS) {
+        let sums = products::<L, N, KEYS>(lanes, q, &keys[t * k_dim..][..KEYS * k_dim]);
+        for n in 0..N {
+            let sums = lanes.sums(sums[n]);
+            for i in 0..KEYS {
+                scores[n][t + i] = scale * sums[i];
+            }
         }
+    }
+    for t in full..tokens {
+        let sums = products::<L, N, 1>(lanes, q, &keys[t * k_dim..][..k_dim]);
+        for n in 0..N {
+            scores[n][t] = scale * lanes.sum(sums[n][0]);
+        }
+    }
+}
+
+/// Products of `N` queries and `T` keys, whose lanes are still to be added; one does not depend on
+/// `N` or `T`.
+#[inline(always)]
+fn products<L: Lanes, const N: usize, const T: usize>(
+    lanes: L,
+    q: [&[f32]; N],
+    keys: &[f32],
+) -> [[L::F; T]; N] {
+    let k_dim = keys.len() / T;
+    let whole = k_dim / LANES;
+    // Copied before there are sums in registers: the copy is a call.
+    let (mut q_tails, mut key_tails) = ([[0.0; LANES]; N], [[0.0; LANES]; T]);
+    let (mut heads, mut rows): ([&[Sixteen]; N], [&[Sixteen]; T]) = ([&[]; N], [&[]; T]);
+    for n in 0..N {
+        let (vectors, tail) = q[n].as_chunks();
+        heads[n] = &vectors[..whole];
+        q_tails[n] = padded(tail);
     }
     for t in 0..T {
-        scores[t] = scale * lanes.sum(sums[t]);
+        let (vectors, tail) = keys[t * k_dim..][..k_dim].as_chunks();
+        rows[t] = &vectors[..whole];
+        key_tails[t] = padded(tail);
     }
-}
-
-/// `out = fade · out + Σ shares[t] · values[t]`, positions ascending; `values` come with their
-/// stride.
-#[inline(always)]
-fn gather<L: Lanes>(
-    lanes: L,
-    fade: f32,
-    shares: &[f32],
-    (values, stride): (&[f32], usize),
-    out: &mut [f32],
-) {
-    let wide = out.len() / (COLUMNS * LANES) * (COLUMNS * LANES);
-    let (many, rest) = out.split_at_mut(wide);
-    for (i, out) in many.chunks_exact_mut(COLUMNS * LANES).enumerate() {
-        let at = i * COLUMNS * LANES;
-        gather_columns::<L, COLUMNS>(lanes, fade, shares, (&values[at..], stride), out);
-    }
-    for (i, out) in rest.chunks_mut(LANES).enumerate() {
-        let at = wide + i * LANES;
-        gather_columns::<L, 1>(lanes, fade, shares, (&values[at..], stride), out);
-    }
-}
-
-/// `C` vectors of the output, the last of which may be short.
-#[inline(always)]
-fn gather_columns<L: Lanes, const C: usize>(
-    lanes: L,
-    fade: f32,
-    shares: &[f32],
-    (values, stride): (&[f32], usize),
-    out: &mut [f32],
-) {
-    let mut sums = [lanes.splat(fade); C];
-    for (sum, out) in sums.iter_mut().zip(out.chunks(LANES)) {
-        *sum = lanes.mul(*sum, load_some(lanes, out));
-    }
-    for (share, values) in shares.iter().zip(values.chunks(stride)) {
-        let share = lanes.splat(*share);
-        for (sum, values) in sums.iter_mut().zip(values[..out.len()].chunks(LANES)) {
-            *sum = lanes.fma(share, load_some(lanes, values), *sum);
+    let mut sums = [[lanes.splat(0.0); T]; N];
+    for at in 0..whole {
+        let mut vectors = [lanes.splat(0.0); N];
+        for n in 0..N {
+            vectors[n] = lanes.load(&heads[n][at]);
+        }
+        for t in 0..T {
+            let key = lanes.load(&rows[t][at]);
+            for n in 0..N {
+                sums[n][t] = lanes.fma(vectors[n], key, sums[n][t]);
+            }
         }
     }
-    for (sum, out) in sums.iter().zip(out.chunks_mut(LANES)) {
-        store_some(lanes, *sum, out);
+    if whole * LANES < k_dim {
+        for n in 0..N {
+            let head = lanes.load(&q_tails[n]);
+            for t in 0..T {
+                sums[n][t] = lanes.fma(head, lanes.load(&key_tails[t]), sums[n][t]);
+            }
+        }
+    }
+    sums
+}
+
+/// Sixteen values from `at` on.
+#[inline(always)]
+fn sixteen(x: &[f32], at: usize) -> &Sixteen {
+    x[at..].first_chunk().expect("a whole vector")
+}
+
+/// What the values of a block count for `N` queries.
+#[derive(Clone, Copy)]
+struct Shares<'a, const N: usize> {
+    /// Factors on what was gathered before.
+    fades: [f32; N],
+    scores: &'a [[f32; KV_BLOCK_TOKENS]; N],
+    tokens: usize,
+}
+
+/// `out[n] = fade[n] · out[n] + Σ shares[n][t] · values[t]`, positions ascending; `values` come with
+/// their stride, and output `n` has `v_dim` values from `places[n]` on.
+#[inline(always)]
+fn gather<L: Lanes, const N: usize>(
+    lanes: L,
+    shares: Shares<'_, N>,
+    (values, stride): (&[f32], usize),
+    out: &mut [f32],
+    (mut places, v_dim): ([usize; N], usize),
+) {
+    let mut at = 0;
+    while at + COLUMNS * LANES <= v_dim {
+        gather_columns::<L, N, COLUMNS>(lanes, shares, (&values[at..], stride), out, places);
+        at += COLUMNS * LANES;
+        places.iter_mut().for_each(|place| *place += COLUMNS * LANES);
+    }
+    while at + LANES <= v_dim {
+        gather_columns::<L, N, 1>(lanes, shares, (&values[at..], stride), out, places);
+        at += LANES;
+        places.iter_mut().for_each(|place| *place += LANES);
+    }
+    if at < v_dim {
+        gather_tail(lanes, shares, (&values[at..], stride), out, (places, v_dim - at));
+    }
+}
+
+/// `C` vectors of each output.
+#[inline(always)]
+fn gather_columns<L: Lanes, const N: usize, const C: usize>(
+    lanes: L,
+    Shares { fades, scores, tokens }: Shares<'_, N>,
+    (values, stride): (&[f32], usize),
+    out: &mut [f32],
+    places: [usize; N],
+) {
+    let mut sums = [[lanes.splat(0.0); C]; N];
+    for n in 0..N {
+        for (c, sum) in sums[n].iter_mut().enumerate() {
+            let before = lanes.load(sixteen(out, places[n] + c * LANES));
+            *sum = lanes.mul(lanes.splat(fades[n]), before);
+        }
+    }
+    for t in 0..tokens {
+        let mut columns = [lanes.splat(0.0); C];
+        for (c, column) in columns.iter_mut().enumerate() {
+            *column = lanes.load(sixteen(values, t * stride + c * LANES));
+        }
+        for (sums, scores) in sums.iter_mut().zip(scores) {
+            let share = lanes.splat(scores[t]);
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = lanes.fma(share, column, *sum);
+            }
+        }
+    }
+    for n in 0..N {
+        for (c, sum) in sums[n].iter().enumerate() {
+            let out = out[places[n] + c * LANES..].first_chunk_mut().expect("a whole vector");
+            lanes.store(*sum, out);
+        }
+    }
+}
+
+/// The last `len` values of each output, fewer than a vector: by way of copies that are filled up.
+#[inline(always)]
+fn gather_tail<L: Lanes, const N: usize>(
+    lanes: L,
+    shares: Shares<'_, N>,
+    (values, stride): (&[f32], usize),
+    out: &mut [f32],
+    (places, len): ([usize; N], usize),
+) {
+    let (mut block, mut outs) = ([[0.0; LANES]; KV_BLOCK_TOKENS], [[0.0; LANES]; N]);
+    for (t, value) in block[..shares.tokens].iter_mut().enumerate() {
+        *value = padded(&values[t * stride..][..len]);
+    }
+    let mut firsts = [0; N];
+    for n in 0..N {
+        firsts[n] = n * LANES;
+        outs[n] = padded(&out[places[n]..][..len]);
+    }
+    let values = (block.as_flattened(), LANES);
+    gather_columns::<L, N, 1>(lanes, shares, values, outs.as_flattened_mut(), firsts);
+    for n in 0..N {
+        out[places[n]..][..len].copy_from_slice(&outs[n][..len]);
     }
 }

@@ -3,7 +3,7 @@
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
-    backend::{AttentionShape, Clamp, KvView, Numerics, Rope},
+    backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
     reference::{
         activation, attention,
         delta_net::DeltaStep,
@@ -37,9 +37,9 @@ pub trait Parallel: Send + 'static {
     );
 }
 
-/// Query heads that a task of attention takes at most. They share every block of keys and values
-/// while a cache holds it.
-pub const HEADS_PER_TASK_MAX: usize = 16;
+/// Query heads that share every block of keys and values, at most, while a cache holds it: of all rows
+/// of a task.
+pub const QUERIES_PER_TASK_MAX: usize = 128;
 
 /// Rows of arranged weights that lie side by side.
 pub const PANEL_ROWS: usize = 16;
@@ -140,22 +140,24 @@ pub trait Kernels: Parallel + Sync {
         }
     }
 
-    /// Neighbouring query heads of one row of [`crate::Backend::attention`], `head` and as many
-    /// after it as `out` has room for, at most [`HEADS_PER_TASK_MAX`]; all of them read one
-    /// key/value head. See [`attention::attend`].
+    /// Query heads of some rows of [`crate::Backend::attention`], the first of which is `head` at
+    /// `position`; at most [`QUERIES_PER_TASK_MAX`] rows. `q` is
+    /// `[rows, heads · k_dim]`, `out` is `[rows, heads · v_dim]`. See [`attention::attend`].
     fn attend(
         &self,
         shape: AttentionShape,
-        q: &[f32],
+        q: View<'_, Vec<f32>>,
         (kv, head): (&KvView<'_, Vec<f32>>, usize),
         position: usize,
         out: &mut [f32],
     ) where
         Self: Sized,
     {
-        let heads = q.chunks_exact(shape.k_dim).zip(out.chunks_exact_mut(shape.v_dim));
-        for (i, (q, out)) in heads.enumerate() {
-            attention::attend(self, shape, q, (kv, head + i), position, out);
+        let heads = q.cols / shape.k_dim;
+        for (i, out) in out.chunks_exact_mut(shape.v_dim).enumerate() {
+            let (row, at) = (i / heads, i % heads);
+            let q = &q.row(row)[at * shape.k_dim..][..shape.k_dim];
+            attention::attend(self, shape, q, (kv, head + at), position + row, out);
         }
     }
 
