@@ -113,6 +113,11 @@ impl TraceHeader {
                     .map_or(0, |record| record.pieces.iter().map(|piece| piece.extent.bytes).sum()),
             })
         });
+        Self::of_layers(layers.collect(), top_k)
+    }
+
+    /// A geometry without a catalog.
+    pub fn of_layers(layers: Vec<Option<TracedLayer>>, top_k: usize) -> Self {
         Self {
             version: VERSION,
             model: String::new(),
@@ -121,7 +126,7 @@ impl TraceHeader {
             numerics: String::new(),
             top_k,
             scores: false,
-            layers: layers.collect(),
+            layers,
         }
     }
 }
