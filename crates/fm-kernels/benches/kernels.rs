@@ -10,19 +10,14 @@
 
 #![allow(clippy::print_stdout)] // it is what a benchmark is for
 
-use std::{
-    hint::black_box,
-    ops::{Deref, DerefMut},
-    thread,
-    time::Instant,
-};
+use std::{hint::black_box, thread, time::Instant};
 
 use fm_format::{
     quant::{self, QuantFormat},
     record::MatrixShape,
 };
 use fm_kernels::{
-    Backend, Cpu,
+    Backend, Cpu, WeightBytes,
     backend::{
         AttentionShape, DeltaInputs, DeltaShape, HeadOrder, KvView, Numerics, QMatrix, View,
         ViewMut,
@@ -355,36 +350,15 @@ impl Bench {
     }
 }
 
-/// Copies of 64 K weights of noise, from a cache line on.
-struct Weights {
-    bytes: Vec<u8>,
-    start: usize,
-}
-
-impl Deref for Weights {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[self.start..]
-    }
-}
-
-impl DerefMut for Weights {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..]
-    }
-}
-
-fn weights(format: &'static QuantFormat, len: usize) -> Weights {
+/// Copies of 64 K weights of noise.
+fn weights(format: &'static QuantFormat, len: usize) -> WeightBytes {
     let cols = 64 * 1024;
     let pattern = noise_weights(MatrixShape { rows: 1, cols, format }, 1);
-    let mut bytes = vec![0; len + 63];
-    let start = bytes.as_ptr().align_offset(64);
-    bytes.truncate(start + len);
-    for chunk in bytes[start..].chunks_mut(pattern.len()) {
+    let mut set = WeightBytes::zeroed(len);
+    for chunk in set.chunks_mut(pattern.len()) {
         chunk.copy_from_slice(&pattern[..chunk.len()]);
     }
-    Weights { bytes, start }
+    set
 }
 
 fn values(len: usize) -> Vec<f32> {

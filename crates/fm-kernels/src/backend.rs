@@ -7,6 +7,8 @@ use std::fmt;
 
 use fm_format::record::MatrixShape;
 
+use crate::WeightBytes;
+
 mod operands;
 mod view;
 
@@ -108,7 +110,7 @@ pub trait Backend: Send + Sized + 'static {
     ///
     /// # Errors
     /// If the device is out of memory.
-    fn upload_packed(&self, bytes: Vec<u8>) -> DeviceResult<Self::Packed>;
+    fn upload_packed(&self, bytes: WeightBytes) -> DeviceResult<Self::Packed>;
     /// Whether the device has an order of its own for such a matrix, and kernels for that order.
     fn arranges(&self, shape: MatrixShape) -> bool;
     /// Brings a matrix that [`Backend::arranges`] from rows into the device's own order, in place.

@@ -12,6 +12,7 @@ use fm_format::quant::QuantFormat;
 use fm_format::record::MatrixShape;
 
 use crate::{
+    WeightBytes,
     backend::{Backend, DeviceResult, QMatrix, View},
     reference::Reference,
 };
@@ -118,7 +119,7 @@ impl<B: Backend> Weights<B> {
         seed: u64,
     ) -> DeviceResult<Self> {
         let shape = MatrixShape { rows, cols, format };
-        Self::of(device, shape, noise_weights(shape, seed))
+        Self::of(device, shape, &noise_weights(shape, seed))
     }
 
     /// As [`Weights::noise`], but the rows stay rows.
@@ -129,16 +130,16 @@ impl<B: Backend> Weights<B> {
         seed: u64,
     ) -> DeviceResult<Self> {
         let shape = MatrixShape { rows, cols, format };
-        Self::rows_of(device, shape, noise_weights(shape, seed))
+        Self::rows_of(device, shape, &noise_weights(shape, seed))
     }
 
     /// The rows stay rows.
-    fn rows_of(device: &B, shape: MatrixShape, bytes: Vec<u8>) -> DeviceResult<Self> {
-        Ok(Self { packed: device.upload_packed(bytes)?, shape, arranged: false })
+    fn rows_of(device: &B, shape: MatrixShape, bytes: &[u8]) -> DeviceResult<Self> {
+        Ok(Self { packed: device.upload_packed(WeightBytes::from(bytes))?, shape, arranged: false })
     }
 
     /// Arranged, if the device does so.
-    fn of(device: &B, shape: MatrixShape, bytes: Vec<u8>) -> DeviceResult<Self> {
+    fn of(device: &B, shape: MatrixShape, bytes: &[u8]) -> DeviceResult<Self> {
         let mut weights = Self::rows_of(device, shape, bytes)?;
         weights.arranged = device.arranges(shape);
         if weights.arranged {

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use fm_format::record::MatrixShape;
 
 use crate::{
+    WeightBytes,
     backend::{
         AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertCall,
         ExpertRow, ExpertScratch, KvView, Numerics, QMatrix, Rope, RouterLogits, RouterScoring,
@@ -63,7 +64,7 @@ impl<K: Kernels> Host<K> {
 
 impl<K: Kernels> Backend for Host<K> {
     type Buf = Vec<f32>;
-    type Packed = Vec<u8>;
+    type Packed = WeightBytes;
     type Bytes = [u8];
     type Acts = HostActs;
 
@@ -79,7 +80,7 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(values.to_vec())
     }
 
-    fn upload_packed(&self, bytes: Vec<u8>) -> DeviceResult<Vec<u8>> {
+    fn upload_packed(&self, bytes: WeightBytes) -> DeviceResult<WeightBytes> {
         Ok(bytes)
     }
 

@@ -9,6 +9,8 @@ pub mod cpu;
 pub mod host;
 pub mod reference;
 pub mod tolerance;
+mod weight_bytes;
 
 pub use backend::{Backend, DeviceError};
 pub use cpu::Cpu;
+pub use weight_bytes::WeightBytes;

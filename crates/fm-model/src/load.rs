@@ -10,7 +10,7 @@ use fm_format::{
     source::{Dtype, Files, TensorCheck},
 };
 use fm_kernels::{
-    Backend,
+    Backend, WeightBytes,
     backend::{DeviceResult, QMatrix, View, ViewMut},
 };
 use half::{bf16, f16};
@@ -140,8 +140,8 @@ impl<'a, B: Backend> Loader<'a, B> {
 ///
 /// # Errors
 /// If a read fails or comes up short.
-pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<Vec<u8>, LoadError> {
-    let mut out = vec![0; matrix.shape.bytes()];
+pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<WeightBytes, LoadError> {
+    let mut out = WeightBytes::zeroed(matrix.shape.bytes());
     ffi::advise_huge(&mut out);
     match matrix.transform {
         MatrixTransform::Plain => {
@@ -372,7 +372,7 @@ mod tests {
             transform: MatrixTransform::Plain,
         };
         let turned = whole.select(vec![0..2, 3..5]).transpose_parts(2);
-        (read_matrix(&Files::new(vec![path]), &turned).unwrap(), turned)
+        (read_matrix(&Files::new(vec![path]), &turned).unwrap().to_vec(), turned)
     }
 
     #[test]

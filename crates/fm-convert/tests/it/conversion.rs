@@ -219,7 +219,7 @@ fn trunk(files: &Files, spec: &ModelSpec) -> Trunk {
     }
     let matrices = named.matrices.into_iter().map(|(name, matrix)| {
         let means = format!("{:?} {:?} {}", matrix.shape, matrix.rows, matrix.source_rows);
-        (name, (means, read_matrix(files, &matrix).unwrap()))
+        (name, (means, read_matrix(files, &matrix).unwrap().to_vec()))
     });
     let vectors = named.vectors.into_iter().map(|(name, vector)| {
         let means = format!("{:?} {:?} {:?}", vector.dtype, vector.transform, vector.rows);

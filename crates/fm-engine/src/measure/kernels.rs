@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use fm_format::record::{MatrixRole, MatrixShape};
 use fm_kernels::{
-    Backend,
+    Backend, WeightBytes,
     backend::{QMatrix, View, ViewMut},
     conformance::noise_weights,
     reference::Reference,
@@ -63,7 +63,7 @@ fn on<B: Backend<Bytes = [u8]>>(device: B, shape: MatrixShape) -> Result<Rated, 
     let count = (SET_BYTES / shape.bytes()).max(1);
     let arranged = device.arranges(shape);
     let set = (0..count).map(|_| {
-        let mut packed = device.upload_packed(bytes.clone())?;
+        let mut packed = device.upload_packed(WeightBytes::from(&bytes[..]))?;
         if arranged {
             device.arrange(shape, packed.as_mut())?;
         }

@@ -128,7 +128,7 @@ impl Case for MatmulHeads {
             for head in 0..heads {
                 let shape = MatrixShape { rows, ..weights.shape };
                 let bytes = noise_weights(weights.shape, 1);
-                let bytes = bytes[head * shape.bytes()..][..shape.bytes()].to_vec();
+                let bytes = &bytes[head * shape.bytes()..][..shape.bytes()];
                 let weights = Weights::rows_of(device, shape, bytes)?;
                 let x = View::new(&x, tokens, heads * in_stride);
                 device.prepare(x.columns(head * in_stride + 4, cols), &mut acts)?;

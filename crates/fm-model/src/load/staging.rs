@@ -14,6 +14,7 @@ use std::{
 };
 
 use fm_format::source::Files;
+use fm_kernels::WeightBytes;
 
 use super::read_matrix;
 use crate::{
@@ -28,7 +29,7 @@ const THREADS_MAX: usize = 8;
 /// tensor share it.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
-    waiting: HashMap<String, Vec<(MatrixRef, Vec<u8>)>>,
+    waiting: HashMap<String, Vec<(MatrixRef, WeightBytes)>>,
 }
 
 impl Staged {
@@ -56,7 +57,7 @@ impl Staged {
     }
 
     /// Hands over a matrix, once.
-    pub(super) fn take(&mut self, matrix: &MatrixRef) -> Option<Vec<u8>> {
+    pub(super) fn take(&mut self, matrix: &MatrixRef) -> Option<WeightBytes> {
         let waiting = self.waiting.get_mut(&matrix.name)?;
         let at = waiting.iter().position(|(staged, _)| staged == matrix)?;
         Some(waiting.swap_remove(at).1)
@@ -73,7 +74,7 @@ struct Queue<'a> {
 
 impl Queue<'_> {
     /// Reads one matrix after the other until none is left or somebody has failed.
-    fn work(&self) -> Result<Vec<(usize, Vec<u8>)>, LoadError> {
+    fn work(&self) -> Result<Vec<(usize, WeightBytes)>, LoadError> {
         let mut done = Vec::new();
         while !self.failed.load(Ordering::Relaxed) {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
