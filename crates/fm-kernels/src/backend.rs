@@ -167,6 +167,21 @@ pub trait Backend: Send + Sized + 'static {
         x: &Self::Acts,
         y: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;
+    /// [`Backend::matmul`] of several matrices that read the same activations, each into its own
+    /// result: what is small alone is worth several threads together.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn matmul_each<const N: usize>(
+        &self,
+        x: &Self::Acts,
+        products: [(QMatrix<'_, Self::Bytes>, ViewMut<'_, Self::Buf>); N],
+    ) -> DeviceResult {
+        for (w, y) in products {
+            self.matmul(w, x, y)?;
+        }
+        Ok(())
+    }
     /// As [`Backend::matmul`] for the activations of the given rows only: `y[i] = W x[rows[i]]`.
     ///
     /// # Errors

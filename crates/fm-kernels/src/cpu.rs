@@ -138,7 +138,7 @@ impl Kernels for Simd {
         format: &'static QuantFormat,
         panels: &[u8],
         x: &RowSelection<'_>,
-        out: &mut [f32],
+        out: &mut [&mut [f32]],
     ) {
         on_level!(self.level, lanes => panels::dots(lanes, format, panels, x, out));
     }

@@ -145,6 +145,20 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
+    fn matmul_each<const N: usize>(
+        &self,
+        x: &HostActs,
+        mut products: [(QMatrix<'_, [u8]>, ViewMut<'_, Vec<f32>>); N],
+    ) -> DeviceResult {
+        let x = RowSelection::all(x);
+        if x.rows() > 0 && products.iter().all(|(w, _)| w.arranged) {
+            self.matmul_arranged(&x, &mut products);
+        } else {
+            products.into_iter().for_each(|(w, y)| self.matmul_selected(w, &x, y));
+        }
+        Ok(())
+    }
+
     fn matmul_rows(
         &self,
         w: QMatrix<'_, [u8]>,

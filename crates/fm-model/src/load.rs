@@ -62,16 +62,29 @@ pub(crate) struct Linear<B: Backend> {
 }
 
 impl<B: Backend> Linear<B> {
+    /// [`Linear::forward`] of several that read the same rows.
+    pub(crate) fn forward_each<const N: usize>(
+        device: &B,
+        x: &B::Acts,
+        mut each: [(&Self, ViewMut<'_, B::Buf>); N],
+    ) -> DeviceResult {
+        let products = each.each_mut().map(|(linear, y)| (linear.weight.view(), y.reborrow()));
+        device.matmul_each(x, products)?;
+        for (linear, y) in each {
+            linear.add_bias(device, y)?;
+        }
+        Ok(())
+    }
+
     /// `y = W x + bias`.
     pub(crate) fn forward(&self, device: &B, x: &B::Acts, y: ViewMut<'_, B::Buf>) -> DeviceResult {
-        let ViewMut { buf, offset, rows, cols, stride } = y;
-        let product = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
-        device.matmul(self.weight.view(), x, product)?;
+        Self::forward_each(device, x, [(self, y)])
+    }
+
+    /// `y += bias`, if there is one.
+    fn add_bias(&self, device: &B, y: ViewMut<'_, B::Buf>) -> DeviceResult {
         match &self.bias {
-            Some(bias) => {
-                let bias = View::new(bias, 1, cols);
-                device.add_bias(bias, ViewMut { buf, offset, rows, cols, stride })
-            }
+            Some(bias) => device.add_bias(View::new(bias, 1, y.cols), y),
             None => Ok(()),
         }
     }

@@ -56,6 +56,12 @@ pub struct ViewMut<'a, Buf> {
 }
 
 impl<'a, Buf> ViewMut<'a, Buf> {
+    /// The same view for a while.
+    pub fn reborrow(&mut self) -> ViewMut<'_, Buf> {
+        let Self { offset, rows, cols, stride, .. } = *self;
+        ViewMut { buf: &mut *self.buf, offset, rows, cols, stride }
+    }
+
     /// A matrix at the start of `buf`, rows one after the other.
     pub fn new(buf: &'a mut Buf, rows: usize, cols: usize) -> Self {
         Self { buf, offset: 0, rows, cols, stride: cols }

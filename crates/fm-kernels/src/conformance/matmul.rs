@@ -65,6 +65,60 @@ pub fn matmul<B: Backend>(device: &B) {
     }
 }
 
+/// Two matrices that read the same rows.
+#[derive(Debug)]
+struct MatmulEach {
+    formats: [&'static QuantFormat; 2],
+    tokens: usize,
+    /// By one [`Backend::matmul`] per matrix instead.
+    one_by_one: bool,
+}
+
+impl Case for MatmulEach {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let (cols, tokens) = (512, self.tokens);
+        let [first, second] = self.formats;
+        let first = Weights::noise(device, first, (208, cols), 1)?;
+        let second = Weights::noise(device, second, (48, cols), 4)?;
+        let mut acts = device.acts(tokens, cols)?;
+        let x = device.upload(&noise(2, tokens * cols))?;
+        device.prepare(View::new(&x, tokens, cols), &mut acts)?;
+        let mut y = device.upload(&noise(3, tokens * 208))?;
+        let mut z = device.upload(&noise(5, tokens * 48))?;
+        let products = [
+            (first.matrix(), ViewMut::new(&mut y, tokens, 208)),
+            (second.matrix(), ViewMut::new(&mut z, tokens, 48)),
+        ];
+        if self.one_by_one {
+            for (w, y) in products {
+                device.matmul(w, &acts, y)?;
+            }
+        } else {
+            device.matmul_each(&acts, products)?;
+        }
+        let mut values = read_all(device, &y, tokens * 208)?;
+        values.extend(read_all(device, &z, tokens * 48)?);
+        Ok(values)
+    }
+}
+
+/// [`Backend::matmul_each`] of matrices of one format and of several.
+///
+/// # Panics
+/// If one by one they have other bits.
+pub fn matmul_each<B: Backend>(device: &B) {
+    let format = |name| fm_format::quant::by_name(name).expect("it is in the table");
+    for formats in [["q4_k", "q4_k"], ["q4_k", "affine4_g64"], ["q8_0", "bf16"], ["f32", "f32"]] {
+        for tokens in [0, 1, 2, 33, 70] {
+            let case = MatmulEach { formats: formats.map(format), tokens, one_by_one: false };
+            case.check(device, tolerance::DOT_F32);
+            let each = bits(&case.run(device).expect("the device runs"));
+            let case = MatmulEach { one_by_one: true, ..case };
+            assert!(each == bits(&case.run(device).expect("the device runs")), "{case:?}");
+        }
+    }
+}
+
 /// `y[i] = W x[rows[i]]`.
 #[derive(Debug)]
 struct MatmulRows {

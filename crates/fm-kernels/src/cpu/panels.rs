@@ -57,7 +57,7 @@ fn unit_weights<P: Panels>(_: P) -> usize {
     P::WEIGHTS
 }
 
-/// `out[(p · tokens + t) · 16 + r] = (row r of panel p) · x[t]`.
+/// `out[t][p · 16 + r] = (row r of panel p) · x[t]`.
 ///
 /// # Panics
 /// If the lengths do not fit each other, or the activations were not quantised.
@@ -66,11 +66,11 @@ pub(super) fn dots<L: Lanes>(
     format: &'static QuantFormat,
     panels: &[u8],
     x: &RowSelection<'_>,
-    out: &mut [f32],
+    out: &mut [&mut [f32]],
 ) {
     let row_bytes = format.row_bytes(x.cols()).expect("the row tiles into blocks");
-    assert_eq!(panels.len() * x.rows(), row_bytes * out.len(), "one result per row and token");
-    let out = out.as_chunks_mut().0;
+    assert_eq!(out.len(), x.rows(), "a row of results per token");
+    assert!(out.iter().all(|out| out.len() * row_bytes == panels.len()), "a result per row");
     let panels = panels.chunks_exact(PANEL_ROWS * row_bytes);
     let done = with_panels!(format, format => match x.quantised() {
         QuantisedRows::Int8(x) => products(lanes, format, &panels, &x, out),
@@ -85,29 +85,29 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     format: P,
     panels: &ChunksExact<'_, u8>,
     x: &BlockRows<'_, CODES>,
-    out: &mut [Sixteen],
+    out: &mut [&mut [f32]],
 ) {
-    let tokens = x.rows();
-    for first in (0..tokens).step_by(TOKENS_PER_PASS) {
+    for (pass, out) in out.chunks_mut(TOKENS_PER_PASS).enumerate() {
         let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];
-        let rows = &mut rows[..TOKENS_PER_PASS.min(tokens - first)];
-        rows.iter_mut().enumerate().for_each(|(i, row)| *row = x.row(first + i));
+        let rows = &mut rows[..out.len()];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = x.row(pass * TOKENS_PER_PASS + i);
+        }
         let mut panels = panels.clone();
-        let mut outs = out.chunks_exact_mut(tokens).map(|out| &mut out[first..][..rows.len()]);
-        if let [row] = *rows {
-            for (panel, out) in panels.zip(outs) {
-                lanes.run(One { format, panel, row, out: &mut out[0] });
+        if let ([row], [out]) = (&*rows, &mut *out) {
+            for (panel, out) in panels.zip(out.as_chunks_mut().0) {
+                lanes.run(One { format, panel, row, out });
             }
             continue;
         }
-        while let (Some(panel), Some(out)) = (panels.next(), outs.next()) {
-            match (panels.next(), outs.next()) {
-                (Some(other), Some(other_out)) => {
-                    let panels = [panel, other];
-                    lanes.run(Many { format, panels, rows, out: [out, other_out] });
-                }
-                _ => lanes.run(Many { format, panels: [panel], rows, out: [out] }),
+        let mut at = 0;
+        while let Some(panel) = panels.next() {
+            if let Some(other) = panels.next() {
+                lanes.run(Many { format, panels: [panel, other], rows, out: (&mut *out, at) });
+            } else {
+                lanes.run(Many { format, panels: [panel], rows, out: (&mut *out, at) });
             }
+            at += 2 * LANES;
         }
     }
 }
@@ -151,19 +151,20 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
 
 /// Some panels and several activation rows: a run of weights is unpacked once for all of them, and a
 /// code of an activation loaded once for all panels.
-struct Many<'a, P, const CODES: usize, const N: usize> {
+struct Many<'a, 'o, P, const CODES: usize, const N: usize> {
     format: P,
     panels: [&'a [u8]; N],
     rows: &'a [&'a [Block<CODES>]],
-    out: [&'a mut [Sixteen]; N],
+    /// Where results go to, and from which of a token's on.
+    out: (&'a mut [&'o mut [f32]], usize),
 }
 
-impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, P, CODES, N> {
+impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, '_, P, CODES, N> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        let Self { format, panels, rows, out } = self;
+        let Self { format, panels, rows, out: (out, first) } = self;
         let mut sums = [[[0.0; LANES]; N]; TOKENS_PER_PASS];
         let sums = &mut sums[..rows.len()];
         for at in 0..rows[0].len() / (P::WEIGHTS / BLOCK) {
@@ -202,8 +203,8 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, P, CODES, 
                 }
             }
         }
-        for (n, out) in out.into_iter().enumerate() {
-            out.iter_mut().zip(&*sums).for_each(|(out, sums)| *out = sums[n]);
+        for (out, sums) in out.iter_mut().zip(sums) {
+            out[first..][..N * LANES].copy_from_slice(sums.as_flattened());
         }
     }
 }

@@ -54,7 +54,7 @@ impl<K: Kernels> Host<K> {
                 let bytes = down.bytes.len() / PARTS;
                 let x = RowSelection::head(acts, at, count);
                 let panels = &down.bytes[part * bytes..][..bytes];
-                kernels.arranged_dots(down.shape.format, panels, &x, results);
+                kernels.arranged_dots(down.shape.format, panels, &x, &mut [results]);
             });
             for (call, result) in calls.iter().flatten().zip(results.chunks_exact(hidden)) {
                 out.row(call.rows[0].target as usize).copy_from_slice(result);
@@ -79,7 +79,7 @@ impl<K: Kernels> Host<K> {
                 let x = RowSelection::chosen(x, rows);
                 let (gate, up) = products.split_at_mut(ffn);
                 for (matrix, out) in [(weights.gate, &mut *gate), (weights.up, &mut *up)] {
-                    kernels.arranged_dots(matrix.shape.format, matrix.bytes, &x, out);
+                    kernels.arranged_dots(matrix.shape.format, matrix.bytes, &x, &mut [out]);
                 }
                 kernels.silu_mul(up, gate);
                 kernels.quantise(gate, &mut blocks[..ffn / BLOCK]);

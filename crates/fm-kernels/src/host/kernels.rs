@@ -65,14 +65,14 @@ pub trait Kernels: Parallel + Sync {
         quantise::quantise(row, blocks);
     }
 
-    /// `out[(p · tokens + t) · 16 + r] = (row r of panel p) · x[t]` for arranged weights; each result
-    /// in an order that depends on the row's length only.
+    /// `out[t][p · 16 + r] = (row r of panel p) · x[t]` for arranged weights; each result in an order
+    /// that depends on the row's length only.
     fn arranged_dots(
         &self,
         format: &'static QuantFormat,
         panels: &[u8],
         x: &RowSelection<'_>,
-        out: &mut [f32],
+        out: &mut [&mut [f32]],
     ) {
         matmul::quantised_dots(format, panels, x, out);
     }

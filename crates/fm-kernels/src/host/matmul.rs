@@ -18,7 +18,7 @@ const PANELS_PER_TASK_MIN: usize = 4;
 const TURN_TOKENS: usize = 16;
 
 /// Fewer multiplications than this are not worth a second thread.
-const PRODUCTS_PER_FORK: usize = 1 << 15;
+const MULTIPLICATIONS_PER_FORK: usize = 1 << 15;
 
 impl<K: Kernels> Host<K> {
     /// `y[i] = W x[i]` for the selected rows.
@@ -35,10 +35,13 @@ impl<K: Kernels> Host<K> {
             return;
         }
         if w.arranged {
-            return self.matmul_arranged(w, x, y);
+            return self.matmul_arranged(x, &mut [(w, y)]);
         }
-        let rows_per_task =
-            w.shape.rows.div_ceil(self.tasks(w, tokens)).next_multiple_of(ROWS_PER_TASK_ALIGN);
+        let rows_per_task = w
+            .shape
+            .rows
+            .div_ceil(self.tasks(w.shape.rows * w.shape.cols * tokens))
+            .next_multiple_of(ROWS_PER_TASK_ALIGN);
         let row_bytes = w.shape.row_bytes();
         // One weight row gives one value per token: `out` is [w.rows, tokens].
         let kernels = &self.kernels;
@@ -56,35 +59,37 @@ impl<K: Kernels> Host<K> {
         });
     }
 
-    /// [`Self::matmul_selected`] for arranged weights: they give results panel by panel.
-    fn matmul_arranged(
+    /// [`Self::matmul_selected`] of arranged matrices, all in one operation: one that is small alone
+    /// would wait for threads as long as it works.
+    pub(super) fn matmul_arranged(
         &self,
-        w: QMatrix<'_, [u8]>,
         x: &RowSelection<'_>,
-        mut y: ViewMut<'_, Vec<f32>>,
+        products: &mut [(QMatrix<'_, [u8]>, ViewMut<'_, Vec<f32>>)],
     ) {
         let tokens = x.rows();
-        let panels = w.shape.rows / PANEL_ROWS;
+        let panels: usize = products.iter().map(|(w, _)| w.shape.rows / PANEL_ROWS).sum();
         let least = if tokens == 1 { 1 } else { PANELS_PER_TASK_MIN };
-        let panels_per_task = panels.div_ceil(self.tasks(w, tokens)).max(least);
-        let task_bytes = panels_per_task * PANEL_ROWS * w.shape.row_bytes();
-        let kernels = &self.kernels;
-        let products = |task: usize, out: &mut [f32]| {
-            let panels = &w.bytes[task * task_bytes..];
-            let panels = &panels[..out.len() / tokens * w.shape.row_bytes()];
-            kernels.arranged_dots(w.shape.format, panels, x, out);
-        };
-        let results_per_task = panels_per_task * PANEL_ROWS * tokens;
-        if tokens == 1 {
-            return kernels.for_each_chunk(y.row(0), results_per_task, products);
+        let tasks = self.tasks(panels * PANEL_ROWS * x.cols() * tokens);
+        let rows_per_task = panels.div_ceil(tasks).max(least) * PANEL_ROWS;
+        let mut weights = Vec::new();
+        let mut parts: Vec<&mut [f32]> = Vec::new();
+        for (w, y) in products {
+            assert_eq!((y.rows, y.cols), (tokens, w.shape.rows), "y is [rows, w.rows]");
+            assert_eq!(x.cols(), w.shape.cols, "weights fit the activations");
+            let (first, stride, cols) = (weights.len(), y.stride, y.cols);
+            let bytes = w.bytes.chunks(rows_per_task * w.shape.row_bytes());
+            weights.extend(bytes.map(|bytes| (w.shape.format, bytes)));
+            parts.resize_with(weights.len() * tokens, Default::default);
+            for (token, row) in y.spread().chunks_mut(stride).enumerate() {
+                for (task, part) in row[..cols].chunks_mut(rows_per_task).enumerate() {
+                    parts[(first + task) * tokens + token] = part;
+                }
+            }
         }
-        self.with_scratch(w.shape.rows * tokens, |by_panel| {
-            kernels.for_each_chunk(by_panel, results_per_task, products);
-            let by_panel = by_panel.as_chunks::<PANEL_ROWS>().0;
-            y.for_each_row(kernels, |token, y| {
-                let results = by_panel[token..].iter().step_by(tokens);
-                y.as_chunks_mut().0.iter_mut().zip(results).for_each(|(y, result)| *y = *result);
-            });
+        let kernels = &self.kernels;
+        kernels.for_each_chunk(&mut parts, tokens, |task, out| {
+            let (format, panels) = weights[task];
+            kernels.arranged_dots(format, panels, x, out);
         });
     }
 
@@ -103,7 +108,7 @@ impl<K: Kernels> Host<K> {
         if tokens == 0 {
             return;
         }
-        let heads_per_task = heads.div_ceil(self.tasks(w, tokens));
+        let heads_per_task = heads.div_ceil(self.tasks(w.shape.rows * w.shape.cols * tokens));
         let head_bytes = cols * w.shape.row_bytes();
         let (kernels, format) = (&self.kernels, w.shape.format);
         // `out` is [w.rows, tokens], cut into heads: `stride` from one to the next.
@@ -131,9 +136,9 @@ impl<K: Kernels> Host<K> {
         });
     }
 
-    /// Tasks that a product is worth.
-    fn tasks(&self, w: QMatrix<'_, [u8]>, tokens: usize) -> usize {
-        let small = w.shape.rows * w.shape.cols * tokens < PRODUCTS_PER_FORK;
+    /// Tasks that so many multiplications are worth.
+    fn tasks(&self, multiplications: usize) -> usize {
+        let small = multiplications < MULTIPLICATIONS_PER_FORK;
         if small { 1 } else { self.kernels.threads() * TASKS_PER_THREAD }
     }
 

@@ -2,7 +2,7 @@
 
 use fm_format::quant::QuantFormat;
 
-use crate::host::{BlockRows, PANEL_ROWS, QuantisedRows, RowSelection};
+use crate::host::{BlockRows, QuantisedRows, RowSelection};
 
 use super::quantise;
 
@@ -29,8 +29,8 @@ pub fn row_dots(format: &'static QuantFormat, row: &[u8], x: &RowSelection<'_>, 
     }
 }
 
-/// What panels of these rows give: `out[(p · tokens + t) · 16 + r]` is row `r` of the `p`-th sixteen
-/// rows times the values that the codes of `x[t]` stand for, in f64 and in ascending order.
+/// What panels of these rows give: `out[t][r]` is row `r` times the values that the codes of `x[t]`
+/// stand for, in f64 and in ascending order.
 ///
 /// # Panics
 /// If `rows` are not as long as the activations say, or those are not quantised.
@@ -38,7 +38,7 @@ pub fn quantised_dots(
     format: &'static QuantFormat,
     rows: &[u8],
     x: &RowSelection<'_>,
-    out: &mut [f32],
+    out: &mut [&mut [f32]],
 ) {
     match x.quantised() {
         QuantisedRows::Int8(x) => block_dots(format, rows, &x, out),
@@ -50,18 +50,17 @@ fn block_dots<const LINES: usize>(
     format: &'static QuantFormat,
     rows: &[u8],
     x: &BlockRows<'_, LINES>,
-    out: &mut [f32],
+    out: &mut [&mut [f32]],
 ) {
-    let row_bytes = rows.len() * x.rows() / out.len();
+    let row_bytes = rows.len() / out[0].len();
     let mut weights = vec![0.0; row_bytes / format.block_bytes * format.block_len];
     for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
         format.decode_row(bytes, &mut weights);
-        for token in 0..x.rows() {
+        for (token, out) in out.iter_mut().enumerate() {
             let blocks = x.row(token).iter();
             let values = blocks.flat_map(|block| (0..quantise::BLOCK).map(|i| block.value(i)));
             let products = weights.iter().zip(values).map(|(w, x)| f64::from(*w) * f64::from(x));
-            let at = (row / PANEL_ROWS * x.rows() + token) * PANEL_ROWS + row % PANEL_ROWS;
-            out[at] = products.sum::<f64>() as f32;
+            out[row] = products.sum::<f64>() as f32;
         }
     }
 }

@@ -102,9 +102,12 @@ impl<B: Backend> Attention<B> {
         let rows = step.positions.len();
         let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = self.shape;
         let AttentionScratch { q, gate, k, v, mixed, acts } = scratch;
-        self.q.forward(device, x, ViewMut::new(q, rows, heads * k_dim))?;
-        self.k.forward(device, x, ViewMut::new(k, rows, kv_heads * k_dim))?;
-        self.v.forward(device, x, ViewMut::new(v, rows, kv_heads * v_dim))?;
+        let each = [
+            (&self.q, ViewMut::new(q, rows, heads * k_dim)),
+            (&self.k, ViewMut::new(k, rows, kv_heads * k_dim)),
+            (&self.v, ViewMut::new(v, rows, kv_heads * v_dim)),
+        ];
+        Linear::forward_each(device, x, each)?;
         self.place(
             device,
             step.positions,

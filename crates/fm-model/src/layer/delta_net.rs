@@ -99,8 +99,11 @@ impl<B: Backend> DeltaNet<B> {
         let (channels, heads) = (self.shape.channels(), self.shape.value_heads);
         let values = heads * self.shape.v_dim;
         let DeltaScratch { qkv, z, a, b, read, acts } = scratch;
-        device.matmul(self.qkv.view(), x, ViewMut::new(qkv, rows, channels))?;
-        device.matmul(self.z.view(), x, ViewMut::new(z, rows, values))?;
+        let wide = [
+            (self.qkv.view(), ViewMut::new(qkv, rows, channels)),
+            (self.z.view(), ViewMut::new(z, rows, values)),
+        ];
+        device.matmul_each(x, wide)?;
         device.matmul(self.a.view(), x, ViewMut::new(a, rows, heads))?;
         device.matmul(self.b.view(), x, ViewMut::new(b, rows, heads))?;
         for segment in step.segments {

@@ -37,8 +37,11 @@ impl<B: Backend> Mlp<B> {
         out: ViewMut<'_, B::Buf>,
     ) -> DeviceResult {
         let (rows, ffn) = (out.rows, self.gate.shape.rows);
-        device.matmul(self.gate.view(), x, ViewMut::new(&mut scratch.gate, rows, ffn))?;
-        device.matmul(self.up.view(), x, ViewMut::new(&mut scratch.up, rows, ffn))?;
+        let each = [
+            (self.gate.view(), ViewMut::new(&mut scratch.gate, rows, ffn)),
+            (self.up.view(), ViewMut::new(&mut scratch.up, rows, ffn)),
+        ];
+        device.matmul_each(x, each)?;
         let up = View::new(&scratch.up, rows, ffn);
         device.silu_mul(up, ViewMut::new(&mut scratch.gate, rows, ffn))?;
         device.prepare(View::new(&scratch.gate, rows, ffn), &mut scratch.acts)?;
