@@ -14,8 +14,9 @@ mod view;
 
 pub use operands::{
     Activation, AttentionShape, Clamp, Combine, DeltaInputs, DeltaShape, ExpertBiases, ExpertCall,
-    ExpertRow, ExpertScratch, ExpertWeights, HeadOrder, KvView, QMatrix, ROUTER_GROUPS_MAX, Rope,
-    RopeLayout, RouterGroups, RouterLogits, RouterScale, RouterScoring, RouterSpec, Routes,
+    ExpertRow, ExpertScratch, ExpertWeights, HeadOrder, KvView, Product, QMatrix,
+    ROUTER_GROUPS_MAX, Rope, RopeLayout, RouterGroups, RouterLogits, RouterScale, RouterScoring,
+    RouterSpec, Routes,
 };
 pub use view::{View, ViewMut};
 
@@ -175,9 +176,9 @@ pub trait Backend: Send + Sized + 'static {
     fn matmul_each<const N: usize>(
         &self,
         x: &Self::Acts,
-        products: [(QMatrix<'_, Self::Bytes>, ViewMut<'_, Self::Buf>); N],
+        products: [Product<'_, Self::Bytes, Self::Buf>; N],
     ) -> DeviceResult {
-        for (w, y) in products {
+        for Product { w, y } in products {
             self.matmul(w, x, y)?;
         }
         Ok(())

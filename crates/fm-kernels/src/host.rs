@@ -11,8 +11,8 @@ use crate::{
     WeightBytes,
     backend::{
         AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertCall,
-        ExpertRow, ExpertScratch, KvView, Numerics, QMatrix, Rope, RouterLogits, RouterScoring,
-        RouterSpec, Routes, View, ViewMut,
+        ExpertRow, ExpertScratch, KvView, Numerics, Product, QMatrix, Rope, RouterLogits,
+        RouterScoring, RouterSpec, Routes, View, ViewMut,
     },
     reference::{
         activation, norm,
@@ -148,13 +148,15 @@ impl<K: Kernels> Backend for Host<K> {
     fn matmul_each<const N: usize>(
         &self,
         x: &HostActs,
-        mut products: [(QMatrix<'_, [u8]>, ViewMut<'_, Vec<f32>>); N],
+        mut products: [Product<'_, [u8], Vec<f32>>; N],
     ) -> DeviceResult {
         let x = RowSelection::all(x);
-        if x.rows() > 0 && products.iter().all(|(w, _)| w.arranged) {
+        if x.rows() > 0 && products.iter().all(|product| product.w.arranged) {
             self.matmul_arranged(&x, &mut products);
         } else {
-            products.into_iter().for_each(|(w, y)| self.matmul_selected(w, &x, y));
+            for Product { w, y } in products {
+                self.matmul_selected(w, &x, y);
+            }
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend, WeightBytes,
-    backend::{DeviceResult, QMatrix, View, ViewMut},
+    backend::{DeviceResult, Product, QMatrix, View, ViewMut},
 };
 use half::{bf16, f16};
 use xxhash_rust::xxh3::Xxh3Default;
@@ -68,7 +68,8 @@ impl<B: Backend> Linear<B> {
         x: &B::Acts,
         mut each: [(&Self, ViewMut<'_, B::Buf>); N],
     ) -> DeviceResult {
-        let products = each.each_mut().map(|(linear, y)| (linear.weight.view(), y.reborrow()));
+        let products =
+            each.each_mut().map(|(linear, y)| Product { w: linear.weight.view(), y: y.reborrow() });
         device.matmul_each(x, products)?;
         for (linear, y) in each {
             linear.add_bias(device, y)?;

@@ -24,6 +24,15 @@ impl<Bytes: ?Sized> Clone for QMatrix<'_, Bytes> {
 }
 impl<Bytes: ?Sized> Copy for QMatrix<'_, Bytes> {}
 
+/// A matrix, and where its product with activations goes: `[rows, w.rows]`.
+#[derive(Debug)]
+pub struct Product<'a, Bytes: ?Sized, Buf> {
+    /// The matrix.
+    pub w: QMatrix<'a, Bytes>,
+    /// The result.
+    pub y: ViewMut<'a, Buf>,
+}
+
 /// Weights of one expert: gate and up are `[ffn, hidden]`, down is `[hidden, ffn]`.
 #[derive(Debug)]
 pub struct ExpertWeights<'a, Bytes: ?Sized, Buf> {

@@ -8,7 +8,7 @@ use fm_format::{
 use crate::{
     backend::{
         Activation, Backend, Clamp, Combine, DeviceResult, ExpertBiases, ExpertRow, ExpertScratch,
-        ExpertWeights, View, ViewMut,
+        ExpertWeights, Product, View, ViewMut,
     },
     tolerance,
 };
@@ -86,11 +86,11 @@ impl Case for MatmulEach {
         let mut y = device.upload(&noise(3, tokens * 208))?;
         let mut z = device.upload(&noise(5, tokens * 48))?;
         let products = [
-            (first.matrix(), ViewMut::new(&mut y, tokens, 208)),
-            (second.matrix(), ViewMut::new(&mut z, tokens, 48)),
+            Product { w: first.matrix(), y: ViewMut::new(&mut y, tokens, 208) },
+            Product { w: second.matrix(), y: ViewMut::new(&mut z, tokens, 48) },
         ];
         if self.one_by_one {
-            for (w, y) in products {
+            for Product { w, y } in products {
                 device.matmul(w, &acts, y)?;
             }
         } else {

@@ -1,6 +1,6 @@
 //! Matrix products on the host: weight rows are shared out, each result is one task's alone.
 
-use crate::backend::{QMatrix, ViewMut};
+use crate::backend::{Product, QMatrix, ViewMut};
 
 use super::{Host, HostActs, Kernels, PANEL_ROWS, RowSelection};
 
@@ -35,7 +35,7 @@ impl<K: Kernels> Host<K> {
             return;
         }
         if w.arranged {
-            return self.matmul_arranged(x, &mut [(w, y)]);
+            return self.matmul_arranged(x, &mut [Product { w, y }]);
         }
         let rows_per_task = w
             .shape
@@ -64,16 +64,16 @@ impl<K: Kernels> Host<K> {
     pub(super) fn matmul_arranged(
         &self,
         x: &RowSelection<'_>,
-        products: &mut [(QMatrix<'_, [u8]>, ViewMut<'_, Vec<f32>>)],
+        products: &mut [Product<'_, [u8], Vec<f32>>],
     ) {
         let tokens = x.rows();
-        let panels: usize = products.iter().map(|(w, _)| w.shape.rows / PANEL_ROWS).sum();
+        let panels: usize = products.iter().map(|product| product.w.shape.rows / PANEL_ROWS).sum();
         let least = if tokens == 1 { 1 } else { PANELS_PER_TASK_MIN };
         let tasks = self.tasks(panels * PANEL_ROWS * x.cols() * tokens);
         let rows_per_task = panels.div_ceil(tasks).max(least) * PANEL_ROWS;
         let mut weights = Vec::new();
         let mut parts: Vec<&mut [f32]> = Vec::new();
-        for (w, y) in products {
+        for Product { w, y } in products {
             assert_eq!((y.rows, y.cols), (tokens, w.shape.rows), "y is [rows, w.rows]");
             assert_eq!(x.cols(), w.shape.cols, "weights fit the activations");
             let (first, stride, cols) = (weights.len(), y.stride, y.cols);

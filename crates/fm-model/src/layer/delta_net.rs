@@ -2,7 +2,7 @@
 
 use fm_kernels::{
     Backend,
-    backend::{DeltaInputs, DeltaShape, DeviceResult, View, ViewMut},
+    backend::{DeltaInputs, DeltaShape, DeviceResult, Product, View, ViewMut},
 };
 
 use crate::{
@@ -100,8 +100,8 @@ impl<B: Backend> DeltaNet<B> {
         let values = heads * self.shape.v_dim;
         let DeltaScratch { qkv, z, a, b, read, acts } = scratch;
         let wide = [
-            (self.qkv.view(), ViewMut::new(qkv, rows, channels)),
-            (self.z.view(), ViewMut::new(z, rows, values)),
+            Product { w: self.qkv.view(), y: ViewMut::new(qkv, rows, channels) },
+            Product { w: self.z.view(), y: ViewMut::new(z, rows, values) },
         ];
         device.matmul_each(x, wide)?;
         device.matmul(self.a.view(), x, ViewMut::new(a, rows, heads))?;

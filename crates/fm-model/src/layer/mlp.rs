@@ -2,7 +2,7 @@
 
 use fm_kernels::{
     Backend,
-    backend::{DeviceResult, ExpertScratch, View, ViewMut},
+    backend::{DeviceResult, ExpertScratch, Product, View, ViewMut},
 };
 
 use crate::{
@@ -38,8 +38,8 @@ impl<B: Backend> Mlp<B> {
     ) -> DeviceResult {
         let (rows, ffn) = (out.rows, self.gate.shape.rows);
         let each = [
-            (self.gate.view(), ViewMut::new(&mut scratch.gate, rows, ffn)),
-            (self.up.view(), ViewMut::new(&mut scratch.up, rows, ffn)),
+            Product { w: self.gate.view(), y: ViewMut::new(&mut scratch.gate, rows, ffn) },
+            Product { w: self.up.view(), y: ViewMut::new(&mut scratch.up, rows, ffn) },
         ];
         device.matmul_each(x, each)?;
         let up = View::new(&scratch.up, rows, ffn);
