@@ -66,16 +66,60 @@ impl<K: Kernels> Host<K> {
         x: &RowSelection<'_>,
         products: &mut [Product<'_, [u8], Vec<f32>>],
     ) {
-        let tokens = x.rows();
-        let panels: usize = products.iter().map(|product| product.w.shape.rows / PANEL_ROWS).sum();
+        let (kernels, tokens) = (&self.kernels, x.rows());
+        for Product { w, y } in &*products {
+            assert_eq!((y.rows, y.cols), (tokens, w.shape.rows), "y is [rows, w.rows]");
+            assert_eq!(x.cols(), w.shape.cols, "weights fit the activations");
+        }
+        let panels: usize = products.iter().map(|p| p.w.shape.rows / PANEL_ROWS).sum();
         let least = if tokens == 1 { 1 } else { PANELS_PER_TASK_MIN };
         let tasks = self.tasks(panels * PANEL_ROWS * x.cols() * tokens);
         let rows_per_task = panels.div_ceil(tasks).max(least) * PANEL_ROWS;
-        let mut weights = Vec::new();
+        match products {
+            [Product { w, y }] if tokens == 1 => {
+                kernels.for_each_chunk(y.row(0), rows_per_task, |task, out| {
+                    dots_across(kernels, [*w], x, task * rows_per_task, out);
+                });
+            }
+            _ if tokens == 1 => self.one_row(x, products, rows_per_task),
+            _ => self.many_rows(x, products, rows_per_task),
+        }
+    }
+
+    /// [`Self::matmul_arranged`] of several matrices and one row: results that follow each other are
+    /// shared out, and copied to their places. Decoding allocates nothing.
+    fn one_row(
+        &self,
+        x: &RowSelection<'_>,
+        products: &mut [Product<'_, [u8], Vec<f32>>],
+        rows_per_task: usize,
+    ) {
+        let kernels = &self.kernels;
+        let rows = products.iter().map(|product| product.w.shape.rows).sum();
+        self.with_scratch(rows, |results| {
+            kernels.for_each_chunk(results, rows_per_task, |task, out| {
+                let matrices = products.iter().map(|product| product.w);
+                dots_across(kernels, matrices, x, task * rows_per_task, out);
+            });
+            let mut results = &*results;
+            for Product { y, .. } in products {
+                let (own, rest) = results.split_at(y.cols);
+                y.row(0).copy_from_slice(own);
+                results = rest;
+            }
+        });
+    }
+
+    /// [`Self::matmul_arranged`] of many rows: a task writes its part of every row in place.
+    fn many_rows(
+        &self,
+        x: &RowSelection<'_>,
+        products: &mut [Product<'_, [u8], Vec<f32>>],
+        rows_per_task: usize,
+    ) {
+        let (kernels, tokens, mut weights) = (&self.kernels, x.rows(), Vec::new());
         let mut parts: Vec<&mut [f32]> = Vec::new();
         for Product { w, y } in products {
-            assert_eq!((y.rows, y.cols), (tokens, w.shape.rows), "y is [rows, w.rows]");
-            assert_eq!(x.cols(), w.shape.cols, "weights fit the activations");
             let (first, stride, cols) = (weights.len(), y.stride, y.cols);
             let bytes = w.bytes.chunks(rows_per_task * w.shape.row_bytes());
             weights.extend(bytes.map(|bytes| (w.shape.format, bytes)));
@@ -86,7 +130,6 @@ impl<K: Kernels> Host<K> {
                 }
             }
         }
-        let kernels = &self.kernels;
         kernels.for_each_chunk(&mut parts, tokens, |task, out| {
             let (format, panels) = weights[task];
             kernels.arranged_dots(format, panels, x, out);
@@ -166,5 +209,26 @@ impl<K: Kernels> Host<K> {
                 }
             }
         });
+    }
+}
+
+/// Rows `first ..` of arranged matrices that follow each other, times one row of activations.
+fn dots_across<'a>(
+    kernels: &impl Kernels,
+    matrices: impl IntoIterator<Item = QMatrix<'a, [u8]>>,
+    x: &RowSelection<'_>,
+    mut first: usize,
+    mut out: &mut [f32],
+) {
+    for QMatrix { bytes, shape, .. } in matrices {
+        let here = out.len().min(shape.rows.saturating_sub(first));
+        let (own, rest) = out.split_at_mut(here);
+        if here > 0 {
+            let row_bytes = shape.row_bytes();
+            let panels = &bytes[first * row_bytes..][..here * row_bytes];
+            kernels.arranged_dots(shape.format, panels, x, &mut [own]);
+        }
+        first = (first + here).saturating_sub(shape.rows);
+        out = rest;
     }
 }
