@@ -117,6 +117,18 @@ pub fn attention<B: Backend>(device: &B) {
             }
         }
     }
+    // Groups that do not divide into those that run side by side, larger ones, and more heads than a
+    // task keeps: a row's bits do not depend on those that come with it.
+    for (heads, kv_heads) in [(15, 3), (8, 1), (4, 4), (300, 1)] {
+        let (k_dim, v_dim, scale, window) = (40, 24, 0.6, Some(70));
+        let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale, window };
+        let (values, sinks) = (Values::Own, true);
+        let case = Attention { shape, position: 61, chunks: vec![9], values, sinks };
+        case.check(device, tolerance::CHAINED_F32);
+        let alone = Attention { chunks: vec![1; 9], ..case.clone() };
+        let bits = |case: &Attention| bits(&case.run(device).expect("the device runs"));
+        assert!(bits(&case) == bits(&alone), "{case:?}");
+    }
 }
 
 /// [`Backend::kv_copy_block`] copies one block and nothing else.
