@@ -1,6 +1,6 @@
 //! Why a model cannot be opened or run, with what may help.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use fm_format::{FormatError, source::gguf::GgufError};
 use fm_kernels::DeviceError;
@@ -53,6 +53,12 @@ pub enum EngineError {
     /// A step failed.
     #[error(transparent)]
     Step(#[from] StepError),
+    /// A step that several texts shared failed.
+    #[error("the answer cannot be continued")]
+    SharedStep {
+        /// Why.
+        source: Arc<StepError>,
+    },
     /// An expert that this session needed could not be read.
     #[error("the answer cannot be continued")]
     Spoiled(#[from] SpoiledReason),

@@ -1,6 +1,6 @@
 //! From logits to a token.
 //!
-//! The order is that of transformers: penalties, temperature, top-k, top-p, min-p, draw.
+//! The order is that of transformers: bias, penalties, temperature, top-k, top-p, min-p, draw.
 
 use serde::Deserialize;
 
@@ -112,6 +112,8 @@ pub struct Sampler {
     generated: Vec<u32>,
     /// Whether each token stands in the text.
     present: Vec<bool>,
+    /// Added to logits before anything else.
+    bias: Vec<(u32, f32)>,
     logits: Vec<f32>,
     /// Candidates with their probabilities, likeliest first.
     candidates: Vec<(u32, f32)>,
@@ -127,9 +129,18 @@ impl Sampler {
             random: SplitMix64(sampling.seed),
             generated: vec![0; vocab],
             present,
+            bias: Vec::new(),
             logits: Vec::with_capacity(vocab),
             candidates: Vec::with_capacity(vocab),
         }
+    }
+
+    /// Adds to the logits of some tokens, before anything else is done to them.
+    ///
+    /// # Panics
+    /// When it samples, if a token is not in the vocabulary.
+    pub fn with_bias(self, bias: Vec<(u32, f32)>) -> Self {
+        Self { bias, ..self }
     }
 
     /// Notes a token that was not sampled but put into the text.
@@ -148,6 +159,7 @@ impl Sampler {
         }
         self.logits.clear();
         self.logits.extend_from_slice(logits);
+        self.bias.iter().for_each(|(token, bias)| self.logits[*token as usize] += bias);
         self.penalise();
         let token = if self.sampling.temperature == 0.0 { self.likeliest() } else { self.draw() };
         self.note(token);
@@ -295,6 +307,14 @@ mod tests {
         let mut sampler = Sampler::new(Sampling { frequency_penalty: 0.6, ..greedy }, 4, &[]);
         let tokens: Vec<u32> = (0..3).map(|_| sampler.sample(&LOGITS).unwrap()).collect();
         assert_eq!(tokens, [1, 1, 2], "2.0, 1.4, 0.8");
+    }
+
+    #[test]
+    fn a_bias_forbids_and_demands() {
+        let mut sampler = Sampler::new(Sampling::default(), 4, &[]).with_bias(vec![(1, -100.0)]);
+        assert_eq!(sampler.sample(&LOGITS).unwrap(), 2);
+        let mut sampler = Sampler::new(Sampling::default(), 4, &[]).with_bias(vec![(3, 3.5)]);
+        assert_eq!(sampler.sample(&LOGITS).unwrap(), 3, "-1.0 + 3.5 > 2.0");
     }
 
     #[test]

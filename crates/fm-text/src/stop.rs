@@ -12,7 +12,7 @@ pub struct StopStrings {
     /// Text that is not shown yet. Between two calls it is a proper prefix of a stop string.
     held: String,
     shown: String,
-    stopped: bool,
+    stopped: Option<usize>,
 }
 
 /// What one piece of text led to.
@@ -20,8 +20,8 @@ pub struct StopStrings {
 pub struct StopPush<'a> {
     /// Text that is safe to show.
     pub emit: &'a str,
-    /// Whether a stop string has been found, now or before.
-    pub stopped: bool,
+    /// The stop string that has been found, now or before, by its place in the list.
+    pub stopped: Option<usize>,
 }
 
 impl StopStrings {
@@ -34,30 +34,30 @@ impl StopStrings {
         if let Some(index) = stops.iter().position(String::is_empty) {
             return Err(TextError::EmptyStopString { index });
         }
-        Ok(StopStrings { stops, held: String::new(), shown: String::new(), stopped: false })
+        Ok(StopStrings { stops, held: String::new(), shown: String::new(), stopped: None })
     }
 
     /// Adds text. After a match, nothing is shown any more.
     pub fn push(&mut self, text: &str) -> StopPush<'_> {
         self.shown.clear();
-        if self.stopped {
-            return StopPush { emit: "", stopped: true };
+        if self.stopped.is_some() {
+            return StopPush { emit: "", stopped: self.stopped };
         }
         self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        let found = self.first_match();
         // A match that is complete may be preceded by one that is not: "bc" is here, but the "abcd"
         // around it, should it come, starts earlier. Only text before both is decided.
         let undecided = self.first_possible_start();
         let decided = match found {
-            Some(start) if start <= undecided => {
-                self.stopped = true;
+            Some((start, stop)) if start <= undecided => {
+                self.stopped = Some(stop);
                 start
             }
             _ => undecided,
         };
         self.shown.push_str(&self.held[..decided]);
         self.held.drain(..decided);
-        if self.stopped {
+        if self.stopped.is_some() {
             self.held.clear();
         }
         StopPush { emit: &self.shown, stopped: self.stopped }
@@ -67,11 +67,19 @@ impl StopStrings {
     pub fn finish(&mut self) -> StopPush<'_> {
         self.shown.clear();
         // A complete match may have waited for a longer one that started before it.
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        self.stopped |= found.is_some();
-        self.shown.push_str(&self.held[..found.unwrap_or(self.held.len())]);
+        let found = self.first_match();
+        self.stopped = self.stopped.or(found.map(|(_, stop)| stop));
+        self.shown.push_str(&self.held[..found.map_or(self.held.len(), |(start, _)| start)]);
         self.held.clear();
         StopPush { emit: &self.shown, stopped: self.stopped }
+    }
+
+    /// Where the earliest match starts, and which of the stop strings it is.
+    fn first_match(&self) -> Option<(usize, usize)> {
+        let stops = self.stops.iter().enumerate();
+        let matches = stops.filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)));
+        // Of two that start together the shorter one is complete first, however the text arrives.
+        matches.min_by_key(|(start, i)| (*start, self.stops[*i].len(), *i))
     }
 
     /// The first place in the held text from where on it is the start of a stop string.
@@ -95,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    fn streamed(stops: &[String], pieces: &[String]) -> (String, bool) {
+    fn streamed(stops: &[String], pieces: &[String]) -> (String, Option<usize>) {
         let mut matcher = StopStrings::new(stops).unwrap();
         let mut shown = String::new();
         for piece in pieces {
@@ -105,11 +113,14 @@ mod tests {
         (shown + last.emit, last.stopped)
     }
 
-    fn on_the_whole_text(stops: &[String], text: &str) -> (String, bool) {
-        let found = (0..text.len())
-            .filter(|&at| text.is_char_boundary(at))
-            .find(|&at| stops.iter().any(|stop| text[at..].starts_with(stop.as_str())));
-        (text[..found.unwrap_or(text.len())].to_owned(), found.is_some())
+    fn on_the_whole_text(stops: &[String], text: &str) -> (String, Option<usize>) {
+        let here = |at: usize| {
+            let matching = (0..stops.len()).filter(|&i| text[at..].starts_with(&stops[i]));
+            matching.min_by_key(|&i| (stops[i].len(), i))
+        };
+        let mut places = (0..text.len()).filter(|&at| text.is_char_boundary(at));
+        let found = places.find_map(|at| Some((at, here(at)?)));
+        (text[..found.map_or(text.len(), |(at, _)| at)].to_owned(), found.map(|(_, stop)| stop))
     }
 
     proptest! {
@@ -135,7 +146,7 @@ mod tests {
                 text.push_str(piece);
                 let push = matcher.push(piece);
                 shown += push.emit.len();
-                if push.stopped {
+                if push.stopped.is_some() {
                     break;
                 }
                 let held = &text[shown..];
@@ -147,16 +158,16 @@ mod tests {
     #[test]
     fn waits_for_the_longer_string_that_started_first() {
         let mut matcher = StopStrings::new(["abcd", "bc"]).unwrap();
-        assert_eq!(matcher.push("xabc"), StopPush { emit: "x", stopped: false });
-        assert_eq!(matcher.push("d"), StopPush { emit: "", stopped: true });
-        assert_eq!(matcher.push("y"), StopPush { emit: "", stopped: true });
+        assert_eq!(matcher.push("xabc"), StopPush { emit: "x", stopped: None });
+        assert_eq!(matcher.push("d"), StopPush { emit: "", stopped: Some(0) });
+        assert_eq!(matcher.push("y"), StopPush { emit: "", stopped: Some(0) });
 
         let mut matcher = StopStrings::new(["abcd", "bc"]).unwrap();
         matcher.push("xabc");
-        assert_eq!(matcher.push("e"), StopPush { emit: "a", stopped: true });
+        assert_eq!(matcher.push("e"), StopPush { emit: "a", stopped: Some(1) });
         let mut matcher = StopStrings::new(["abcd", "bc"]).unwrap();
         matcher.push("xabc");
-        assert_eq!(matcher.finish(), StopPush { emit: "a", stopped: true });
+        assert_eq!(matcher.finish(), StopPush { emit: "a", stopped: Some(1) });
     }
 
     #[test]

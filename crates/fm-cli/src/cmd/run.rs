@@ -115,6 +115,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         stop: matches.get_many("stop").map_or_else(Vec::new, |stops| stops.cloned().collect()),
         think_budget: matches.get_one("think-budget").copied(),
         context: engine.plan.context,
+        ..Request::default()
     };
     let prompt_tokens = request.prompt.clone();
     let generated = generate(&mut engine, session, request, matches.get_flag("json"))?;

@@ -11,7 +11,6 @@ use std::{
 
 use fm_model::runner::{Batch, Row, RowInput, SessionId, Wants};
 use fm_store::Stats;
-use fm_text::ThinkingState;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
@@ -72,13 +71,9 @@ pub fn generate(
     let read_stats = || read_stats(&stats);
     let request = Request {
         prompt: text,
-        sampling: Sampling::default(),
         max_tokens: Some(max_tokens),
-        eos: Vec::new(),
-        stop: Vec::new(),
-        think_budget: None,
-        thinking: ThinkingState::None,
         context: engine.plan.context,
+        ..Request::default()
     };
     let runner = engine.runner.as_mut();
     let generation = Generation::new(runner, session, request, None, &read_stats)?;

@@ -7,7 +7,6 @@ use fm_engine::{
     generate::{Event, FinishReason, Generated, Generation, Request},
     local::read_stats,
     options::EngineOptions,
-    sampler::Sampling,
     session::Conversation,
 };
 use fm_text::{Channel, Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
@@ -22,13 +21,11 @@ fn chat(engine: &Engine, text: &str, think: bool) -> Request {
     let tags = ThinkingTags::new("<think>", "</think>").unwrap();
     Request {
         prompt: tokenizer.encode(&rendered, SpecialTokens::Parse).unwrap(),
-        sampling: Sampling::default(),
         max_tokens: Some(120),
         eos: engine.eos.clone(),
-        stop: Vec::new(),
-        think_budget: None,
         thinking: tags.state_at_end_of(&rendered),
         context: engine.plan.context,
+        ..Request::default()
     }
 }
 
@@ -72,7 +69,7 @@ fn streamed_pieces_are_the_text() {
         match event {
             Event::Text(Channel::Answer, text) => answer.push_str(text),
             Event::Text(Channel::Thinking, text) => thinking.push_str(text),
-            Event::Token(token) => tokens.push(token),
+            Event::Token(chosen) => tokens.push(chosen.token),
             Event::Prefill { done, total } => assert!(done <= total),
         }
         ControlFlow::Continue(())
@@ -99,7 +96,7 @@ fn a_token_limit_a_stop_string_and_the_caller_end_it() {
     let stop: String = whole.chars().skip(41).take(9).collect();
     let request = Request { stop: vec![stop.clone()], ..story(&engine) };
     let generated = quietly(&mut engine, request).unwrap();
-    assert_eq!(generated.finish, FinishReason::Stop);
+    assert_eq!(generated.finish, FinishReason::StopString(0));
     assert_eq!(generated.text.unwrap(), whole[..whole.find(&stop).unwrap()]);
 
     let request = story(&engine);

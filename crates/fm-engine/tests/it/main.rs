@@ -10,6 +10,7 @@ mod io;
 mod options_document;
 mod packed;
 mod sameness;
+mod schedule;
 mod traces;
 mod walk;
 mod warm_start;

@@ -1,0 +1,275 @@
+//! Many texts at once: a thread that owns the model, and a bounded queue before it.
+//!
+//! ```text
+//! push ──► Queue ──► open a session ──► steps, shared by all that are open ──► events, an end
+//! ```
+//!
+//! Every step has one row for each text that is being written, and, behind them, a piece of the
+//! prompts that wait. What a text becomes does not depend on its neighbours (invariant 2), so all of
+//! this decides when, never what. A text whose expert is lost fails alone; a text that nobody listens
+//! to any more gives its session back after the step, or between two layers if it was alone in it.
+
+mod pace;
+mod queue;
+
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use fm_model::{
+    Runner,
+    runner::{Batch, StepError},
+};
+use fm_text::Tokenizer;
+
+use self::pace::Pace;
+pub use self::queue::{Queue, Refused};
+use crate::{
+    error::EngineError,
+    generate::{Event, Generated, Request},
+    local::{SharedStats, read_stats},
+    writing::{self, Hear, Mark, Need, Writing},
+};
+
+/// What a job hears. The last word is [`Update::Done`] or [`Update::Failed`].
+#[derive(Debug)]
+pub enum Update<'a> {
+    /// It waits still; asked now and then, to find out who has gone.
+    Waiting,
+    /// It has a session.
+    Started,
+    /// The text goes on.
+    Event(Event<'a>),
+    /// The text is complete.
+    Done(Box<Generated>),
+    /// There is no text, or no more of it.
+    Failed(EngineError),
+}
+
+/// Hears updates; breaks off when nobody listens any more. It must not block: all texts wait for it.
+pub type Listener = Box<dyn FnMut(Update<'_>) -> ControlFlow<()> + Send>;
+
+/// A request with somebody who waits for it.
+pub struct Job {
+    /// What is asked.
+    pub request: Request,
+    /// Who hears of it.
+    pub listener: Listener,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("request", &self.request).finish_non_exhaustive()
+    }
+}
+
+/// How texts share the model.
+#[derive(Clone, Copy, Debug)]
+pub struct ScheduleOptions {
+    /// Texts that are written at once; as many sessions must have been planned for.
+    pub sessions: usize,
+    /// Jobs that may wait for a session.
+    pub queue: usize,
+    /// The longest that a text which is being written shall wait for the prompts of others.
+    pub stall_max: Duration,
+}
+
+/// What the thread has done so far, for whoever watches it.
+#[derive(Debug, Default)]
+pub struct Activity {
+    /// Texts that have a session now.
+    pub sessions: AtomicUsize,
+    /// Steps computed.
+    pub steps: AtomicU64,
+    /// Tokens of prompts taken in.
+    pub prompt_tokens: AtomicU64,
+    /// Tokens written.
+    pub written_tokens: AtomicU64,
+}
+
+/// The thread that owns the model.
+#[derive(Debug)]
+pub struct Scheduler {
+    queue: Arc<Queue>,
+    activity: Arc<Activity>,
+    thread: JoinHandle<()>,
+}
+
+impl Scheduler {
+    /// Starts the thread. `stats` are those of the runner's expert store.
+    ///
+    /// # Panics
+    /// If the system has no thread left.
+    pub fn start(
+        runner: Box<dyn Runner>,
+        tokenizer: Option<Arc<Tokenizer>>,
+        stats: SharedStats,
+        options: ScheduleOptions,
+    ) -> Self {
+        let queue = Arc::new(Queue::new(options.queue));
+        let activity = Arc::<Activity>::default();
+        let (jobs, counters) = (Arc::clone(&queue), Arc::clone(&activity));
+        let work = move || {
+            // Whoever waits hears that nobody will come, even if the thread ends by a panic.
+            let jobs = queue::CloseOnDrop(jobs);
+            let crew = Crew {
+                runner,
+                tokenizer: tokenizer.as_deref(),
+                stats,
+                options,
+                activity: &counters,
+                writings: Vec::new(),
+                batch: Batch::default(),
+                pace: Pace::new(options.stall_max),
+                turn: 0,
+            };
+            crew.work(&jobs.0);
+        };
+        let builder = thread::Builder::new().name("scheduler".to_owned());
+        let thread = builder.spawn(work).expect("the system has a thread left at the start");
+        Self { queue, activity, thread }
+    }
+
+    /// Where jobs go in.
+    pub fn queue(&self) -> Arc<Queue> {
+        Arc::clone(&self.queue)
+    }
+
+    /// What it has done so far.
+    pub fn activity(&self) -> Arc<Activity> {
+        Arc::clone(&self.activity)
+    }
+
+    /// Takes no more jobs, finishes those that are there, and returns.
+    pub fn drain(self) {
+        self.queue.close();
+        // A panic has been told to everybody who waited.
+        let _ = self.thread.join();
+    }
+}
+
+impl Hear for Listener {
+    fn hear(&mut self, event: Event<'_>) -> ControlFlow<()> {
+        self(Update::Event(event))
+    }
+}
+
+/// The thread's work.
+struct Crew<'t> {
+    runner: Box<dyn Runner>,
+    tokenizer: Option<&'t Tokenizer>,
+    stats: SharedStats,
+    options: ScheduleOptions,
+    activity: &'t Activity,
+    /// Texts that have a session, in the order in which they got it.
+    writings: Vec<Writing<'t, Listener>>,
+    batch: Batch,
+    pace: Pace,
+    /// Whose prompt is the first to be taken in by the next step.
+    turn: usize,
+}
+
+impl Crew<'_> {
+    fn work(mut self, queue: &Queue) {
+        while self.admit(queue) {
+            self.step();
+            self.dismiss();
+        }
+    }
+
+    /// Gives sessions to jobs that wait. Says whether there is work; ends when there never will be.
+    fn admit(&mut self, queue: &Queue) -> bool {
+        while self.writings.len() < self.options.sessions {
+            let job = if self.writings.is_empty() { queue.wait() } else { queue.next() };
+            let Some(Job { request, mut listener }) = job else { break };
+            if listener(Update::Started).is_break() {
+                continue;
+            }
+            match self.runner.open(request.context) {
+                Ok(session) => {
+                    let now = self.now();
+                    let of = (self.runner.as_ref(), session);
+                    self.writings.push(Writing::new(of, request, self.tokenizer, listener, now));
+                }
+                Err(error) => {
+                    let _ = listener(Update::Failed(error.into()));
+                }
+            }
+        }
+        self.activity.sessions.store(self.writings.len(), Ordering::Relaxed);
+        !self.writings.is_empty()
+    }
+
+    fn now(&self) -> Mark {
+        Mark::now(self.runner.as_ref(), &|| read_stats(&self.stats))
+    }
+
+    /// Computes one row of every text that is being written, and some of the prompts.
+    fn step(&mut self) {
+        let (written, prompt) = self.compose();
+        if self.batch.rows.is_empty() {
+            return;
+        }
+        let started = Instant::now();
+        let result = writing::step(self.runner.as_mut(), &self.batch, &mut self.writings);
+        self.pace.took(written, prompt, started.elapsed());
+        if let Err(error) = result {
+            self.fail(error);
+        }
+        self.activity.steps.fetch_add(1, Ordering::Relaxed);
+        self.activity.prompt_tokens.fetch_add(prompt as u64, Ordering::Relaxed);
+        self.activity.written_tokens.fetch_add(written as u64, Ordering::Relaxed);
+    }
+
+    /// Fills the batch; returns rows of texts and rows of prompts.
+    fn compose(&mut self) -> (usize, usize) {
+        let Self { batch, writings, .. } = self;
+        batch.rows.clear();
+        let mut room = self.runner.rows_max();
+        for writing in writings.iter_mut().filter(|writing| writing.need() == Need::Next) {
+            room -= writing.ask(room, batch);
+        }
+        let written = batch.rows.len();
+        let mut room = if written > 0 { self.pace.rows(room) } else { room };
+        let count = writings.len();
+        for at in 0..count {
+            let writing = &mut writings[(self.turn + at) % count];
+            if writing.need() != Need::Next {
+                room -= writing.ask(room, batch);
+            }
+        }
+        self.turn = self.turn.wrapping_add(1);
+        (written, batch.rows.len() - written)
+    }
+
+    /// The whole step failed: everybody who was in it hears why.
+    fn fail(&mut self, error: StepError) {
+        let source = Arc::new(error);
+        for writing in self.writings.iter_mut().filter(|writing| writing.is_in_step()) {
+            writing.fail(EngineError::SharedStep { source: Arc::clone(&source) });
+        }
+    }
+
+    /// Closes the sessions of texts that have ended.
+    fn dismiss(&mut self) {
+        let now = self.now();
+        self.writings.iter_mut().for_each(|writing| writing.mark(|| now));
+        while let Some(at) = self.writings.iter().position(Writing::has_ended) {
+            let writing = self.writings.remove(at);
+            self.runner.close(writing.session());
+            let (result, mut listener) = writing.finish(now);
+            // Whether anybody hears the last word matters to nobody.
+            let _ = listener(match result {
+                Ok(generated) => Update::Done(Box::new(generated)),
+                Err(error) => Update::Failed(error),
+            });
+        }
+        self.activity.sessions.store(self.writings.len(), Ordering::Relaxed);
+    }
+}

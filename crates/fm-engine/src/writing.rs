@@ -1,0 +1,364 @@
+//! One text in the making: which rows it wants next, and what their logits become.
+//!
+//! A writing computes nothing. Whoever drives it, for one text ([`crate::generate`]) or for many
+//! ([`crate::schedule`]), puts its rows into a batch and hands the logits back:
+//!
+//! ```text
+//! ask ──► rows of the batch ──► Runner::step ──► take ──► events, or an end
+//! ```
+
+use std::{ops::ControlFlow, time::Instant};
+
+use fm_model::{
+    Runner,
+    runner::{Batch, Progress, Row, RowInput, SessionId, StepError, StepTimes, Wants},
+};
+use fm_store::Stats;
+use fm_text::{Channel, Tokenizer};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::{
+    error::EngineError,
+    generate::{Chosen, Event, FinishReason, Generated, Phase, Request},
+    logprobs::Logprobs,
+    sampler::Sampler,
+    text_stream::TextStream,
+};
+
+/// A position to fall back to is kept every so many generated tokens: a lost expert costs no more.
+const CHECKPOINT_TOKENS: u32 = 64;
+
+/// A moment, with the counters that tell what happens between two of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    at: Instant,
+    store: Stats,
+    times: StepTimes,
+}
+
+impl Mark {
+    pub(crate) fn now(runner: &dyn Runner, store_stats: &dyn Fn() -> Stats) -> Self {
+        Self { at: Instant::now(), store: store_stats(), times: runner.times() }
+    }
+
+    fn until(self, later: Self, tokens: usize) -> Phase {
+        Phase {
+            tokens,
+            elapsed: later.at - self.at,
+            store: later.store - self.store,
+            times: later.times - self.times,
+        }
+    }
+}
+
+/// Who hears what happens, and may break off.
+pub(crate) trait Hear {
+    fn hear(&mut self, event: Event<'_>) -> ControlFlow<()>;
+}
+
+impl Hear for &mut dyn FnMut(Event<'_>) -> ControlFlow<()> {
+    fn hear(&mut self, event: Event<'_>) -> ControlFlow<()> {
+        self(event)
+    }
+}
+
+/// What a writing wants next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// So many tokens of its prompt, all but the last, taken in.
+    Prompt(usize),
+    /// The logits after its latest token.
+    Next,
+}
+
+/// What a writing has in the batch that is computed now.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asked {
+    rows: usize,
+    /// Whether the last row's logits were asked for.
+    logits: bool,
+}
+
+/// See the module.
+pub(crate) struct Writing<'t, S> {
+    session: SessionId,
+    request: Request,
+    sampler: Sampler,
+    logprobs: Option<Logprobs>,
+    text: Option<TextStream<'t>>,
+    sink: S,
+    hash: Xxh3Default,
+    tokens: Vec<u32>,
+    /// Tokens to feed that were not sampled, latest first: the end of a thinking block.
+    forced: Vec<u32>,
+    thinking_tokens: usize,
+    /// Tokens of the prompt that the session held at the start.
+    reused: usize,
+    /// Tokens that the session holds.
+    held: usize,
+    asked: Asked,
+    end: Option<Result<FinishReason, EngineError>>,
+    started: Mark,
+    first: Option<Mark>,
+}
+
+impl<'t, S: Hear> Writing<'t, S> {
+    /// A text that continues what its session holds. One that cannot be written has ended.
+    pub(crate) fn new(
+        (runner, session): (&dyn Runner, SessionId),
+        request: Request,
+        tokenizer: Option<&'t Tokenizer>,
+        sink: S,
+        started: Mark,
+    ) -> Self {
+        let vocab = runner.vocab();
+        let checked = request.check(vocab).and_then(|()| {
+            let text = tokenizer.map(|tokenizer| TextStream::new(tokenizer, &request));
+            Ok((text.transpose()?, runner.position(session)? as usize))
+        });
+        let known = if checked.is_ok() { request.prompt.as_slice() } else { &[] };
+        let sampler = Sampler::new(request.sampling, vocab, known).with_bias(request.bias.clone());
+        let (text, position, end) = match checked {
+            Ok((text, position)) => (text, position, None),
+            Err(error) => (None, 0, Some(Err(error))),
+        };
+        let held = position.min(request.prompt.len().saturating_sub(1));
+        Self {
+            session,
+            sampler,
+            logprobs: request.top_logprobs.map(Logprobs::new),
+            request,
+            text,
+            sink,
+            hash: Xxh3Default::new(),
+            tokens: Vec::new(),
+            forced: Vec::new(),
+            thinking_tokens: 0,
+            reused: held,
+            held,
+            asked: Asked::default(),
+            end,
+            started,
+            first: None,
+        }
+    }
+
+    pub(crate) fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// Whether it wants no more rows.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    pub(crate) fn fail(&mut self, error: EngineError) {
+        self.end = Some(Err(error));
+    }
+
+    /// Whether it has rows in the step that is computed, or has just been.
+    pub(crate) fn is_in_step(&self) -> bool {
+        self.asked.rows > 0
+    }
+
+    pub(crate) fn need(&self) -> Need {
+        match self.request.prompt.len().saturating_sub(self.held + 1) {
+            0 => Need::Next,
+            tokens => Need::Prompt(tokens),
+        }
+    }
+
+    /// Adds the rows it wants to a batch, of its prompt at most `rows_max`; none if it ends here.
+    pub(crate) fn ask(&mut self, rows_max: usize, batch: &mut Batch) -> usize {
+        self.asked = Asked::default();
+        if self.end.is_some() || rows_max == 0 {
+            return 0;
+        }
+        match self.need() {
+            Need::Prompt(tokens) => self.ask_prompt(tokens.min(rows_max), batch),
+            Need::Next => self.ask_next(batch),
+        }
+        self.asked.rows
+    }
+
+    fn ask_prompt(&mut self, rows: usize, batch: &mut Batch) {
+        let tokens = self.request.prompt[self.held..self.held + rows].iter();
+        batch.rows.extend((self.held as u32..).zip(tokens).map(|(position, token)| Row {
+            session: self.session,
+            input: RowInput::Token(*token),
+            position,
+            wants: Wants::default(),
+        }));
+        let tail = batch.rows.last_mut().expect("a prompt wants at least one row");
+        tail.wants.checkpoint = true;
+        self.asked = Asked { rows, logits: false };
+    }
+
+    fn ask_next(&mut self, batch: &mut Batch) {
+        if self.request.max_tokens.is_some_and(|max| self.tokens.len() >= max) {
+            self.end = Some(Ok(FinishReason::Length));
+            return;
+        }
+        let position = self.held as u32;
+        if position >= self.request.context {
+            self.end = Some(Ok(FinishReason::Context));
+            return;
+        }
+        let latest = self.tokens.last().or(self.request.prompt.last());
+        let token = *latest.expect("the prompt is not empty");
+        let logits = self.forced.is_empty();
+        let checkpoint = position.is_multiple_of(CHECKPOINT_TOKENS);
+        let wants = Wants { logits, hidden: false, checkpoint };
+        let input = RowInput::Token(token);
+        batch.rows.push(Row { session: self.session, input, position, wants });
+        self.asked = Asked { rows: 1, logits };
+    }
+
+    /// Hears how far the step is that computes its rows; may break off.
+    fn progress(&mut self, progress: Progress) -> ControlFlow<()> {
+        if self.need() == Need::Next {
+            return ControlFlow::Continue(());
+        }
+        let layers = u64::from(progress.layers);
+        let (before, last) = (self.held - self.reused, self.request.prompt.len() - 1);
+        let done =
+            before as u64 * layers + self.asked.rows as u64 * (u64::from(progress.layer.0) + 1);
+        self.sink.hear(Event::Prefill { done, total: (last - self.reused) as u64 * layers })
+    }
+
+    /// Takes what its rows gave: the logits of the last one, if it asked for them.
+    fn take(&mut self, logits: &[f32]) {
+        let rows = std::mem::take(&mut self.asked).rows;
+        let prompt = self.need() != Need::Next;
+        self.held += rows;
+        if prompt {
+            return;
+        }
+        match self.choose(logits).and_then(|chosen| self.add(chosen)) {
+            Ok(finish) => self.end = finish.map(Ok),
+            Err(error) => self.end = Some(Err(error)),
+        }
+    }
+
+    /// The next token, and its log-probability if that is wanted.
+    fn choose(&mut self, logits: &[f32]) -> Result<(u32, Option<f32>), EngineError> {
+        if let Some(token) = self.forced.pop() {
+            self.sampler.note(token);
+            return Ok((token, None));
+        }
+        logits.iter().for_each(|logit| self.hash.update(&logit.to_le_bytes()));
+        let token = self.sampler.sample(logits)?;
+        Ok((token, self.logprobs.as_mut().map(|logprobs| logprobs.look(logits, token))))
+    }
+
+    /// Adds a token to the text.
+    fn add(
+        &mut self,
+        (token, logprob): (u32, Option<f32>),
+    ) -> Result<Option<FinishReason>, EngineError> {
+        if self.request.eos.contains(&token) {
+            return Ok(Some(FinishReason::Stop));
+        }
+        self.tokens.push(token);
+        let channel = self.text.as_ref().map_or(Channel::Answer, TextStream::channel);
+        self.thinking_tokens += usize::from(channel == Channel::Thinking);
+        let likeliest = match (&self.logprobs, logprob) {
+            (Some(logprobs), Some(_)) => logprobs.likeliest(),
+            _ => &[],
+        };
+        if self.sink.hear(Event::Token(Chosen { token, channel, logprob, likeliest })).is_break() {
+            return Ok(Some(FinishReason::Cancelled));
+        }
+        let Some(text) = &mut self.text else { return Ok(None) };
+        if let Some(finish) = text.push(token, &mut self.sink)? {
+            return Ok(Some(finish));
+        }
+        if text.channel() == Channel::Thinking
+            && self.forced.is_empty()
+            && self.request.think_budget.is_some_and(|budget| self.thinking_tokens >= budget)
+        {
+            self.forced = text.think_end()?.into_iter().rev().collect();
+        }
+        Ok(None)
+    }
+
+    /// Tells the time of the first token apart from that of the others.
+    pub(crate) fn mark(&mut self, now: impl FnOnce() -> Mark) {
+        if self.first.is_none() && (!self.tokens.is_empty() || self.end.is_some()) {
+            self.first = Some(now());
+        }
+    }
+
+    /// What it came to, and who listened. The session then holds the prompt and all but the last
+    /// token.
+    pub(crate) fn finish(mut self, now: Mark) -> (Result<Generated, EngineError>, S) {
+        let mut finish = match self.end.take() {
+            Some(Ok(finish)) => finish,
+            Some(Err(error)) => return (Err(error), self.sink),
+            None => FinishReason::Cancelled,
+        };
+        if let (Some(text), true) = (&mut self.text, finish != FinishReason::Cancelled) {
+            finish = text.finish(&mut self.sink).unwrap_or(finish);
+        }
+        let (text, thinking) = match self.text {
+            Some(text) => (Some(text.answer), Some(text.thinking)),
+            None => (None, None),
+        };
+        let first = self.first.unwrap_or(now);
+        let generated = Generated {
+            text,
+            thinking: thinking.filter(|thinking| !thinking.is_empty()),
+            finish,
+            reused: self.reused,
+            thinking_tokens: self.thinking_tokens,
+            first_token: (!self.tokens.is_empty() || finish != FinishReason::Cancelled)
+                .then(|| first.at - self.started.at),
+            prefill: self.started.until(first, self.request.prompt.len() - self.reused),
+            decode: first.until(now, self.tokens.len().saturating_sub(1)),
+            tokens: self.tokens,
+            logits_hash: self.hash.digest128(),
+        };
+        (Ok(generated), self.sink)
+    }
+}
+
+/// Computes a batch that `writings` have asked for, and hands everyone what is theirs. A step is
+/// broken off if nobody who is in it listens any more.
+///
+/// # Errors
+/// If the whole step failed; the sessions in it have fallen back.
+pub(crate) fn step<S: Hear>(
+    runner: &mut dyn Runner,
+    batch: &Batch,
+    writings: &mut [Writing<'_, S>],
+) -> Result<(), StepError> {
+    let vocab = runner.vocab();
+    let result = runner.step(batch, &mut |progress| {
+        let mut wanted = false;
+        for writing in writings.iter_mut().filter(|writing| writing.is_in_step()) {
+            if writing.end.is_none() && writing.progress(progress).is_break() {
+                writing.end = Some(Ok(FinishReason::Cancelled));
+            }
+            wanted |= writing.end.is_none();
+        }
+        if wanted { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    let output = match result {
+        Ok(output) => output,
+        Err(StepError::Cancelled) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for spoiled in output.spoiled {
+        let lost = writings.iter_mut().find(|writing| writing.session == spoiled.session);
+        let lost = lost.expect("a spoiled session was in the batch");
+        lost.end = Some(Err(spoiled.reason.into()));
+    }
+    let mut logits = output.logits.chunks_exact(vocab);
+    for writing in writings.iter_mut().filter(|writing| writing.is_in_step()) {
+        let own = if writing.asked.logits { logits.next() } else { None };
+        if writing.end.is_none() {
+            writing.take(own.unwrap_or_default());
+        }
+    }
+    Ok(())
+}

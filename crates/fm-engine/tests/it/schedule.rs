@@ -1,0 +1,215 @@
+//! Many texts at once say what they say alone.
+
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc, Mutex,
+        atomic::Ordering,
+        mpsc::{self, Receiver},
+    },
+    time::Duration,
+};
+
+use fm_engine::{
+    EngineError,
+    generate::{Event, FinishReason, Generated, Request},
+    options::EngineOptions,
+    sampler::Sampling,
+    schedule::{Job, Refused, ScheduleOptions, Scheduler, Update},
+};
+use fm_testkit::noise::Noise;
+
+use crate::harness::open;
+
+const OPTIONS: ScheduleOptions =
+    ScheduleOptions { sessions: 3, queue: 8, stall_max: Duration::from_secs(2) };
+
+fn start(engine: &EngineOptions, options: ScheduleOptions) -> Scheduler {
+    let engine = open(engine);
+    let stats = engine.stats_handle();
+    let tokenizer = engine.tokenizer.map(Arc::new);
+    Scheduler::start(engine.runner, tokenizer, stats, options)
+}
+
+/// A prompt of noise of its own length, and a way of choosing of its own.
+fn request(seed: u64) -> Request {
+    Request {
+        prompt: Noise::new(seed).tokens(20 + 33 * (seed as usize % 4), 2000),
+        sampling: Sampling { temperature: 0.9, seed, ..Sampling::default() },
+        max_tokens: Some(20 + seed as usize),
+        context: 256,
+        ..Request::default()
+    }
+}
+
+type Ends = Receiver<Result<Generated, EngineError>>;
+
+fn job(request: Request) -> (Job, Ends) {
+    let (send, ends) = mpsc::channel();
+    let listener = Box::new(move |update: Update<'_>| {
+        let sent = match update {
+            Update::Done(generated) => send.send(Ok(*generated)),
+            Update::Failed(error) => send.send(Err(error)),
+            _ => Ok(()),
+        };
+        if sent.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    (Job { request, listener }, ends)
+}
+
+fn push(scheduler: &Scheduler, request: Request) -> Ends {
+    let (job, ends) = job(request);
+    scheduler.queue().push(vec![job]).unwrap();
+    ends
+}
+
+#[test]
+fn a_text_among_others_is_the_text_alone_bit_for_bit() {
+    for slots in [None, Some(6)] {
+        let options = EngineOptions { slots, ..EngineOptions::default() };
+        let scheduler = start(&options, OPTIONS);
+        let alone: Vec<_> =
+            (0..6).map(|seed| push(&scheduler, request(seed)).recv().unwrap().unwrap()).collect();
+        let before = scheduler.activity().steps.load(Ordering::Relaxed);
+        let together: Vec<_> = (0..6).map(|seed| push(&scheduler, request(seed))).collect();
+        for (ends, alone) in together.iter().zip(&alone) {
+            let generated = ends.recv().unwrap().unwrap();
+            assert_eq!(generated.tokens, alone.tokens);
+            assert_eq!(generated.logits_hash, alone.logits_hash);
+        }
+        let steps = scheduler.activity().steps.load(Ordering::Relaxed) - before;
+        assert!(steps < before * 3 / 4, "{steps} steps together, {before} one after the other");
+        scheduler.drain();
+    }
+}
+
+/// Waits until the scheduler has settled; a bound, so that a mistake is a red test and no hang.
+fn until(what: impl Fn() -> bool) {
+    for _ in 0..10_000 {
+        if what() {
+            return;
+        }
+        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    panic!("it did not happen");
+}
+
+#[test]
+fn who_leaves_gives_the_session_back_and_changes_nobody() {
+    let scheduler = start(&EngineOptions::default(), OPTIONS);
+    let want = push(&scheduler, request(2)).recv().unwrap().unwrap();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let mut leavers = Vec::new();
+    for at in [1, 5] {
+        let heard = Arc::clone(&heard);
+        let mut tokens = 0;
+        leavers.push(Job {
+            request: Request { max_tokens: Some(150), ..request(1) },
+            listener: Box::new(move |update| match update {
+                Update::Event(Event::Token(_)) => {
+                    tokens += 1;
+                    if tokens < at { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                }
+                Update::Done(generated) => {
+                    heard.lock().unwrap().push((generated.tokens.len(), generated.finish));
+                    ControlFlow::Break(())
+                }
+                _ => ControlFlow::Continue(()),
+            }),
+        });
+    }
+    scheduler.queue().push(leavers).unwrap();
+    let among = push(&scheduler, request(2)).recv().unwrap().unwrap();
+    assert_eq!(among.logits_hash, want.logits_hash);
+    until(|| scheduler.activity().sessions.load(Ordering::Relaxed) == 0);
+    let cancelled = FinishReason::Cancelled;
+    let mut heard = heard.lock().unwrap().clone();
+    heard.sort_unstable_by_key(|(tokens, _)| *tokens);
+    assert_eq!(heard, [(1, cancelled), (5, cancelled)]);
+    scheduler.drain();
+}
+
+#[test]
+fn a_full_queue_refuses_and_a_closed_one_finishes_what_it_has() {
+    let scheduler =
+        start(&EngineOptions::default(), ScheduleOptions { sessions: 1, queue: 2, ..OPTIONS });
+    let queue = scheduler.queue();
+    // The first one stands in its listener, so the others wait.
+    let (release, gate) = mpsc::channel::<()>();
+    let (mut first, first_ends) = job(request(0));
+    let mut own = first.listener;
+    first.listener = Box::new(move |update| {
+        if matches!(update, Update::Started) {
+            gate.recv().unwrap();
+        }
+        own(update)
+    });
+    queue.push(vec![first]).unwrap();
+    until(|| queue.waiting() == 0);
+    let second = push(&scheduler, request(1));
+    assert_eq!(
+        queue.push(vec![job(request(2)).0, job(request(2)).0]),
+        Err(Refused::Full { waiting: 1 }),
+        "all of them or none"
+    );
+    let mut gone = job(request(2)).0;
+    gone.listener = Box::new(|_| ControlFlow::Break(()));
+    queue.push(vec![gone]).unwrap();
+    let third = push(&scheduler, request(3));
+    assert_eq!(queue.waiting(), 2, "who has gone makes room");
+    assert_eq!(queue.push(vec![job(request(2)).0]), Err(Refused::Full { waiting: 2 }));
+    queue.close();
+    assert_eq!(queue.push(vec![job(request(2)).0]), Err(Refused::Closed));
+    release.send(()).unwrap();
+    scheduler.drain();
+    for ends in [first_ends, second, third] {
+        ends.recv().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_request_that_cannot_be_is_an_error_of_its_own() {
+    let scheduler = start(&EngineOptions::default(), OPTIONS);
+    let good = push(&scheduler, request(1));
+    let refused = [
+        Request { prompt: Vec::new(), ..request(1) },
+        Request { prompt: vec![2048], ..request(1) },
+        Request { bias: vec![(4000, 1.0)], ..request(1) },
+        Request { context: 8, ..request(1) },
+        Request { stop: vec![String::new()], ..request(1) },
+    ];
+    for request in refused {
+        push(&scheduler, request).recv().unwrap().unwrap_err();
+    }
+    good.recv().unwrap().unwrap();
+    scheduler.drain();
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_model_and_change_nothing() {
+    let scheduler = start(&EngineOptions::default(), OPTIONS);
+    let plain = push(&scheduler, request(3)).recv().unwrap().unwrap();
+    let (told, hear) = mpsc::channel();
+    let (mut job, ends) = job(Request { top_logprobs: Some(3), ..request(3) });
+    let mut own = job.listener;
+    job.listener = Box::new(move |update| {
+        if let Update::Event(Event::Token(chosen)) = &update {
+            told.send((chosen.token, chosen.logprob, chosen.likeliest.to_vec())).unwrap();
+        }
+        own(update)
+    });
+    scheduler.queue().push(vec![job]).unwrap();
+    assert_eq!(ends.recv().unwrap().unwrap().logits_hash, plain.logits_hash);
+    let told: Vec<_> = hear.try_iter().collect();
+    assert_eq!(told.iter().map(|(token, ..)| *token).collect::<Vec<_>>(), plain.tokens);
+    for (token, logprob, likeliest) in told {
+        assert_eq!(likeliest.len(), 3);
+        assert!(likeliest.windows(2).all(|pair| pair[0].1 >= pair[1].1));
+        assert!(logprob.unwrap() <= likeliest[0].1 && likeliest[0].1 <= 0.0);
+        for (other, value) in likeliest {
+            assert!(other != token || Some(value) == logprob);
+        }
+    }
+    scheduler.drain();
+}
