@@ -171,7 +171,7 @@ pub static ENGINE: [OptionRow<EngineOptions>; 12] = [
         name: "warm-start",
         value: "MODE",
         help: "Know from the beginning which experts earlier runs used, and leave word for later ones \
-               [default: on for `run`, else off]",
+               [default: on for `run` and `serve`, else off]",
         choices: || WarmStart::names().collect(),
         set: |options, text| WarmStart::by_name(text).map(|mode| options.warm_start = Some(mode)),
     },

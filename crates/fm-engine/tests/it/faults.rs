@@ -13,9 +13,12 @@ use std::{
 };
 
 use fm_engine::{
+    EngineError,
+    generate::Request,
     local::{Local, SharedStats, read_stats},
     look_ahead::LookAhead,
     pressure::{Guard, Reading, Signals},
+    schedule::{Job, ScheduleOptions, Scheduler, Update},
 };
 use fm_format::{
     record::{Catalog, FileIndex},
@@ -259,6 +262,66 @@ fn a_failed_or_short_read_at_any_access_spoils_only_who_needed_it() {
             assert!(survive(model, &want), "{fault:?} at access {first}");
         }
     }
+}
+
+#[test]
+fn a_text_that_loses_an_expert_fails_alone_and_the_next_one_is_written() {
+    let model = Model::open(false);
+    let options = ScheduleOptions { sessions: 3, queue: 8, stall_max: Duration::from_secs(2) };
+    let texts: Vec<Request> = (1..4)
+        .map(|length| Request {
+            prompt: TOKENS[..3 * length].to_vec(),
+            max_tokens: Some(6),
+            context: 64,
+            ..Request::default()
+        })
+        .collect();
+    let write = |scheduler: &Scheduler| -> Vec<Result<u128, EngineError>> {
+        let (send, ends) = std::sync::mpsc::channel();
+        let jobs = texts.iter().enumerate().map(|(at, request)| {
+            let send = send.clone();
+            let listener = Box::new(move |update: Update<'_>| {
+                match update {
+                    Update::Done(generated) => send.send((at, Ok(generated.logits_hash))).unwrap(),
+                    Update::Failed(error) => send.send((at, Err(error))).unwrap(),
+                    _ => {}
+                }
+                ControlFlow::Continue(())
+            });
+            Job { request: request.clone(), listener }
+        });
+        scheduler.queue().push(jobs.collect()).unwrap();
+        drop(send);
+        let mut all: Vec<_> = (0..texts.len()).map(|_| ends.recv().unwrap()).collect();
+        all.sort_unstable_by_key(|(at, _)| *at);
+        all.into_iter().map(|(_, result)| result).collect()
+    };
+    let start = |first, count| {
+        let (runner, accesses) = model.on(Fault::Error, first, count);
+        (Scheduler::start(runner, None, SharedStats::default(), options), accesses)
+    };
+    let (scheduler, accesses) = start(u64::MAX, 0);
+    let want: Vec<u128> = write(&scheduler).into_iter().map(Result::unwrap).collect();
+    let accesses = accesses.load(Ordering::SeqCst);
+    let mut some_survived = false;
+    for first in (0..accesses).step_by(3) {
+        let (scheduler, accesses) = start(first, 10);
+        let results = write(&scheduler);
+        for (result, want) in results.iter().zip(&want) {
+            match result {
+                Ok(hash) => assert_eq!(hash, want, "access {first}"),
+                Err(error) => assert!(matches!(error, EngineError::Spoiled(_)), "{error:?}"),
+            }
+        }
+        let lost = results.iter().filter(|result| result.is_err()).count();
+        assert!(lost > 0, "access {first}");
+        some_survived |= lost < results.len();
+        accesses.store(MENDED, Ordering::SeqCst);
+        let after: Vec<u128> = write(&scheduler).into_iter().map(Result::unwrap).collect();
+        assert_eq!(after, want, "access {first}");
+        scheduler.drain();
+    }
+    assert!(some_survived, "a text that lost nothing is finished");
 }
 
 #[test]
