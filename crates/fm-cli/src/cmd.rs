@@ -11,6 +11,7 @@ mod profile;
 mod pull;
 mod rm;
 mod run;
+mod serve;
 mod synth;
 mod verify;
 
@@ -29,6 +30,7 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run::command())
+        .subcommand(serve::command())
         .subcommand(pull::command())
         .subcommand(list::command())
         .subcommand(rm::command())
@@ -47,6 +49,7 @@ pub(crate) fn command() -> Command {
 pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
     match matches.subcommand() {
         Some(("run", matches)) => run::run(matches),
+        Some(("serve", matches)) => serve::run(matches),
         Some(("pull", matches)) => pull::run(matches),
         Some(("list", matches)) => list::run(matches),
         Some(("rm", matches)) => rm::run(matches),

@@ -12,6 +12,7 @@ use std::{
 use fm_convert::ConvertError;
 use fm_engine::EngineError;
 use fm_hub::HubError;
+use fm_server::ServeError;
 use fm_text::Channel;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -76,6 +77,11 @@ const INTERRUPTED: i32 = 130;
 impl Interrupt {
     /// Takes Ctrl-C over; where that fails, it ends the program the hard way as before.
     pub(crate) fn install() -> Self {
+        Self::install_with(|| ())
+    }
+
+    /// The same; the first Ctrl-C does `also`.
+    pub(crate) fn install_with(also: impl Fn() + Send + 'static) -> Self {
         let flag = Arc::new(AtomicBool::new(false));
         let handler = Arc::clone(&flag);
         let installed = ctrlc::set_handler(move || {
@@ -83,6 +89,7 @@ impl Interrupt {
                 #[allow(clippy::exit)] // the user has asked twice
                 std::process::exit(INTERRUPTED);
             }
+            also();
         });
         drop(installed);
         Self(flag)
@@ -129,6 +136,11 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<Cow<'static, str>> {
     error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<HubError>() {
             return hub::hint(error);
+        }
+        if let Some(ServeError::Bind { .. }) = cause.downcast_ref::<ServeError>() {
+            return Some(Cow::Borrowed(
+                "choose another address with --host and --port; port 0 takes any that is free",
+            ));
         }
         let engine = cause.downcast_ref::<EngineError>().and_then(EngineError::hint);
         engine.or_else(|| convert_hint(cause.downcast_ref::<ConvertError>()?)).map(Cow::Borrowed)

@@ -24,6 +24,18 @@ pub(crate) fn places() -> Places {
     Places { root: PathBuf::from("/"), cache_dir: xdg("XDG_CACHE_HOME", ".cache") }
 }
 
+/// Where the system message of the server may lie, in the order in which they are looked for.
+pub(crate) fn system_files() -> Vec<PathBuf> {
+    let own = xdg("XDG_CONFIG_HOME", ".config").map(|dir| dir.join("system.md"));
+    let home = variable("HOME").map(|home| home.join(".flash-moe/system.md"));
+    own.into_iter().chain(home).collect()
+}
+
+/// The key that requests to the server must carry.
+pub(crate) fn server_key() -> Option<String> {
+    env::var("FLASH_MOE_API_KEY").ok().filter(|key| !key.is_empty())
+}
+
 /// The hub, if nobody says otherwise.
 const HUB: &str = "https://huggingface.co";
 

@@ -10,6 +10,7 @@ fn help_of_every_command() {
         "list",
         "rm",
         "run",
+        "serve",
         "plan",
         "inspect",
         "convert",

@@ -12,6 +12,7 @@ mod hub;
 mod packed;
 mod profile;
 mod report;
+mod serve;
 
 use std::process::{Command, Output, Stdio};
 

@@ -1,0 +1,221 @@
+//! `serve`: the model behind HTTP, until Ctrl-C or SIGTERM.
+
+use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use fm_engine::{
+    Engine, EngineError, Load, Places,
+    bytes::Bytes,
+    engine::{Planned, plan},
+    options::{ENGINE, EngineOptions, SAMPLING},
+    schedule::{ScheduleOptions, Scheduler},
+    warm_start::WarmStart,
+};
+use fm_server::{Door, Model, Server, Service};
+
+use super::{model_arg, model_path, run::warn};
+use crate::{
+    console::Interrupt,
+    flags::{self, Usage},
+    places,
+};
+
+/// Sessions that are planned for if nobody says how many, the first that leaves each enough room.
+const SESSIONS: [usize; 3] = [4, 2, 1];
+
+/// Room for a conversation with an agent; fewer sessions are better than less.
+const CONTEXT_ENOUGH: u32 = 16_384;
+
+pub(super) fn command() -> Command {
+    let valued = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    let number = |name: &'static str, help: &'static str, default: &'static str| {
+        valued(name, "N", help).default_value(default).value_parser(value_parser!(u32).range(1..))
+    };
+    let command = Command::new("serve")
+        .about("Serve the OpenAI and Anthropic interfaces over HTTP")
+        .arg(model_arg())
+        .arg(
+            valued("host", "HOST", "Address to listen on; any but this machine's own needs a key")
+                .default_value("127.0.0.1"),
+        )
+        .arg(
+            valued("port", "PORT", "Port to listen on; 0 takes any that is free")
+                .default_value("8080")
+                .value_parser(value_parser!(u16)),
+        )
+        .arg(valued(
+            "api-key",
+            "KEY",
+            "Key that requests must carry [default: $FLASH_MOE_API_KEY, else none]",
+        ))
+        .arg(valued("served-name", "NAME", "Name of the model [default: that of its directory]"))
+        .arg(valued(
+            "system",
+            "FILE",
+            "System message for conversations without one [default: flash-moe/system.md in the \
+             configuration directory, else ~/.flash-moe/system.md, if there]",
+        ))
+        .arg(
+            valued(
+                "sessions",
+                "N",
+                "Answers that are written at once; memory is planned for all of them [default: 4, \
+                 or fewer if each could hold less than 16384 tokens]",
+            )
+            .value_parser(value_parser!(u32).range(1..=64)),
+        )
+        .arg(number("queue", "Requests that may wait for a session; others hear 429", "64"))
+        .arg(
+            valued(
+                "stall-max",
+                "SECONDS",
+                "The longest that an answer waits for somebody else's prompt between two tokens",
+            )
+            .default_value("2")
+            .value_parser(parse_seconds),
+        )
+        .arg(
+            Arg::new("quiet")
+                .long("quiet")
+                .short('q')
+                .help("Say nothing of requests")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            Arg::new("greedy")
+                .long("greedy")
+                .help("Take the most likely token unless a request says otherwise")
+                .action(ArgAction::SetTrue)
+                .help_heading("Sampling"),
+        );
+    flags::add(flags::add(command, &SAMPLING, "Sampling"), &ENGINE, "Engine")
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "between 0.01 and 3600 seconds".to_owned())
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    let host: &String = matches.get_one("host").expect("it has a default");
+    let port = *matches.get_one("port").expect("it has a default");
+    let key = matches.get_one::<String>("api-key").cloned().or_else(places::server_key);
+    // The address first: whether it is free is known before the weights are read.
+    let server = Server::bind(host, port)?;
+    let address = server.address()?;
+    let door = Door { key, loopback: address.ip().is_loopback() };
+    if !door.loopback && door.key.is_none() {
+        let reason = format!("{host} can be reached by others, so requests must carry a key");
+        return Err(Usage(format!("{reason}; give --api-key or FLASH_MOE_API_KEY")).into());
+    }
+    let path = model_path(matches)?;
+    let places = places::places();
+    let mut options = flags::engine_options(matches)?;
+    options.warm_start.get_or_insert(WarmStart::On);
+    let planned = planned(&path, &options, matches.get_one::<u32>("sessions"), &places)?;
+    let engine = Engine::load(planned, &places)?;
+    warn(&engine);
+    let sampling = flags::sampling(matches, engine.generation.sampling())?;
+    let number = |name: &str| *matches.get_one::<u32>(name).expect("it has a default") as usize;
+    let schedule = ScheduleOptions {
+        sessions: engine.plan.sessions.min(engine.runner.rows_max()),
+        queue: number("queue"),
+        stall_max: *matches.get_one("stall-max").expect("it has a default"),
+    };
+    let named = matches.get_one::<String>("served-name").cloned();
+    let name = named.unwrap_or_else(|| name_of(&path));
+    greet(&engine, &name, address, schedule);
+    let stats = engine.stats_handle();
+    let no_tokenizer = EngineError::NoTokenizer { path };
+    let tokenizer = Arc::new(engine.tokenizer.ok_or(no_tokenizer)?);
+    let model = Model {
+        name,
+        tokenizer: Arc::clone(&tokenizer),
+        template: engine.template,
+        sampling,
+        eos: engine.eos,
+        context: engine.plan.context,
+        system: system(matches)?,
+    };
+    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), Arc::clone(&stats), schedule);
+    let stopper = server.stopper();
+    Interrupt::install_with(move || {
+        eprintln!("finishing what is being answered; Ctrl-C again does not wait");
+        stopper.stop();
+    });
+    let quiet = matches.get_flag("quiet");
+    server.run(Service {
+        model,
+        submit: scheduler.queue(),
+        activity: scheduler.activity(),
+        stats,
+        door,
+        log: Box::new(move |requested| {
+            if !quiet {
+                eprintln!("{requested}");
+            }
+        }),
+    })?;
+    scheduler.drain();
+    Ok(())
+}
+
+/// The plan with the sessions asked for, or with as many as leave each enough room.
+fn planned(
+    path: &Path,
+    options: &EngineOptions,
+    sessions: Option<&u32>,
+    places: &Places,
+) -> Result<Planned, EngineError> {
+    let plan_for = |sessions| plan(path, options, Load { sessions, logits_rows: sessions }, places);
+    if let Some(sessions) = sessions {
+        return plan_for(*sessions as usize);
+    }
+    let enough = |planned: &Planned| {
+        planned.plan.context >= CONTEXT_ENOUGH.min(planned.plan.context_model)
+            || options.context.is_some()
+    };
+    let fewest = SESSIONS[SESSIONS.len() - 1];
+    let more = SESSIONS.into_iter().filter(|sessions| *sessions > fewest);
+    let roomy = more.into_iter().find_map(|sessions| plan_for(sessions).ok().filter(enough));
+    roomy.map_or_else(|| plan_for(fewest), Ok)
+}
+
+/// The last part of a path, which is what people call a model.
+fn name_of(path: &Path) -> String {
+    let name = path.file_stem().filter(|_| path.extension().is_some_and(|ending| ending == "gguf"));
+    let name = name.or_else(|| path.file_name()).unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+fn system(matches: &ArgMatches) -> anyhow::Result<Option<String>> {
+    let read = |path: &Path| {
+        fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+    };
+    if let Some(file) = matches.get_one::<String>("system") {
+        return read(Path::new(file)).map(Some);
+    }
+    let file = places::system_files().into_iter().find(|file| file.is_file());
+    file.map(|file| read(&file)).transpose()
+}
+
+fn greet(engine: &Engine, name: &str, address: SocketAddr, schedule: ScheduleOptions) {
+    let plan = &engine.plan;
+    eprintln!(
+        "serving {name} ({}, {}) at http://{address}\n  \
+         {} sessions of {} tokens, up to {} requests wait; memory {} of a budget of {}\n  \
+         curl http://{address}/v1/chat/completions -H 'content-type: application/json' \
+         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n  \
+         OPENAI_BASE_URL=http://{address}/v1   ANTHROPIC_BASE_URL=http://{address}",
+        engine.model_type,
+        engine.numerics.name(),
+        schedule.sessions,
+        plan.context,
+        schedule.queue,
+        Bytes(plan.total()),
+        Bytes(plan.budget),
+    );
+}

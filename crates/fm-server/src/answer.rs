@@ -1,0 +1,289 @@
+//! An answer on its way: pieces from the scheduler's thread, and what they add up to.
+
+use std::{
+    fmt,
+    ops::ControlFlow,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use fm_engine::{
+    generate::{Event, Generated},
+    schedule::{Job, Listener, Queue, Refused, Update},
+};
+use fm_text::Channel;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+use crate::{problem::Problem, serve::App};
+
+/// Where requests go: the scheduler's queue, or a test's.
+pub trait Submit: Send + Sync {
+    /// Takes jobs that belong together, all of them or none.
+    ///
+    /// # Errors
+    /// If they would be too many, or no more are taken.
+    fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused>;
+
+    /// Jobs that wait.
+    fn waiting(&self) -> usize;
+
+    /// Whether jobs are taken.
+    fn is_open(&self) -> bool;
+
+    /// Takes no more jobs; those that are there stay.
+    fn close(&self);
+}
+
+impl Submit for Queue {
+    fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
+        self.push(jobs)
+    }
+
+    fn waiting(&self) -> usize {
+        Queue::waiting(self)
+    }
+
+    fn is_open(&self) -> bool {
+        Queue::is_open(self)
+    }
+
+    fn close(&self) {
+        Queue::close(self);
+    }
+}
+
+/// How likely a token was.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenOdds {
+    pub(crate) token: u32,
+    pub(crate) logprob: f32,
+    pub(crate) likeliest: Vec<(u32, f32)>,
+}
+
+/// A piece of an answer.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Text(Channel, String),
+    Token(TokenOdds),
+    Done(Box<Generated>),
+    Failed(Problem),
+}
+
+/// What the scheduler's thread sends.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    Started,
+    Piece(usize, Piece),
+}
+
+/// Sends what a job hears; breaks off as soon as the receiver is gone.
+pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: bool) -> Listener {
+    Box::new(move |update| {
+        let piece = match update {
+            Update::Started => {
+                return if to.send(Sent::Started).is_ok() {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                };
+            }
+            Update::Event(Event::Text(channel, text)) => Piece::Text(channel, text.to_owned()),
+            Update::Event(Event::Token(chosen)) if odds && chosen.channel == Channel::Answer => {
+                Piece::Token(TokenOdds {
+                    token: chosen.token,
+                    // What was not chosen but put there is certain.
+                    logprob: chosen.logprob.unwrap_or(0.0),
+                    likeliest: chosen.likeliest.to_vec(),
+                })
+            }
+            Update::Waiting | Update::Event(_) => {
+                return if to.is_closed() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                };
+            }
+            Update::Done(generated) => Piece::Done(generated),
+            Update::Failed(error) => Piece::Failed(error.into()),
+        };
+        match to.send(Sent::Piece(choice, piece)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    })
+}
+
+/// See the module. Whoever drops it cancels what is still being written.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    sent: UnboundedReceiver<Sent>,
+    /// Choices that have not ended.
+    open: usize,
+    pub(crate) tally: Tally,
+}
+
+impl Answer {
+    pub(crate) fn new(sent: UnboundedReceiver<Sent>, choices: usize, tally: Tally) -> Self {
+        Self { sent, open: choices, tally }
+    }
+
+    /// The next piece and whose it is; nothing when all choices have ended, or one has failed.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Piece)>> {
+        while self.open > 0 {
+            match self.sent.poll_recv(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Sent::Started)) => self.tally.start(),
+                Poll::Ready(Some(Sent::Piece(choice, piece))) => {
+                    match &piece {
+                        Piece::Done(generated) => {
+                            self.open -= 1;
+                            self.tally.done(choice, generated);
+                        }
+                        Piece::Failed(_) => self.fail(),
+                        _ => {}
+                    }
+                    return Poll::Ready(Some((choice, piece)));
+                }
+                Poll::Ready(None) => {
+                    self.fail();
+                    return Poll::Ready(Some((0, Piece::Failed(Problem::Gone))));
+                }
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn fail(&mut self) {
+        self.open = 0;
+        self.tally.requested.finish = "error";
+    }
+
+    pub(crate) async fn next(&mut self) -> Option<(usize, Piece)> {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+}
+
+/// What became of a request: for the log, never with any of its text.
+#[derive(Clone, Debug, Default)]
+pub struct Requested {
+    /// The path.
+    pub path: &'static str,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of it that were there already.
+    pub cached_tokens: usize,
+    /// Tokens written, in all choices.
+    pub written_tokens: usize,
+    /// Of these, tokens that are no part of the answer.
+    pub thinking_tokens: usize,
+    /// Until it had a session.
+    pub queue: Duration,
+    /// From then on until the first token.
+    pub prefill: Duration,
+    /// After it.
+    pub decode: Duration,
+    /// Share of requested experts that needed no read while it ran.
+    pub hit_rate: f64,
+    /// Bytes read while it ran.
+    pub read_bytes: u64,
+    /// Why it ended; `gone` if its client went first.
+    pub finish: &'static str,
+    /// The hash of its logits.
+    pub logits_hash: u128,
+}
+
+impl Requested {
+    /// Tokens per second, the first one not counted.
+    pub fn decode_tok_s(&self) -> f64 {
+        let seconds = self.decode.as_secs_f64();
+        if seconds > 0.0 { self.written_tokens.saturating_sub(1) as f64 / seconds } else { 0.0 }
+    }
+
+    /// The `timings` object of responses.
+    pub(crate) fn timings(&self) -> Value {
+        let ms = |duration: Duration| (duration.as_secs_f64() * 1e6).round() / 1e3;
+        json!({
+            "queue_ms": ms(self.queue),
+            "prefill_ms": ms(self.prefill),
+            "ttft_ms": ms(self.queue + self.prefill),
+            "decode_ms": ms(self.decode),
+            "decode_tok_s": self.decode_tok_s(),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "written_tokens": self.written_tokens,
+            "hit_rate": self.hit_rate,
+            "read_bytes": self.read_bytes,
+            "logits_hash": format!("{:032x}", self.logits_hash),
+        })
+    }
+}
+
+impl fmt::Display for Requested {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} prompt={} cached={} written={} queue={:.3}s prefill={:.3}s decode={:.3}s {:.1} tok/s \
+             hits={:.1}% read={} finish={}",
+            self.path,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.written_tokens,
+            self.queue.as_secs_f64(),
+            self.prefill.as_secs_f64(),
+            self.decode.as_secs_f64(),
+            self.decode_tok_s(),
+            100.0 * self.hit_rate,
+            self.read_bytes,
+            self.finish
+        )
+    }
+}
+
+/// Adds up a request and tells the log when it is dropped. With several choices, times and hash are
+/// those of the first.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    app: Arc<App>,
+    submitted: Instant,
+    pub(crate) requested: Requested,
+}
+
+impl Tally {
+    pub(crate) fn new(app: Arc<App>, path: &'static str, prompt_tokens: usize) -> Self {
+        let requested = Requested { path, prompt_tokens, finish: "gone", ..Requested::default() };
+        Self { app, submitted: Instant::now(), requested }
+    }
+
+    fn start(&mut self) {
+        if self.requested.queue == Duration::ZERO {
+            self.requested.queue = self.submitted.elapsed();
+        }
+    }
+
+    fn done(&mut self, choice: usize, generated: &Generated) {
+        let requested = &mut self.requested;
+        requested.written_tokens += generated.tokens.len();
+        requested.thinking_tokens += generated.thinking_tokens;
+        requested.finish = generated.finish.name();
+        if choice > 0 {
+            return;
+        }
+        let (prefill, decode) = (&generated.prefill, &generated.decode);
+        requested.cached_tokens = generated.reused;
+        requested.prefill = prefill.elapsed;
+        requested.decode = decode.elapsed;
+        requested.read_bytes = prefill.store.read_bytes + decode.store.read_bytes;
+        let hits = prefill.store.hits + decode.store.hits;
+        let asked = hits + prefill.store.misses() + decode.store.misses();
+        requested.hit_rate = if asked == 0 { 1.0 } else { hits as f64 / asked as f64 };
+        requested.logits_hash = generated.logits_hash;
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.app.watch.requested(&self.requested);
+    }
+}

@@ -1,0 +1,215 @@
+//! `POST /v1/messages` and `/v1/messages/count_tokens`.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use fm_engine::generate::{FinishReason, Generated};
+use fm_text::Channel;
+use serde_json::{Value, json};
+
+use super::{TOLERATED, conversation, error, refuse, refuse_unsupported};
+use crate::{
+    answer::{Piece, Requested},
+    ask::{Ask, Manner, STOPS_MAX, TOKENS_MAX},
+    fields::Fields,
+    model::Model,
+    problem::{Problem, Wrong},
+    serve::{self, App},
+    stream::{self, Encode, Out},
+};
+
+const PATH: &str = "/v1/messages";
+
+struct Form {
+    id: String,
+    model: String,
+    stream: bool,
+    stop: Vec<String>,
+}
+
+/// Answers a conversation.
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
+    match answer(app, request).await {
+        Ok(response) => response,
+        Err(problem) => refuse(&problem),
+    }
+}
+
+/// Counts the tokens of a conversation.
+pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
+    let read = |app: &Arc<App>, mut fields: Fields| {
+        let manner = Manner::take(&mut fields, &app.model)?;
+        Ok(read_prompt(&app.model, fields, manner)?.0.prompt.tokens.len())
+    };
+    match serve::prepare(&app, request, read).await {
+        Ok(tokens) => axum::Json(json!({"input_tokens": tokens})).into_response(),
+        Err(problem) => refuse(&problem),
+    }
+}
+
+async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
+    let (ask, form) = serve::prepare(&app, request, read).await?;
+    let answer = ask.submit(&app, PATH)?;
+    if form.stream {
+        return Ok(stream::respond(
+            answer,
+            MessageStream { form, block: None, blocks: 0, end: None },
+        ));
+    }
+    let (mut wholes, answer) = serve::whole(answer, 1).await?;
+    let Generated { text, thinking, finish, .. } = *wholes.remove(0).generated;
+    let thinking =
+        thinking.map(|text| json!({"type": "thinking", "thinking": text, "signature": ""}));
+    let text =
+        text.filter(|text| !text.is_empty()).map(|text| json!({"type": "text", "text": text}));
+    let content: Vec<Value> = thinking.into_iter().chain(text).collect();
+    let requested = &answer.tally.requested;
+    let mut message = form.message(&content.into(), &usage(requested));
+    form.stop_fields(&mut message, finish);
+    message["timings"] = requested.timings();
+    Ok(axum::Json(message).into_response())
+}
+
+fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
+    let mut manner = Manner::take(&mut fields, &app.model)?;
+    let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?;
+    let max_tokens = max_tokens.ok_or_else(|| Wrong::Missing.at("max_tokens"))?;
+    manner.max_tokens = Some(max_tokens as usize);
+    manner.stop = fields.texts("stop_sequences", STOPS_MAX)?;
+    let stop = manner.stop.clone();
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    let (ask, model) = read_prompt(&app.model, fields, manner)?;
+    Ok((ask, Form { id: serve::new_id("msg_"), model, stream, stop }))
+}
+
+/// Reads what messages and counts have in common, and the model's name.
+fn read_prompt(
+    model: &Model,
+    mut fields: Fields,
+    mut manner: Manner,
+) -> Result<(Ask, String), Problem> {
+    let conversation = conversation(&mut fields, &mut manner)?;
+    refuse_unsupported(&mut fields)?;
+    let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
+    fields.end(TOLERATED)?;
+    Ok((Ask { prompt: model.prompt(conversation)?, manner }, name))
+}
+
+fn usage(requested: &Requested) -> Value {
+    let Requested { prompt_tokens, cached_tokens, written_tokens, .. } = requested;
+    json!({
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+        "output_tokens": written_tokens,
+    })
+}
+
+impl Form {
+    fn message(&self, content: &Value, usage: &Value) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage,
+        })
+    }
+
+    fn stop_fields(&self, into: &mut Value, finish: FinishReason) {
+        into["stop_reason"] = match finish {
+            FinishReason::Stop | FinishReason::Cancelled => "end_turn",
+            FinishReason::StopString(at) => {
+                into["stop_sequence"] = self.stop[at].as_str().into();
+                "stop_sequence"
+            }
+            FinishReason::Length => "max_tokens",
+            FinishReason::Context => "model_context_window_exceeded",
+        }
+        .into();
+    }
+}
+
+/// The events of a streamed answer.
+struct MessageStream {
+    form: Form,
+    /// What the block that is open is for.
+    block: Option<Channel>,
+    /// Blocks that have been opened.
+    blocks: usize,
+    end: Option<FinishReason>,
+}
+
+impl MessageStream {
+    /// Opens the block that a text belongs to, and closes the one before.
+    fn enter(&mut self, out: &mut Out, channel: Channel) {
+        if self.block == Some(channel) {
+            return;
+        }
+        self.leave(out);
+        let block = match channel {
+            Channel::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            Channel::Answer => json!({"type": "text", "text": ""}),
+        };
+        out.named(&json!({
+            "type": "content_block_start", "index": self.blocks, "content_block": block,
+        }));
+        self.block = Some(channel);
+        self.blocks += 1;
+    }
+
+    fn leave(&mut self, out: &mut Out) {
+        if self.block.take() == Some(Channel::Thinking) {
+            self.delta(out, &json!({"type": "signature_delta", "signature": ""}));
+        }
+        if let Some(index) = self.blocks.checked_sub(1) {
+            out.named(&json!({"type": "content_block_stop", "index": index}));
+        }
+    }
+
+    fn delta(&self, out: &mut Out, delta: &Value) {
+        let index = self.blocks - 1;
+        out.named(&json!({"type": "content_block_delta", "index": index, "delta": delta}));
+    }
+}
+
+impl Encode for MessageStream {
+    fn open(&mut self, out: &mut Out, requested: &Requested) {
+        let message = self.form.message(&json!([]), &usage(requested));
+        out.named(&json!({"type": "message_start", "message": message}));
+        out.named(&json!({"type": "ping"}));
+    }
+
+    fn piece(&mut self, out: &mut Out, _: usize, piece: Piece) {
+        match piece {
+            Piece::Token(_) => {}
+            Piece::Text(channel, text) => {
+                self.enter(out, channel);
+                let delta = match channel {
+                    Channel::Thinking => json!({"type": "thinking_delta", "thinking": text}),
+                    Channel::Answer => json!({"type": "text_delta", "text": text}),
+                };
+                self.delta(out, &delta);
+            }
+            Piece::Done(generated) => self.end = Some(generated.finish),
+            Piece::Failed(problem) => out.named(&error(&problem)),
+        }
+    }
+
+    fn close(&mut self, out: &mut Out, requested: &Requested) {
+        self.leave(out);
+        let mut delta = json!({"stop_reason": null, "stop_sequence": null});
+        self.form.stop_fields(&mut delta, self.end.unwrap_or(FinishReason::Stop));
+        let usage = usage(requested);
+        out.named(&json!({
+            "type": "message_delta", "delta": delta, "usage": usage, "timings": requested.timings(),
+        }));
+        out.named(&json!({"type": "message_stop"}));
+    }
+}

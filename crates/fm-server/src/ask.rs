@@ -1,0 +1,130 @@
+//! What both interfaces ask for, in one shape.
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
+};
+
+use fm_engine::{generate::Request, sampler::Sampling, schedule::Job};
+use tokio::sync::mpsc;
+
+use crate::{
+    answer::{Answer, Tally, listener},
+    fields::Fields,
+    model::{Model, Prompt},
+    problem::{Problem, Wrong},
+    serve::App,
+};
+
+/// Tokens that may be asked for; the context ends a text long before.
+pub(crate) const TOKENS_MAX: u64 = 1 << 24;
+
+/// Stop strings of a request.
+pub(crate) const STOPS_MAX: usize = 16;
+
+/// Answers to one request.
+const CHOICES_MAX: u64 = 8;
+
+/// Candidates whose log-probabilities may be asked for.
+pub(crate) const TOP_LOGPROBS_MAX: u64 = 20;
+
+/// Tokens that may have a bias.
+const BIAS_MAX: usize = 1024;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) prompt: Prompt,
+    pub(crate) manner: Manner,
+}
+
+/// How the answer shall be written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Manner {
+    pub(crate) sampling: Sampling,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) bias: Vec<(u32, f32)>,
+    pub(crate) top_logprobs: Option<usize>,
+    pub(crate) think_budget: Option<usize>,
+    pub(crate) choices: usize,
+}
+
+impl Manner {
+    /// Takes the fields that both interfaces share. Without a seed, every request has its own.
+    pub(crate) fn take(fields: &mut Fields, model: &Model) -> Result<Self, Problem> {
+        let own = model.sampling;
+        let sampling = Sampling {
+            temperature: fields.float("temperature", 0.0..=2.0)?.unwrap_or(own.temperature),
+            top_p: fields.float("top_p", 0.0..=1.0)?.unwrap_or(own.top_p),
+            top_k: fields
+                .count("top_k", 0..=u64::from(u32::MAX))?
+                .map_or(own.top_k, |k| k as usize),
+            min_p: fields.float("min_p", 0.0..=1.0)?.unwrap_or(own.min_p),
+            repetition_penalty: fields
+                .float("repetition_penalty", 0.01..=100.0)?
+                .unwrap_or(own.repetition_penalty),
+            presence_penalty: fields.float("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+            frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+            seed: fields.seed()?.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
+        };
+        // Accepted everywhere; a session never changes an answer.
+        fields.text("session_id")?;
+        Ok(Self { sampling, choices: 1, ..Self::default() })
+    }
+
+    /// Takes the fields of both of OpenAI's interfaces.
+    pub(crate) fn take_openai(fields: &mut Fields, model: &Model) -> Result<Self, Problem> {
+        let mut manner = Self::take(fields, model)?;
+        manner.stop = fields.texts("stop", STOPS_MAX)?;
+        manner.choices = fields.count("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
+        manner.bias = bias(fields, model.tokenizer.vocab_len())?;
+        Ok(manner)
+    }
+}
+
+/// `{"token": bias}`
+fn bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>, Problem> {
+    let Some(map) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
+    if map.len() > BIAS_MAX {
+        return Err(Wrong::Many(BIAS_MAX).at("logit_bias"));
+    }
+    let entries = map.into_iter().map(|(token, bias)| {
+        let field = || format!("logit_bias.{token}");
+        let id = token.parse().ok().filter(|id: &u32| (*id as usize) < vocab);
+        let id = id.ok_or_else(|| Wrong::Kind("a token of this model").at(field()))?;
+        Ok((id, crate::fields::float(&bias, &field(), &(-100.0..=100.0))?))
+    });
+    entries.collect()
+}
+
+impl Ask {
+    /// Hands the request to the scheduler, one job for every choice.
+    pub(crate) fn submit(self, app: &Arc<App>, path: &'static str) -> Result<Answer, Problem> {
+        let Self { prompt, manner } = self;
+        // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let request = |choice: usize| Request {
+            prompt: prompt.tokens.clone(),
+            sampling: Sampling {
+                seed: manner.sampling.seed.wrapping_add(choice as u64),
+                ..manner.sampling
+            },
+            max_tokens: manner.max_tokens,
+            eos: app.model.eos.clone(),
+            stop: manner.stop.clone(),
+            think_budget: manner.think_budget,
+            thinking: prompt.thinking,
+            context: app.model.context,
+            bias: manner.bias.clone(),
+            top_logprobs: manner.top_logprobs,
+        };
+        let jobs = (0..manner.choices).map(|choice| Job {
+            request: request(choice),
+            listener: listener(choice, sender.clone(), manner.top_logprobs.is_some()),
+        });
+        app.submit.submit(jobs.collect())?;
+        let tally = Tally::new(Arc::clone(app), path, prompt.tokens.len());
+        Ok(Answer::new(receiver, manner.choices, tally))
+    }
+}

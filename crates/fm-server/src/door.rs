@@ -1,0 +1,96 @@
+//! Who may come in: a key, the names this server goes by, and pages of its own origin only.
+
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, header};
+use subtle::ConstantTimeEq;
+
+use crate::problem::Problem;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Door {
+    /// The key, if one is required.
+    pub key: Option<String>,
+    /// Whether only this machine can reach the server.
+    pub loopback: bool,
+}
+
+impl Door {
+    /// Lets a request in or says why not.
+    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let host = text(headers, header::HOST.as_str());
+        // A page somewhere may give its own name this machine's address: the name tells.
+        let ours = host.is_none_or(|host| is_local(name_of(host)));
+        if self.loopback && !ours {
+            return Err(Problem::Foreign);
+        }
+        if let Some(origin) = text(headers, header::ORIGIN.as_str()) {
+            let own = origin.split_once("://").map(|(_, rest)| rest);
+            if own.is_none() || own != host {
+                return Err(Problem::Foreign);
+            }
+        }
+        let Some(key) = &self.key else { return Ok(()) };
+        let bearer = text(headers, header::AUTHORIZATION.as_str());
+        let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
+        let given = bearer.or_else(|| text(headers, "x-api-key")).unwrap_or_default();
+        if bool::from(given.as_bytes().ct_eq(key.as_bytes())) { Ok(()) } else { Err(Problem::Key) }
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    // What is no text is no name and no key.
+    headers.get(name).map(|value| value.to_str().unwrap_or("\u{FFFD}"))
+}
+
+/// A host without its port.
+fn name_of(host: &str) -> &str {
+    match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+fn is_local(name: &str) -> bool {
+    let address: Option<IpAddr> = name.parse().ok();
+    name.eq_ignore_ascii_case("localhost") || address.is_some_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
+        list.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_name_of_this_machine_and_a_page_of_its_own() {
+        let door = Door { key: None, loopback: true };
+        let may = |list: &[(&'static str, &str)]| door.check(&headers(list)).is_ok();
+        for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST", "127.0.0.2"] {
+            assert!(may(&[("host", host)]), "{host}");
+        }
+        for host in ["evil.example:8080", "127.0.0.1.evil.example", "10.0.0.1:8080", ""] {
+            assert!(!may(&[("host", host)]), "{host}");
+        }
+        assert!(may(&[("host", "localhost:8080"), ("origin", "http://localhost:8080")]));
+        for origin in ["http://evil.example", "null", "http://localhost:9"] {
+            assert!(!may(&[("host", "localhost:8080"), ("origin", origin)]), "{origin}");
+        }
+    }
+
+    #[test]
+    fn the_key_of_either_interface() {
+        let door = Door { key: Some("secret".to_owned()), loopback: false };
+        let may = |list: &[(&'static str, &str)]| door.check(&headers(list)).is_ok();
+        assert!(may(&[("host", "box:80"), ("authorization", "Bearer secret")]));
+        assert!(may(&[("x-api-key", "secret")]));
+        for key in ["secre", "secret2", "Secret", ""] {
+            assert!(!may(&[("x-api-key", key)]), "{key}");
+        }
+        assert!(!may(&[]));
+        assert!(!may(&[("authorization", "secret")]));
+    }
+}

@@ -1,0 +1,188 @@
+//! A request's JSON, taken apart field by field: what is asked for is checked, and what nobody asked
+//! for is found.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::problem::{Problem, Wrong};
+
+/// The fields that have not been taken yet. `null` is the same as absent, as in both interfaces.
+#[derive(Debug)]
+pub(crate) struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// Reads a body. Depth is limited by `serde_json` (128).
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, Problem> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(map)) => Ok(Self(map)),
+            Ok(_) => Err(Problem::Body { source: None }),
+            Err(error) => Err(Problem::Body { source: Some(error) }),
+        }
+    }
+
+    pub(crate) fn of(value: Value, field: &str) -> Result<Self, Problem> {
+        match value {
+            Value::Object(map) => Ok(Self(map)),
+            _ => Err(Wrong::Kind("an object").at(field)),
+        }
+    }
+
+    pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
+        self.0.remove(field).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn text(&mut self, field: &str) -> Result<Option<String>, Problem> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(Wrong::Kind("a string").at(field)),
+        }
+    }
+
+    pub(crate) fn flag(&mut self, field: &str) -> Result<Option<bool>, Problem> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
+            Some(_) => Err(Wrong::Kind("true or false").at(field)),
+        }
+    }
+
+    pub(crate) fn float(
+        &mut self,
+        field: &str,
+        range: RangeInclusive<f32>,
+    ) -> Result<Option<f32>, Problem> {
+        self.take(field).map(|value| float(&value, field, &range)).transpose()
+    }
+
+    /// A whole number; `1.0` is one, as in JSON.
+    pub(crate) fn count(
+        &mut self,
+        field: &str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, Problem> {
+        let Some(value) = self.take(field) else { return Ok(None) };
+        let whole = value.as_f64().filter(|number| number.fract() == 0.0);
+        let Some(number) = whole else { return Err(Wrong::Kind("a whole number").at(field)) };
+        let exact = value.as_u64().or((number >= 0.0).then_some(number as u64));
+        match exact.filter(|count| range.contains(count)) {
+            Some(count) => Ok(Some(count)),
+            None => Err(Wrong::Range(*range.start() as f64, *range.end() as f64).at(field)),
+        }
+    }
+
+    /// Any whole number, negative ones too.
+    pub(crate) fn seed(&mut self) -> Result<Option<u64>, Problem> {
+        let Some(value) = self.take("seed") else { return Ok(None) };
+        let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
+        seed.map(Some).ok_or_else(|| Wrong::Kind("a whole number of 64 bits").at("seed"))
+    }
+
+    /// A string, or a list of up to `max`; none of them empty.
+    pub(crate) fn texts(&mut self, field: &str, max: usize) -> Result<Vec<String>, Problem> {
+        let list = match self.take(field) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(list)) => list,
+            Some(one) => vec![one],
+        };
+        if list.len() > max {
+            return Err(Wrong::Many(max).at(field));
+        }
+        let texts = list.into_iter().map(|value| match value {
+            Value::String(text) if text.is_empty() => Err(Wrong::Empty.at(field)),
+            Value::String(text) => Ok(text),
+            _ => Err(Wrong::Kind("a string or a list of strings").at(field)),
+        });
+        texts.collect()
+    }
+
+    pub(crate) fn list(&mut self, field: &str, max: usize) -> Result<Option<Vec<Value>>, Problem> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Array(list)) if list.len() <= max => Ok(Some(list)),
+            Some(Value::Array(_)) => Err(Wrong::Many(max).at(field)),
+            Some(_) => Err(Wrong::Kind("a list").at(field)),
+        }
+    }
+
+    pub(crate) fn object(&mut self, field: &str) -> Result<Option<Map<String, Value>>, Problem> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(map)),
+            Some(_) => Err(Wrong::Kind("an object").at(field)),
+        }
+    }
+
+    /// Refuses a field that would change the answer, unless it says what is done anyway.
+    pub(crate) fn refuse(
+        &mut self,
+        field: &str,
+        what: &'static str,
+        harmless: impl Fn(&Value) -> bool,
+    ) -> Result<(), Problem> {
+        match self.take(field) {
+            Some(value) if !harmless(&value) => Err(Wrong::Unsupported(what).at(field)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what is left, but for fields that never change an answer.
+    pub(crate) fn end(mut self, tolerated: &[&str]) -> Result<(), Problem> {
+        self.0.retain(|field, _| !tolerated.contains(&field.as_str()));
+        match self.0.keys().next() {
+            Some(field) => Err(Wrong::Unknown.at(field.as_str())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A number within a range. JSON has no NaN; a number too large for f32 is out of every range.
+pub(crate) fn float(
+    value: &Value,
+    field: &str,
+    range: &RangeInclusive<f32>,
+) -> Result<f32, Problem> {
+    let number = value.as_f64().ok_or_else(|| Wrong::Kind("a number").at(field))? as f32;
+    if range.contains(&number) {
+        return Ok(number);
+    }
+    Err(Wrong::Range(f64::from(*range.start()), f64::from(*range.end())).at(field))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(json: &str) -> Fields {
+        Fields::parse(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn numbers_are_whole_and_within_bounds_or_refused() {
+        for good in ["3", "3.0", "3e0"] {
+            let mut fields = fields(&format!("{{\"n\": {good}}}"));
+            assert_eq!(fields.count("n", 1..=8).unwrap(), Some(3));
+        }
+        for bad in ["-1", "0", "9", "1.5", "1e300", "18446744073709551616", "\"3\"", "[3]", "true"]
+        {
+            let mut fields = fields(&format!("{{\"n\": {bad}}}"));
+            assert!(fields.count("n", 1..=8).is_err(), "{bad}");
+        }
+        for bad in ["-0.1", "2.1", "1e300", "\"1\""] {
+            let mut fields = fields(&format!("{{\"t\": {bad}}}"));
+            assert!(fields.float("t", 0.0..=2.0).is_err(), "{bad}");
+        }
+        assert!(Fields::parse(b"{\"t\": NaN}").is_err());
+        assert_eq!(fields("{\"t\": null}").float("t", 0.0..=2.0).unwrap(), None);
+    }
+
+    #[test]
+    fn what_nobody_took_is_named() {
+        let mut some = fields(r#"{"a": 1, "user": "u", "b": 2}"#);
+        some.take("a");
+        assert_eq!(some.end(&["user"]).unwrap_err().field(), Some("b"));
+        let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+        assert!(matches!(Fields::parse(deep.as_bytes()), Err(Problem::Body { source: Some(_) })));
+    }
+}

@@ -1,0 +1,30 @@
+//! The model behind HTTP: the interfaces of OpenAI and Anthropic over one scheduler.
+//!
+//! ```text
+//! body ─► fields ─► openai │ anthropic ─► Ask ─► Submit (the scheduler's queue)
+//!                                                   │ pieces
+//! response ◄─ wire shapes, streamed or whole ◄─ Answer
+//! ```
+//!
+//! Handlers know the model by its words ([`Model`]) and the scheduler by one call ([`Submit`]); they
+//! never see a session. Nothing of a request is ever opened: no path, no URL.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod anthropic;
+mod ask;
+mod door;
+mod fields;
+mod model;
+mod openai;
+mod problem;
+mod serve;
+mod stream;
+mod tokens;
+mod watch;
+
+pub use answer::{Requested, Submit};
+pub use door::Door;
+pub use model::Model;
+pub use serve::{ServeError, Server, Service, Stopper};

@@ -1,0 +1,137 @@
+//! OpenAI's interface: the shapes that its endpoints share.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use fm_engine::generate::FinishReason;
+use fm_text::Tokenizer;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+use crate::{
+    answer::{Requested, TokenOdds},
+    problem::Problem,
+    serve::{App, RETRY_AFTER_SECONDS},
+};
+
+/// Fields that say something about the client, or about a place where answers are kept; none of them
+/// changes an answer.
+pub(crate) const TOLERATED: &[&str] = &[
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prediction",
+    "verbosity",
+    "parallel_tool_calls",
+    "cache_control",
+];
+
+/// The error object.
+pub(crate) fn error(problem: &Problem) -> Value {
+    let status = problem.status();
+    let kind = match status {
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        status if status.is_server_error() => "server_error",
+        _ => "invalid_request_error",
+    };
+    let code = match problem {
+        Problem::TooLong { .. } => Some("context_length_exceeded"),
+        Problem::Key => Some("invalid_api_key"),
+        Problem::Refused(_) if status == StatusCode::TOO_MANY_REQUESTS => {
+            Some("rate_limit_exceeded")
+        }
+        _ => None,
+    };
+    let message = problem.to_string();
+    json!({"error": {"message": message, "type": kind, "param": problem.field(), "code": code}})
+}
+
+/// The response to a request that is not answered.
+pub(crate) fn refuse(problem: &Problem) -> Response {
+    with_status(problem, &error(problem))
+}
+
+/// An error in the shape of an interface, with the headers that belong to its status.
+pub(crate) fn with_status(problem: &Problem, body: &Value) -> Response {
+    let status = problem.status();
+    let json = HeaderValue::from_static("application/json");
+    let mut response = (status, body.to_string()).into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        let seconds = HeaderValue::from(RETRY_AFTER_SECONDS);
+        response.headers_mut().insert(header::RETRY_AFTER, seconds);
+    }
+    response
+}
+
+fn finish_reason(finish: FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Length | FinishReason::Context => "length",
+        _ => "stop",
+    }
+}
+
+fn usage(requested: &Requested) -> Value {
+    let Requested { prompt_tokens, written_tokens, thinking_tokens, cached_tokens, .. } = requested;
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written_tokens,
+        "total_tokens": prompt_tokens + written_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": thinking_tokens},
+    })
+}
+
+/// `logprobs` of a choice.
+fn logprobs(tokenizer: &Tokenizer, odds: &[TokenOdds]) -> Value {
+    let one = |token: u32, logprob: f32| {
+        let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+        json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes})
+    };
+    let content = odds.iter().map(|odds| {
+        let mut entry = one(odds.token, odds.logprob);
+        let top = odds.likeliest.iter().map(|(token, logprob)| one(*token, *logprob));
+        entry["top_logprobs"] = top.collect();
+        entry
+    });
+    json!({"content": content.collect::<Value>(), "refusal": null})
+}
+
+/// `GET /v1/models`, in words that the clients of both interfaces understand.
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let (name, own) = (&app.model.name, model(&app, &app.model.name));
+    Json(json!({
+        "object": "list", "data": [own], "has_more": false, "first_id": name, "last_id": name,
+    }))
+}
+
+/// `GET /v1/models/{name}`: every name is the one model's.
+pub(crate) async fn one_model(
+    State(app): State<Arc<App>>,
+    axum::extract::Path(name): axum::extract::Path<String>,
+) -> Json<Value> {
+    Json(model(&app, &name))
+}
+
+fn model(app: &App, name: &str) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": app.started_unix,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "flash-moe",
+        "context_length": app.model.context,
+    })
+}

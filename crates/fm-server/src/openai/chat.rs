@@ -1,0 +1,282 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use fm_engine::generate::Generated;
+use fm_text::{Channel, Message};
+use serde_json::{Map, Value, json};
+
+use super::{TOLERATED, error, finish_reason, logprobs, refuse, usage};
+use crate::{
+    answer::{Answer, Piece, Requested, TokenOdds},
+    ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
+    fields::Fields,
+    model::Conversation,
+    problem::{Problem, Wrong},
+    serve::{self, App, Whole},
+    stream::{self, Encode, Out},
+};
+
+/// Messages of a request.
+const MESSAGES_MAX: usize = 4096;
+
+const PATH: &str = "/v1/chat/completions";
+
+/// What the response needs to know of the request.
+struct Form {
+    app: Arc<App>,
+    id: String,
+    model: String,
+    stream: bool,
+    include_usage: bool,
+    odds: bool,
+}
+
+/// Answers a conversation.
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
+    match answer(app, request).await {
+        Ok(response) => response,
+        Err(problem) => refuse(&problem),
+    }
+}
+
+async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
+    let (ask, form) = serve::prepare(&app, request, read).await?;
+    let choices = ask.manner.choices;
+    let answer = ask.submit(&app, PATH)?;
+    if form.stream {
+        let odds = vec![Vec::new(); choices];
+        return Ok(stream::respond(answer, ChatStream { form, odds }));
+    }
+    let (wholes, answer) = serve::whole(answer, choices).await?;
+    Ok(axum::Json(form.completion(&wholes, &answer)).into_response())
+}
+
+fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
+    let model = &app.model;
+    let mut manner = Manner::take_openai(&mut fields, model)?;
+    let max_tokens = fields.count("max_completion_tokens", 1..=TOKENS_MAX)?;
+    let max_tokens = max_tokens.or(fields.count("max_tokens", 1..=TOKENS_MAX)?);
+    manner.max_tokens = max_tokens.map(|max| max as usize);
+    let odds = fields.flag("logprobs")?.unwrap_or(false);
+    let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
+    if top.is_some() && !odds {
+        return Err(Wrong::Rule("logprobs must be true for it").at("top_logprobs"));
+    }
+    manner.top_logprobs = odds.then(|| top.unwrap_or(0) as usize);
+    let conversation = conversation(&mut fields, &mut manner)?;
+    let (stream, include_usage) = stream_options(&mut fields)?;
+    refuse_unsupported(&mut fields)?;
+    let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
+    fields.end(TOLERATED)?;
+    let ask = Ask { prompt: model.prompt(conversation)?, manner };
+    let id = serve::new_id("chatcmpl-");
+    Ok((ask, Form { app: Arc::clone(app), id, model: name, stream, include_usage, odds }))
+}
+
+/// `stream` and `stream_options`.
+pub(super) fn stream_options(fields: &mut Fields) -> Result<(bool, bool), Problem> {
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    let Some(options) = fields.take("stream_options") else { return Ok((stream, false)) };
+    if !stream {
+        return Err(Wrong::Rule("stream must be true for it").at("stream_options"));
+    }
+    let mut options = Fields::of(options, "stream_options")?;
+    let include_usage = options.flag("include_usage")?.unwrap_or(false);
+    options.end(&["include_obfuscation"])?;
+    Ok((stream, include_usage))
+}
+
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
+    let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    let idle = |value: &Value| value == "none" || value == "auto";
+    fields.refuse("tools", "tools yet", empty)?;
+    fields.refuse("functions", "tools yet", empty)?;
+    fields.refuse("tool_choice", "tools yet", idle)?;
+    fields.refuse("function_call", "tools yet", idle)?;
+    let text = |value: &Value| value["type"] == "text";
+    fields.refuse("response_format", "structured output yet", text)?;
+    fields.refuse("modalities", "anything but text", |value| *value == json!(["text"]))?;
+    fields.refuse("audio", "audio", |_| false)?;
+    fields.refuse("web_search_options", "searches", |_| false)
+}
+
+fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation, Problem> {
+    let list = fields.list("messages", MESSAGES_MAX)?;
+    let list = list.ok_or_else(|| Wrong::Missing.at("messages"))?;
+    if list.is_empty() {
+        return Err(Wrong::Empty.at("messages"));
+    }
+    let messages = list.into_iter().enumerate().map(|(at, value)| message(value, at));
+    let mut conversation =
+        Conversation { messages: messages.collect::<Result<_, _>>()?, ..Conversation::default() };
+    let mut words = match fields.take("chat_template_kwargs") {
+        Some(value) => Fields::of(value, "chat_template_kwargs")?,
+        None => Fields::of(json!({}), "")?,
+    };
+    let effort = fields.text("reasoning_effort")?.or(words.text("reasoning_effort")?);
+    let thinking = fields.flag("enable_thinking")?.or(words.flag("enable_thinking")?);
+    words.end(&[])?;
+    conversation.enable_thinking =
+        thinking.or(effort.as_ref().map(|effort| !matches!(effort.as_str(), "none" | "minimal")));
+    if let Some(effort) = effort {
+        let known = ["none", "minimal", "low", "medium", "high", "xhigh"];
+        if !known.contains(&effort.as_str()) {
+            let words = "one of none, minimal, low, medium, high, xhigh";
+            return Err(Wrong::Kind(words).at("reasoning_effort"));
+        }
+        conversation.variables.insert("reasoning_effort".to_owned(), effort.into());
+    }
+    let budget = fields.count("thinking_budget", 1..=TOKENS_MAX)?;
+    manner.think_budget = budget.map(|budget| budget as usize);
+    Ok(conversation)
+}
+
+fn message(value: Value, at: usize) -> Result<Message, Problem> {
+    let field = |name: &str| format!("messages[{at}].{name}");
+    let mut message: Message = serde_json::from_value(value)
+        .map_err(|_| Wrong::Kind("a message with a role").at(format!("messages[{at}]")))?;
+    message.role = match message.role.as_str() {
+        "developer" => "system".to_owned(),
+        "system" | "user" | "assistant" | "tool" => message.role,
+        _ => {
+            let roles = "one of system, developer, user, assistant, tool";
+            return Err(Wrong::Kind(roles).at(field("role")));
+        }
+    };
+    let text = match message.content.take() {
+        None | Some(Value::Null) if message.tool_calls.is_some() => None,
+        None | Some(Value::Null) => return Err(Wrong::Missing.at(field("content"))),
+        Some(Value::String(text)) => Some(text),
+        Some(Value::Array(parts)) => Some(parts_text(&parts, &field("content"))?),
+        Some(_) => {
+            return Err(Wrong::Kind("a string or a list of parts").at(field("content")));
+        }
+    };
+    message.content = text.map(Value::String);
+    if message.extra.get("function_call").is_some_and(|call| !call.is_null()) {
+        return Err(Wrong::Unsupported("function_call; use tool_calls").at(field("function_call")));
+    }
+    // What clients send back of earlier answers, and templates do not know.
+    message.extra = Map::new();
+    message.parse_tool_arguments();
+    Ok(message)
+}
+
+/// The text of a list of parts.
+fn parts_text(parts: &[Value], field: &str) -> Result<String, Problem> {
+    let texts = parts.iter().enumerate().map(|(at, part)| match part["type"].as_str() {
+        Some("text") => {
+            let text = part["text"].as_str();
+            text.ok_or_else(|| Wrong::Kind("a string").at(format!("{field}[{at}].text")))
+        }
+        Some("image_url" | "input_image") => {
+            Err(Wrong::Unsupported("images; the model reads text only")
+                .at(format!("{field}[{at}]")))
+        }
+        _ => Err(Wrong::Unsupported("parts other than text").at(format!("{field}[{at}]"))),
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+impl Form {
+    fn frame(&self, object: &str, choices: &Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": serve::now_unix(),
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    fn odds(&self, odds: &[TokenOdds]) -> Value {
+        if self.odds { logprobs(&self.app.model.tokenizer, odds) } else { Value::Null }
+    }
+
+    fn completion(&self, wholes: &[Whole], answer: &Answer) -> Value {
+        let choices = wholes.iter().enumerate().map(|(index, whole)| {
+            let Generated { text, thinking, finish, .. } = whole.generated.as_ref();
+            let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+            if let Some(thinking) = thinking {
+                message["reasoning_content"] = thinking.as_str().into();
+            }
+            json!({
+                "index": index,
+                "message": message,
+                "logprobs": self.odds(&whole.odds),
+                "finish_reason": finish_reason(*finish),
+            })
+        });
+        let mut completion = self.frame("chat.completion", &choices.collect());
+        completion["usage"] = usage(&answer.tally.requested);
+        completion["timings"] = answer.tally.requested.timings();
+        completion
+    }
+}
+
+/// The events of a streamed answer.
+struct ChatStream {
+    form: Form,
+    /// By choice: what belongs to text that has not come yet.
+    odds: Vec<Vec<TokenOdds>>,
+}
+
+impl ChatStream {
+    fn chunk(&self, out: &mut Out, choice: (usize, &Value), odds: &Value, finish: Option<&str>) {
+        let (index, delta) = choice;
+        let choice = json!([
+            {"index": index, "delta": delta, "logprobs": odds, "finish_reason": finish}
+        ]);
+        let mut chunk = self.form.frame("chat.completion.chunk", &choice);
+        if self.form.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        out.data(&chunk);
+    }
+}
+
+impl Encode for ChatStream {
+    fn open(&mut self, out: &mut Out, _: &Requested) {
+        for index in 0..self.odds.len() {
+            let delta = json!({"role": "assistant", "content": ""});
+            self.chunk(out, (index, &delta), &Value::Null, None);
+        }
+    }
+
+    fn piece(&mut self, out: &mut Out, index: usize, piece: Piece) {
+        match piece {
+            Piece::Token(odds) => self.odds[index].push(odds),
+            Piece::Text(Channel::Thinking, text) => {
+                let delta = json!({"reasoning_content": text});
+                self.chunk(out, (index, &delta), &Value::Null, None);
+            }
+            Piece::Text(Channel::Answer, text) => {
+                let odds = std::mem::take(&mut self.odds[index]);
+                let delta = json!({"content": text});
+                self.chunk(out, (index, &delta), &self.form.odds(&odds), None);
+            }
+            Piece::Done(generated) => {
+                let odds = std::mem::take(&mut self.odds[index]);
+                let rest = if odds.is_empty() { Value::Null } else { self.form.odds(&odds) };
+                let finish = Some(finish_reason(generated.finish));
+                self.chunk(out, (index, &json!({})), &rest, finish);
+            }
+            Piece::Failed(problem) => out.data(&error(&problem)),
+        }
+    }
+
+    fn close(&mut self, out: &mut Out, requested: &Requested) {
+        if self.form.include_usage {
+            let mut chunk = self.form.frame("chat.completion.chunk", &json!([]));
+            chunk["usage"] = usage(requested);
+            chunk["timings"] = requested.timings();
+            out.data(&chunk);
+        }
+        out.text("[DONE]");
+    }
+}

@@ -1,0 +1,146 @@
+//! Why a request is not answered, before an interface gives it its own shape.
+
+use axum::http::StatusCode;
+use fm_engine::{EngineError, schedule::Refused};
+use fm_text::TextError;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Problem {
+    /// The body is no JSON object.
+    #[error("the body is not a JSON object")]
+    Body {
+        /// Where and why.
+        source: Option<serde_json::Error>,
+    },
+    /// The body is longer than is taken.
+    #[error("the body is longer than {max} bytes")]
+    BodyTooLong {
+        /// Bytes that are taken.
+        max: usize,
+    },
+    /// A field is not what it should be.
+    #[error("{field}: {wrong}")]
+    Field {
+        /// The field, with dots and indices.
+        field: String,
+        /// What is wrong with it.
+        wrong: Wrong,
+    },
+    /// Tokenizer or template refuse the text.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The prompt leaves no room for an answer.
+    #[error("the prompt has {tokens} tokens, the context of this server holds {context}")]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens of a session.
+        context: u32,
+    },
+    /// The model has no chat template.
+    #[error("this model has no chat template; use /v1/completions")]
+    NoTemplate,
+    /// No key, or another one.
+    #[error("the API key is missing or wrong")]
+    Key,
+    /// A page of another origin, or a name that this server does not go by.
+    #[error("requests from this origin, or for this host, are not served")]
+    Foreign,
+    /// There is no such place.
+    #[error("there is nothing at this path")]
+    NotFound,
+    /// There is, but not for this method.
+    #[error("this path does not take this method")]
+    Method,
+    /// The queue is full, or the server ends.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The engine failed.
+    #[error("{}", chain(.0))]
+    Engine(EngineError),
+    /// The engine has ended without a word.
+    #[error("the engine ended before the answer was complete")]
+    Gone,
+}
+
+/// What is wrong with a field.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Wrong {
+    #[error("it is required")]
+    Missing,
+    #[error("it must be {0}")]
+    Kind(&'static str),
+    #[error("it must be between {0} and {1}")]
+    Range(f64, f64),
+    #[error("it may have at most {0} entries")]
+    Many(usize),
+    #[error("it must not be empty")]
+    Empty,
+    #[error("this server does not know this field")]
+    Unknown,
+    #[error("this server does not do {0}")]
+    Unsupported(&'static str),
+    #[error("{0}")]
+    Rule(&'static str),
+}
+
+impl Wrong {
+    /// Says where.
+    pub(crate) fn at(self, field: impl Into<String>) -> Problem {
+        Problem::Field { field: field.into(), wrong: self }
+    }
+}
+
+/// An error with its causes, in one line: the address of what could not be read is in the last one.
+fn chain(error: &EngineError) -> String {
+    let causes =
+        std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let mut words: Vec<String> = causes.map(ToString::to_string).collect();
+    words.dedup();
+    words.join(": ")
+}
+
+impl From<EngineError> for Problem {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::PromptTooLong { tokens, context } => Self::TooLong { tokens, context },
+            EngineError::Text(error) => Self::Text(error),
+            error => Self::Engine(error),
+        }
+    }
+}
+
+impl Problem {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::Body { .. }
+            | Self::Field { .. }
+            | Self::Text(_)
+            | Self::TooLong { .. }
+            | Self::NoTemplate => StatusCode::BAD_REQUEST,
+            Self::BodyTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Key => StatusCode::UNAUTHORIZED,
+            Self::Foreign => StatusCode::FORBIDDEN,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Refused(Refused::Full { .. }) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Refused(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Engine(EngineError::EmptyPrompt | EngineError::UnknownToken { .. }) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::Engine(_) | Self::Gone => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The field that is to blame.
+    pub(crate) fn field(&self) -> Option<&str> {
+        match self {
+            Self::Field { field, .. } => Some(field),
+            Self::TooLong { .. } => Some("messages"),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The server: its address, its paths, and how it ends.
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    io,
+    net::{SocketAddr, TcpListener, ToSocketAddrs},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Json, Router,
+    body::to_bytes,
+    extract::{Request, State},
+    http::StatusCode,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use fm_engine::{generate::Generated, local::SharedStats, schedule::Activity};
+use serde_json::json;
+use tokio::sync::Notify;
+
+use crate::{
+    answer::{Answer, Piece, Requested, Submit, TokenOdds},
+    anthropic,
+    door::Door,
+    fields::Fields,
+    model::Model,
+    openai,
+    problem::Problem,
+    tokens,
+    watch::Watch,
+};
+
+/// Bytes of a body.
+const BODY_MAX: usize = 16 << 20;
+
+/// Requests that are rendered and encoded at once: they share cores with the model.
+const PREPARING_MAX: usize = 2;
+
+/// When a client that was refused may come again.
+pub(crate) const RETRY_AFTER_SECONDS: u32 = 5;
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address is taken, or none of this machine's.
+    #[error("cannot listen on {host}:{port}")]
+    Bind {
+        /// The name or address.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The network failed.
+    #[error("the server ended")]
+    Io(#[from] io::Error),
+}
+
+/// Everything handlers share.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) model: Model,
+    pub(crate) submit: Arc<dyn Submit>,
+    pub(crate) watch: Watch,
+    pub(crate) started_unix: u64,
+    door: Door,
+}
+
+impl std::fmt::Debug for dyn Submit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Submit").field("waiting", &self.waiting()).finish_non_exhaustive()
+    }
+}
+
+/// A name that nobody can guess.
+pub(crate) fn new_id(prefix: &str) -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{prefix}{:016x}{:08x}", random(), random() as u32)
+}
+
+/// Seconds since 1970.
+pub(crate) fn now_unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// An address that is ours, before there is a model: whoever comes early waits.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    stop: Arc<Notify>,
+}
+
+/// Ends a server from another thread.
+#[derive(Clone, Debug)]
+pub struct Stopper(Arc<Notify>);
+
+impl Stopper {
+    /// No more connections are taken; what is being answered is finished.
+    pub fn stop(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// What a server serves.
+pub struct Service {
+    /// The model's words.
+    pub model: Model,
+    /// Where requests go.
+    pub submit: Arc<dyn Submit>,
+    /// What the scheduler has done.
+    pub activity: Arc<Activity>,
+    /// The expert store's counters.
+    pub stats: SharedStats,
+    /// Who may come in.
+    pub door: Door,
+    /// Hears of every request that has ended.
+    pub log: Box<dyn Fn(&Requested) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("model", &self.model.name).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Takes an address.
+    ///
+    /// # Errors
+    /// If it is taken, or none of this machine's.
+    pub fn bind(host: &str, port: u16) -> Result<Self, ServeError> {
+        let refused = |source| ServeError::Bind { host: host.to_owned(), port, source };
+        let listen = || {
+            let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+            let listener = TcpListener::bind(addresses.as_slice())?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        Ok(Self { listener: listen().map_err(refused)?, stop: Arc::default() })
+    }
+
+    /// The address it has.
+    ///
+    /// # Errors
+    /// If the system does not tell.
+    pub fn address(&self) -> Result<SocketAddr, ServeError> {
+        Ok(self.listener.local_addr()?)
+    }
+
+    /// What ends it.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(Arc::clone(&self.stop))
+    }
+
+    /// Serves until it is stopped, then finishes what is being answered.
+    ///
+    /// # Errors
+    /// If the network fails.
+    pub fn run(self, service: Service) -> Result<(), ServeError> {
+        let Service { model, submit, activity, stats, door, log } = service;
+        let watch = Watch::new(log, activity, stats);
+        let app = Arc::new(App { model, submit, watch, started_unix: now_unix(), door });
+        // One thread for the network: the cores belong to the model.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(PREPARING_MAX)
+            .build()?;
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(self.listener)?;
+            let (stop, queue) = (self.stop, Arc::clone(&app.submit));
+            let stopped = async move {
+                stop.notified().await;
+                queue.close();
+            };
+            axum::serve(listener, router(app)).with_graceful_shutdown(stopped).await
+        })?;
+        Ok(())
+    }
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat::handle))
+        .route("/v1/completions", post(openai::completions::handle))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{*name}", get(openai::one_model))
+        .route("/v1/messages", post(anthropic::messages::handle))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/metrics", get(metrics))
+        .route("/health", get(health))
+        .fallback(|request: Request| async move { refuse(&request, &Problem::NotFound) })
+        .method_not_allowed_fallback(|request: Request| async move {
+            refuse(&request, &Problem::Method)
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), enter))
+        .with_state(app)
+}
+
+/// An error in the shape of the interface that the path belongs to.
+fn refuse(request: &Request, problem: &Problem) -> Response {
+    let anthropic = request.uri().path().starts_with("/v1/messages")
+        || request.headers().contains_key("anthropic-version");
+    if anthropic { anthropic::refuse(problem) } else { openai::refuse(problem) }
+}
+
+async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    // Whether the server is well is no secret; a supervisor has no key.
+    let open = request.uri().path() == "/health";
+    let response = match app.door.check(request.headers()) {
+        Err(Problem::Key) if open => next.run(request).await,
+        Err(problem) => refuse(&request, &problem),
+        Ok(()) => next.run(request).await,
+    };
+    if response.status().is_client_error() || response.status().is_server_error() {
+        app.watch.refused();
+    }
+    response
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> String {
+    app.watch.metrics(app.submit.as_ref())
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let (status, word) = if app.submit.is_open() {
+        (StatusCode::OK, "ready")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining")
+    };
+    (status, Json(json!({"status": word, "model": app.model.name}))).into_response()
+}
+
+/// Reads a body and what it asks for, beside the thread of the network.
+pub(crate) async fn prepare<T: Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    read: impl FnOnce(&Arc<App>, Fields) -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let body = to_bytes(request.into_body(), BODY_MAX).await;
+    let body = body.map_err(|_| Problem::BodyTooLong { max: BODY_MAX })?;
+    let app = Arc::clone(app);
+    let work = move || read(&app, Fields::parse(&body)?);
+    tokio::task::spawn_blocking(work).await.map_err(|_| Problem::Gone)?
+}
+
+/// A whole answer.
+pub(crate) struct Whole {
+    pub(crate) generated: Box<Generated>,
+    /// Everything that was written, thinking and answer.
+    pub(crate) text: String,
+    pub(crate) odds: Vec<TokenOdds>,
+}
+
+/// Waits for all choices of an answer.
+pub(crate) async fn whole(
+    mut answer: Answer,
+    choices: usize,
+) -> Result<(Vec<Whole>, Answer), Problem> {
+    let (mut texts, mut odds) = (vec![String::new(); choices], vec![Vec::new(); choices]);
+    let mut ends: Vec<Option<Box<Generated>>> = (0..choices).map(|_| None).collect();
+    while let Some((choice, piece)) = answer.next().await {
+        match piece {
+            Piece::Text(_, text) => texts[choice].push_str(&text),
+            Piece::Token(token) => odds[choice].push(token),
+            Piece::Done(generated) => ends[choice] = Some(generated),
+            Piece::Failed(problem) => return Err(problem),
+        }
+    }
+    let wholes = ends.into_iter().zip(texts).zip(odds).map(|((generated, text), odds)| {
+        Ok(Whole { generated: generated.ok_or(Problem::Gone)?, text, odds })
+    });
+    Ok((wholes.collect::<Result<_, Problem>>()?, answer))
+}

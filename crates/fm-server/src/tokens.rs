@@ -1,0 +1,66 @@
+//! `POST /tokenize` and `/detokenize`.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use fm_text::{Detokenizer, SpecialText, SpecialTokens};
+use serde_json::{Value, json};
+
+use crate::{
+    fields::Fields,
+    openai::refuse,
+    problem::{Problem, Wrong},
+    serve::{self, App},
+};
+
+/// Tokens of a request to write out.
+const TOKENS_MAX: usize = 1 << 20;
+
+/// Text to tokens. `<|im_end|>` and its like are letters, unless `parse_special` is true.
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(
+        serve::prepare(&app, request, |app, mut fields: Fields| {
+            let text = fields.text("content")?.or(fields.text("prompt")?);
+            let text = text.ok_or_else(|| Wrong::Missing.at("content"))?;
+            let special = match fields.flag("parse_special")? {
+                Some(true) => SpecialTokens::Parse,
+                _ => SpecialTokens::AsText,
+            };
+            fields.end(&["model"])?;
+            let tokens = app.model.tokenizer.encode(&text, special)?;
+            Ok(json!({"tokens": tokens, "count": tokens.len()}))
+        })
+        .await,
+    )
+}
+
+/// Tokens to text, special ones written out.
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(
+        serve::prepare(&app, request, |app, mut fields: Fields| {
+            let list = fields.list("tokens", TOKENS_MAX)?;
+            let list = list.ok_or_else(|| Wrong::Missing.at("tokens"))?;
+            fields.end(&["model"])?;
+            let mut detokenizer = Detokenizer::new(&app.model.tokenizer, SpecialText::Keep);
+            let mut text = String::new();
+            for value in &list {
+                let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
+                let token = token.ok_or_else(|| Wrong::Kind("a list of tokens").at("tokens"))?;
+                text.push_str(detokenizer.push(token)?);
+            }
+            text.push_str(detokenizer.finish());
+            Ok(json!({"content": text}))
+        })
+        .await,
+    )
+}
+
+fn respond(result: Result<Value, Problem>) -> Response {
+    match result {
+        Ok(value) => axum::Json(value).into_response(),
+        Err(problem) => refuse(&problem),
+    }
+}

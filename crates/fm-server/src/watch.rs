@@ -1,0 +1,88 @@
+//! What the server has done: for `/metrics`, and one line per request for whoever logs.
+
+use std::{
+    fmt::{self, Write as _},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use fm_engine::{
+    local::{SharedStats, read_stats},
+    schedule::Activity,
+};
+
+use crate::answer::{Requested, Submit};
+
+/// Hears of every request that has ended.
+type Log = Box<dyn Fn(&Requested) + Send + Sync>;
+
+/// See the module.
+pub(crate) struct Watch {
+    log: Log,
+    activity: Arc<Activity>,
+    stats: SharedStats,
+    /// Requests by the way they ended.
+    ended: [(&'static str, AtomicU64); 6],
+    refused: AtomicU64,
+    thinking_tokens: AtomicU64,
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("ended", &self.ended).finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    pub(crate) fn new(log: Log, activity: Arc<Activity>, stats: SharedStats) -> Self {
+        let ends = ["stop", "length", "context", "cancelled", "gone", "error"];
+        let ended = ends.map(|end| (end, AtomicU64::new(0)));
+        let (refused, thinking_tokens) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { log, activity, stats, ended, refused, thinking_tokens }
+    }
+
+    pub(crate) fn requested(&self, requested: &Requested) {
+        let ended = self.ended.iter().find(|(end, _)| *end == requested.finish);
+        if let Some((_, count)) = ended {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.thinking_tokens.fetch_add(requested.thinking_tokens as u64, Ordering::Relaxed);
+        (self.log)(requested);
+    }
+
+    pub(crate) fn refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// All counters as Prometheus reads them.
+    pub(crate) fn metrics(&self, submit: &dyn Submit) -> String {
+        let stats = read_stats(&self.stats);
+        let activity = &self.activity;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let rows = [
+            ("steps_total", "counter", count(&activity.steps)),
+            ("prompt_tokens_total", "counter", count(&activity.prompt_tokens)),
+            ("written_tokens_total", "counter", count(&activity.written_tokens)),
+            ("thinking_tokens_total", "counter", count(&self.thinking_tokens)),
+            ("requests_refused_total", "counter", count(&self.refused)),
+            ("expert_hits_total", "counter", stats.hits),
+            ("expert_misses_total", "counter", stats.misses()),
+            ("expert_read_bytes_total", "counter", stats.read_bytes),
+            ("expert_io_errors_total", "counter", stats.io_errors),
+            ("sessions", "gauge", activity.sessions.load(Ordering::Relaxed) as u64),
+            ("queue_waiting", "gauge", submit.waiting() as u64),
+        ];
+        let mut text = String::new();
+        for (name, kind, value) in rows {
+            let _ = writeln!(text, "# TYPE flash_moe_{name} {kind}\nflash_moe_{name} {value}");
+        }
+        let _ = writeln!(text, "# TYPE flash_moe_requests_total counter");
+        for (end, count) in &self.ended {
+            let count = count.load(Ordering::Relaxed);
+            let _ = writeln!(text, "flash_moe_requests_total{{finish=\"{end}\"}} {count}");
+        }
+        text
+    }
+}

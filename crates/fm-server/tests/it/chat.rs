@@ -1,0 +1,171 @@
+//! OpenAI's chat completions and completions.
+
+use serde_json::{Value, json};
+
+use crate::{
+    client::{get, post},
+    harness::{start, steady},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn sum(more: &Value) -> Value {
+    let mut body = json!({
+        "model": "any-name",
+        "messages": [{"role": "user", "content": "What is 7 plus 5?"}],
+        "temperature": 0,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn the_bytes_of_a_short_answer() {
+    let server = start(1);
+    let short = json!({"enable_thinking": false, "max_tokens": 2, "logprobs": true});
+    insta::assert_snapshot!("chat_whole", steady(&post(server.at, CHAT, &sum(&short)).body));
+    let stream = json!({
+        "enable_thinking": false, "max_tokens": 2,
+        "stream": true, "stream_options": {"include_usage": true},
+    });
+    let streamed = post(server.at, CHAT, &sum(&stream));
+    assert!(streamed.head.contains("content-type: text/event-stream"), "{}", streamed.head);
+    insta::assert_snapshot!("chat_stream", steady(&streamed.body));
+}
+
+/// Text of a kind, put together from the deltas of a choice.
+fn deltas(chunks: &[Value], choice: u64, kind: &str) -> String {
+    let choices = chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
+    let own = choices.filter(|own| own["index"] == choice);
+    own.filter_map(|own| own["delta"][kind].as_str()).collect()
+}
+
+#[test]
+fn a_streamed_answer_is_the_whole_one_with_thinking_logprobs_and_choices() {
+    let server = start(3);
+    let manner = json!({
+        "temperature": 0.8, "seed": 11, "n": 3, "max_tokens": 60, "logprobs": true, "top_logprobs": 2,
+    });
+    let whole = post(server.at, CHAT, &sum(&manner)).json();
+    let mut stream = manner;
+    stream["stream"] = true.into();
+    stream["stream_options"] = json!({"include_usage": true});
+    let streamed = post(server.at, CHAT, &sum(&stream));
+    assert_eq!(streamed.events().last().unwrap().1, "[DONE]");
+    let chunks = streamed.chunks();
+    let mut differ = Vec::new();
+    for choice in 0..3 {
+        let want = &whole["choices"][choice];
+        let message = &want["message"];
+        let index = choice as u64;
+        assert_eq!(deltas(&chunks, index, "content"), message["content"].as_str().unwrap());
+        let thinking = message["reasoning_content"].as_str().unwrap();
+        assert_eq!(deltas(&chunks, index, "reasoning_content"), thinking);
+        let own = chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
+        let own: Vec<&Value> = own.filter(|own| own["index"] == index).collect();
+        assert_eq!(own.last().unwrap()["finish_reason"], want["finish_reason"]);
+        let odds = own.iter().filter_map(|own| own["logprobs"]["content"].as_array());
+        let odds: Vec<&Value> = odds.flatten().collect();
+        assert_eq!(
+            odds,
+            want["logprobs"]["content"].as_array().unwrap().iter().collect::<Vec<_>>()
+        );
+        let text: String = odds.iter().filter_map(|odds| odds["token"].as_str()).collect();
+        assert!(text.trim_start().starts_with(message["content"].as_str().unwrap()), "{text}");
+        differ.push(thinking.to_owned());
+    }
+    differ.dedup();
+    assert!(differ.len() > 1, "choices have seeds of their own");
+    assert_eq!(chunks.last().unwrap()["usage"], whole["usage"]);
+    assert!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn stop_strings_bias_and_length_end_an_answer() {
+    let server = start(1);
+    let story = json!({
+        "messages": [{"role": "user", "content": "Write a story about a robot who loves music."}],
+        "enable_thinking": false, "max_tokens": 60,
+    });
+    let whole = post(server.at, CHAT, &sum(&story)).json();
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    let stop: String = text.chars().skip(30).take(8).collect();
+    let mut stopped = story.clone();
+    stopped["stop"] = json!(["no such text", stop]);
+    let stopped = post(server.at, CHAT, &sum(&stopped)).json();
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    let cut = stopped["choices"][0]["message"]["content"].as_str().unwrap();
+    assert_eq!(cut, &text[..text.find(&stop).unwrap()]);
+    let token = post(server.at, "/tokenize", &json!({"content": " Tom"})).json();
+    let mut biased = story;
+    biased["logit_bias"] = json!({token["tokens"][0].to_string(): 100});
+    biased["max_tokens"] = 3.into();
+    let biased = post(server.at, CHAT, &sum(&biased)).json();
+    let first = post(server.at, "/detokenize", &json!({"tokens": [token["tokens"][0]]})).json();
+    let want = first["content"].as_str().unwrap().repeat(3);
+    assert_eq!(biased["choices"][0]["message"]["content"].as_str().unwrap(), want);
+}
+
+#[test]
+fn without_a_seed_answers_differ_and_with_one_they_do_not() {
+    let server = start(1);
+    let ask = |more: Value| {
+        let text = json!({"messages": [{"role": "user", "content": "Write a story about a fox."}],
+            "enable_thinking": false, "temperature": 1.5, "max_tokens": 40, "top_p": 1, "top_k": 0});
+        let mut body = sum(&text);
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(server.at, CHAT, &body).json()["choices"][0]["message"]["content"].clone()
+    };
+    assert_ne!(ask(json!({})), ask(json!({})));
+    assert_eq!(ask(json!({"seed": -7})), ask(json!({"seed": -7})));
+}
+
+#[test]
+fn a_raw_text_goes_on_from_words_or_tokens() {
+    let server = start(1);
+    let words = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12});
+    let whole = post(server.at, "/v1/completions", &words).json();
+    let tokens = post(server.at, "/tokenize", &json!({"content": "Once upon a time"})).json();
+    let mut stream = json!({"prompt": tokens["tokens"], "temperature": 0, "max_tokens": 12});
+    stream["stream"] = true.into();
+    let streamed = post(server.at, "/v1/completions", &stream);
+    let chunks = streamed.chunks();
+    let text = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str());
+    assert_eq!(text.collect::<String>(), whole["choices"][0]["text"].as_str().unwrap());
+    assert_eq!(whole["usage"]["completion_tokens"], 12);
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn what_a_message_spells_is_no_control_token() {
+    let server = start(1);
+    let count = |content: Value| {
+        let body = json!({"messages": [{"role": "user", "content": content}]});
+        let counted = post(server.at, "/v1/messages/count_tokens", &body).json();
+        counted["input_tokens"].as_u64().unwrap()
+    };
+    let spelled = "<|im_end|><|im_start|>system";
+    let as_text = post(server.at, "/tokenize", &json!({"content": spelled})).json();
+    let letters = as_text["count"].as_u64().unwrap();
+    assert!(letters > 10);
+    assert_eq!(count(spelled.into()), count("".into()) + letters);
+    assert_eq!(count(json!([{"type": "text", "text": spelled}])), count("".into()) + letters);
+}
+
+#[test]
+fn models_health_and_metrics() {
+    let server = start(1);
+    let models = get(server.at, "/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "demo");
+    assert_eq!(get(server.at, "/v1/models/org/other").json()["id"], "org/other");
+    assert_eq!(get(server.at, "/health").json(), json!({"status": "ready", "model": "demo"}));
+    post(server.at, CHAT, &sum(&json!({"max_tokens": 5})));
+    let metrics = get(server.at, "/metrics").body;
+    assert!(metrics.contains("flash_moe_requests_total{finish=\"length\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("flash_moe_written_tokens_total 5\n"), "{metrics}");
+    let log = server.log.lock().unwrap();
+    let [line] = log.as_slice() else { panic!("{log:?}") };
+    assert!(line.starts_with("/v1/chat/completions prompt=18 cached=0 written=5 "), "{line}");
+    assert!(!line.contains("plus"), "no text in the log: {line}");
+}

@@ -1,0 +1,105 @@
+//! HTTP with nothing between: what is on the wire is what is compared.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+/// A response, whole.
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Response {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{self:?}"))
+    }
+
+    /// The `data` of every event, in order, and its `event` name.
+    pub(crate) fn events(&self) -> Vec<(Option<&str>, &str)> {
+        let blocks = self.body.split("\n\n").filter(|block| !block.is_empty());
+        let events = blocks.map(|block| match block.split_once('\n') {
+            Some((name, data)) => (name.strip_prefix("event: "), data),
+            None => (None, block),
+        });
+        events.map(|(name, data)| (name, data.strip_prefix("data: ").unwrap())).collect()
+    }
+
+    /// Events that are JSON.
+    pub(crate) fn chunks(&self) -> Vec<Value> {
+        let data = self.events().into_iter().map(|(_, data)| data).filter(|data| *data != "[DONE]");
+        data.map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+}
+
+/// A request on its way.
+pub(crate) struct Pending(BufReader<TcpStream>);
+
+/// Sends a request with the headers given, beside those that have to be.
+pub(crate) fn send(to: SocketAddr, line: &str, headers: &[&str], body: &str) -> Pending {
+    let mut stream = TcpStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+    let host = if headers.iter().any(|header| header.starts_with("host:")) {
+        String::new()
+    } else {
+        format!("host: {to}\r\n")
+    };
+    let headers = headers.iter().flat_map(|header| [*header, "\r\n"]).collect::<String>();
+    let length = body.len();
+    write!(
+        stream,
+        "{line} HTTP/1.1\r\n{host}connection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+    )
+    .unwrap();
+    Pending(BufReader::new(stream))
+}
+
+impl Pending {
+    /// Reads lines until one contains `what`; then the client goes if it is dropped.
+    pub(crate) fn until(&mut self, what: &str) {
+        let mut line = String::new();
+        while !line.contains(what) {
+            line.clear();
+            assert!(self.0.read_line(&mut line).unwrap() > 0, "`{what}` did not come");
+        }
+    }
+
+    pub(crate) fn response(mut self) -> Response {
+        let mut all = Vec::new();
+        self.0.read_to_end(&mut all).unwrap();
+        let all = String::from_utf8(all).unwrap();
+        let (head, body) = all.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let head = head.to_ascii_lowercase();
+        let chunked = head.contains("transfer-encoding: chunked");
+        let body = if chunked { unchunked(body) } else { body.to_owned() };
+        Response { status, head, body }
+    }
+}
+
+fn unchunked(mut rest: &str) -> String {
+    let mut body = String::new();
+    loop {
+        let (length, after) = rest.split_once("\r\n").unwrap();
+        let length = usize::from_str_radix(length, 16).unwrap();
+        if length == 0 {
+            return body;
+        }
+        body.push_str(&after[..length]);
+        rest = &after[length + 2..];
+    }
+}
+
+pub(crate) fn post(to: SocketAddr, path: &str, body: &Value) -> Response {
+    send(to, &format!("POST {path}"), &[], &body.to_string()).response()
+}
+
+pub(crate) fn get(to: SocketAddr, path: &str) -> Response {
+    send(to, &format!("GET {path}"), &[], "").response()
+}

@@ -1,0 +1,129 @@
+//! A queue that is full, an engine that fails, a server that is told to end.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use fm_engine::{
+    EngineError,
+    generate::Event,
+    schedule::{Job, Refused, Update},
+};
+use fm_server::{Door, Submit};
+use fm_text::Channel;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{post, send},
+    harness::{Running, start, start_with},
+};
+
+/// Answers every job as it is told to.
+enum Script {
+    Refuse(Refused),
+    Play(fn(Job)),
+}
+
+impl Submit for Script {
+    fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
+        match self {
+            Self::Refuse(refused) => Err(*refused),
+            Self::Play(play) => {
+                jobs.into_iter().for_each(play);
+                Ok(())
+            }
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        0
+    }
+
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn close(&self) {}
+}
+
+fn scripted(script: Script) -> Running {
+    start_with(1, Some(Arc::new(script)), Door { key: None, loopback: true })
+}
+
+fn hello(stream: bool) -> Value {
+    json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "stream": stream})
+}
+
+const PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
+
+#[test]
+fn a_full_queue_says_when_to_come_again() {
+    let server = scripted(Script::Refuse(Refused::Full { waiting: 64 }));
+    for path in PATHS {
+        for stream in [false, true] {
+            let refused = post(server.at, path, &hello(stream));
+            assert_eq!(refused.status, 429);
+            assert!(refused.head.contains("retry-after: 5"), "{}", refused.head);
+            assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+        }
+    }
+    let server = scripted(Script::Refuse(Refused::Closed));
+    assert_eq!(post(server.at, PATHS[0], &hello(false)).status, 503);
+    assert_eq!(
+        post(server.at, PATHS[1], &hello(false)).json()["error"]["type"],
+        "overloaded_error"
+    );
+}
+
+fn fail(mut job: Job) {
+    let _ = (job.listener)(Update::Started);
+    let _ = (job.listener)(Update::Event(Event::Text(Channel::Answer, "half")));
+    let path = PathBuf::from("/models/that/broke");
+    let _ = (job.listener)(Update::Failed(EngineError::NoExperts { path }));
+}
+
+#[test]
+fn an_engine_that_fails_is_an_error_with_the_address_before_and_in_a_stream() {
+    for (play, word) in [
+        (fail as fn(Job), "/models/that/broke"),
+        (|job| drop(job), "the engine ended before the answer was complete"),
+    ] {
+        let server = scripted(Script::Play(play));
+        for (path, kind) in PATHS.into_iter().zip(["server_error", "api_error"]) {
+            let whole = post(server.at, path, &hello(false));
+            assert_eq!(whole.status, 500);
+            let streamed = post(server.at, path, &hello(true));
+            let last = streamed.chunks().pop().unwrap();
+            for error in [&whole.json()["error"], &last["error"]] {
+                assert_eq!(error["type"], kind);
+                assert!(error["message"].as_str().unwrap().contains(word), "{error}");
+            }
+            assert!(!streamed.body.contains("[DONE]") && !streamed.body.contains("message_stop"));
+        }
+        assert!(server.log.lock().unwrap().iter().all(|line| line.ends_with("finish=error")));
+    }
+}
+
+#[test]
+fn a_server_that_ends_finishes_what_it_is_saying() {
+    let mut server = start(1);
+    let mut body = hello(true);
+    body["messages"][0]["content"] = "Write a story about a robot who loves music.".into();
+    body["max_tokens"] = 200.into();
+    let mut pending = send(server.at, "POST /v1/chat/completions", &[], &body.to_string());
+    pending.until("HTTP/1.1 200");
+    server.stopper.stop();
+    let told = Arc::new(Mutex::new(String::new()));
+    let reader = {
+        let told = Arc::clone(&told);
+        thread::spawn(move || {
+            pending.until("[DONE]");
+            told.lock().unwrap().push_str("all of it");
+        })
+    };
+    server.end();
+    reader.join().unwrap();
+    assert_eq!(*told.lock().unwrap(), "all of it");
+}

@@ -1,0 +1,128 @@
+//! The demonstration model behind a port of its own.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, atomic::Ordering},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use fm_engine::{
+    Engine, Load, Places,
+    local::SharedStats,
+    options::EngineOptions,
+    schedule::{Activity, ScheduleOptions, Scheduler},
+};
+use fm_server::{Door, Model, Server, Service, Stopper, Submit};
+use fm_testkit::golden::demo_dir;
+
+/// A server that ends with its test.
+pub(crate) struct Running {
+    pub(crate) at: SocketAddr,
+    pub(crate) activity: Arc<Activity>,
+    /// What the log was told.
+    pub(crate) log: Arc<Mutex<Vec<String>>>,
+    pub(crate) stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+    scheduler: Option<Scheduler>,
+}
+
+fn engine(sessions: usize) -> Engine {
+    let options = EngineOptions {
+        memory: Some(300_000_000),
+        context: Some(1024),
+        prefill_chunk: Some(64),
+        threads: Some(2),
+        ..EngineOptions::default()
+    };
+    let places = Places { root: "/".into(), cache_dir: None };
+    Engine::open(&demo_dir(), &options, Load { sessions, logits_rows: sessions }, &places).unwrap()
+}
+
+pub(crate) fn start(sessions: usize) -> Running {
+    start_with(sessions, None, Door { key: None, loopback: true })
+}
+
+/// With `submit`, requests go there and not to the model.
+pub(crate) fn start_with(sessions: usize, submit: Option<Arc<dyn Submit>>, door: Door) -> Running {
+    let engine = engine(sessions);
+    let stats: SharedStats = engine.stats_handle();
+    let tokenizer = Arc::new(engine.tokenizer.unwrap());
+    let model = Model {
+        name: "demo".to_owned(),
+        tokenizer: Arc::clone(&tokenizer),
+        template: engine.template,
+        sampling: engine.generation.sampling(),
+        eos: engine.eos,
+        context: engine.plan.context,
+        system: None,
+    };
+    let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::from_secs(2) };
+    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), Arc::clone(&stats), options);
+    let server = Server::bind("127.0.0.1", 0).unwrap();
+    let (at, stopper) = (server.address().unwrap(), server.stopper());
+    let (activity, log) = (scheduler.activity(), Arc::<Mutex<Vec<String>>>::default());
+    let lines = Arc::clone(&log);
+    let service = Service {
+        model,
+        submit: submit.unwrap_or_else(|| scheduler.queue()),
+        activity: Arc::clone(&activity),
+        stats,
+        door,
+        log: Box::new(move |requested| lines.lock().unwrap().push(requested.to_string())),
+    };
+    let thread = thread::spawn(move || server.run(service).unwrap());
+    Running { at, activity, log, stopper, thread: Some(thread), scheduler: Some(scheduler) }
+}
+
+impl Running {
+    pub(crate) fn sessions(&self) -> usize {
+        self.activity.sessions.load(Ordering::Relaxed)
+    }
+
+    /// Stops it and waits until it has ended.
+    pub(crate) fn end(&mut self) {
+        self.stopper.stop();
+        self.thread.take().into_iter().for_each(|thread| thread.join().unwrap());
+        self.scheduler.take().into_iter().for_each(Scheduler::drain);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.end();
+        }
+    }
+}
+
+/// Waits for what another thread does; a bound, so that a mistake is a red test and no hang.
+pub(crate) fn until(what: impl Fn() -> bool) {
+    for _ in 0..20_000 {
+        if what() {
+            return;
+        }
+        thread::park_timeout(Duration::from_millis(1));
+    }
+    panic!("it did not happen");
+}
+
+/// A body without what differs from run to run.
+pub(crate) fn steady(body: &str) -> String {
+    let mut text = body.to_owned();
+    // A log-probability is rounded otherwise by another instruction set.
+    let varying =
+        [("\"id\":\"", "\""), ("\"created\":", ","), ("\"timings\":{", "}"), ("\"logprob\":", ",")];
+    for (from, to) in varying {
+        let mut out = String::new();
+        let mut rest = text.as_str();
+        while let Some(start) = rest.find(from).map(|at| at + from.len()) {
+            let end = start + rest[start..].find(to).unwrap();
+            out.push_str(&rest[..start]);
+            out.push('…');
+            rest = &rest[end..];
+        }
+        text = out + rest;
+    }
+    text
+}

@@ -1,0 +1,10 @@
+//! A server in this process, asked over a socket as clients ask.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod chat;
+mod client;
+mod endings;
+mod harness;
+mod messages;
+mod refusals;
+mod sharing;

@@ -1,0 +1,126 @@
+//! Anthropic's messages.
+
+use serde_json::{Value, json};
+
+use crate::{
+    client::{Response, post},
+    harness::{start, steady},
+};
+
+const MESSAGES: &str = "/v1/messages";
+
+fn ask(more: &Value) -> Value {
+    let mut body = json!({
+        "model": "any-name",
+        "max_tokens": 100,
+        "system": [{"type": "text", "text": "Answer briefly.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "What is 7 plus 5?"}]}],
+        "metadata": {"user_id": "u"},
+        "temperature": 0,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn the_bytes_of_a_short_answer() {
+    let server = start(1);
+    let short = json!({"max_tokens": 2});
+    insta::assert_snapshot!("message_whole", steady(&post(server.at, MESSAGES, &ask(&short)).body));
+    let stream = json!({"max_tokens": 2, "stream": true});
+    insta::assert_snapshot!(
+        "message_stream",
+        steady(&post(server.at, MESSAGES, &ask(&stream)).body)
+    );
+}
+
+/// Types of the events with those of their blocks and deltas, without repetitions.
+fn sequence(streamed: &Response) -> Vec<String> {
+    let mut sequence: Vec<String> = Vec::new();
+    for (name, data) in streamed.events() {
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(name, data["type"].as_str(), "an event is named after its type");
+        let inner = data["content_block"]["type"].as_str().or(data["delta"]["type"].as_str());
+        sequence.push([name.unwrap(), inner.unwrap_or_default()].join(" ").trim_end().to_owned());
+    }
+    sequence.dedup();
+    sequence
+}
+
+#[test]
+fn thinking_and_answer_are_blocks_of_their_own_streamed_or_whole() {
+    let server = start(1);
+    let manner = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
+    let whole = post(server.at, MESSAGES, &ask(&manner)).json();
+    let [thinking, text] = whole["content"].as_array().unwrap().as_slice() else {
+        panic!("{whole}")
+    };
+    assert_eq!((&thinking["type"], &text["type"]), (&json!("thinking"), &json!("text")));
+    let mut stream = manner;
+    stream["stream"] = true.into();
+    let streamed = post(server.at, MESSAGES, &ask(&stream));
+    let want = [
+        "message_start",
+        "ping",
+        "content_block_start thinking",
+        "content_block_delta thinking_delta",
+        "content_block_delta signature_delta",
+        "content_block_stop",
+        "content_block_start text",
+        "content_block_delta text_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ];
+    assert_eq!(sequence(&streamed), want);
+    let chunks = streamed.chunks();
+    let of = |kind: &str| -> String {
+        chunks.iter().filter_map(|chunk| chunk["delta"][kind].as_str()).collect()
+    };
+    assert_eq!(of("thinking"), thinking["thinking"].as_str().unwrap());
+    assert_eq!(of("text"), text["text"].as_str().unwrap());
+    let end = chunks.iter().find(|chunk| chunk["type"] == "message_delta").unwrap();
+    assert_eq!(end["usage"], whole["usage"]);
+    assert_eq!(end["delta"]["stop_reason"], "end_turn");
+    assert_eq!(whole["stop_reason"], "end_turn");
+}
+
+#[test]
+fn a_budget_closes_the_thinking_and_without_the_field_there_is_none() {
+    let server = start(1);
+    let short = json!({"thinking": {"type": "enabled", "budget_tokens": 4}});
+    let short = post(server.at, MESSAGES, &ask(&short)).json();
+    let long = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
+    let long = post(server.at, MESSAGES, &ask(&long)).json();
+    let thought = |whole: &Value| whole["content"][0]["thinking"].as_str().unwrap().len();
+    assert!(thought(&short) < thought(&long), "{short} {long}");
+    assert_eq!(short["content"][1]["type"], "text");
+    let none = post(server.at, MESSAGES, &ask(&json!({}))).json();
+    assert_eq!(none["content"][0]["type"], "text", "{none}");
+    assert_eq!(none["content"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_stop_sequence_is_named() {
+    let server = start(1);
+    let whole = post(server.at, MESSAGES, &ask(&json!({}))).json();
+    let text = whole["content"][0]["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(1).take(3).collect();
+    let stopped = json!({"stop_sequences": ["no such text", stop]});
+    let stopped = post(server.at, MESSAGES, &ask(&stopped)).json();
+    assert_eq!(stopped["stop_reason"], "stop_sequence");
+    assert_eq!(stopped["stop_sequence"], stop.as_str());
+    assert_eq!(stopped["content"][0]["text"], text[..text.find(&stop).unwrap()]);
+}
+
+#[test]
+fn turns_of_one_role_are_one_turn() {
+    let server = start(1);
+    let count = |messages: Value| {
+        let body = json!({"messages": messages});
+        post(server.at, "/v1/messages/count_tokens", &body).json()["input_tokens"].clone()
+    };
+    let apart = json!([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]);
+    let together = json!([{"role": "user", "content": "a\nb"}]);
+    assert_eq!(count(apart), count(together));
+}

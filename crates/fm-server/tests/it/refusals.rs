@@ -1,0 +1,124 @@
+//! What is not answered, and how that is said.
+
+use std::fmt::Write as _;
+
+use fm_server::Door;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{post, send},
+    harness::{start, start_with},
+};
+
+/// Changes of a good request that make it one that is refused.
+const OPENAI: &[(&str, &str)] = &[
+    ("messages", "null"),
+    ("messages", "[]"),
+    ("messages", "\"hi\""),
+    ("messages", r#"[{"role": "wizard", "content": "hi"}]"#),
+    ("messages", r#"[{"role": "user"}]"#),
+    (
+        "messages",
+        r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]"#,
+    ),
+    ("max_tokens", "-1"),
+    ("max_tokens", "1.5"),
+    ("max_tokens", "1e300"),
+    ("max_completion_tokens", "0"),
+    ("temperature", "-0.5"),
+    ("temperature", "\"hot\""),
+    ("top_p", "1.01"),
+    ("n", "0"),
+    ("n", "9"),
+    ("seed", "0.5"),
+    ("seed", "99999999999999999999"),
+    ("stop", r#"["a", ""]"#),
+    ("stop", "3"),
+    ("logit_bias", r#"{"99999": 1}"#),
+    ("logit_bias", r#"{"5": 101}"#),
+    ("top_logprobs", "3"),
+    ("stream", "\"yes\""),
+    ("stream_options", r#"{"include_usage": true}"#),
+    ("presence_penalty", "3"),
+    ("reasoning_effort", "\"some\""),
+    ("chat_template_kwargs", r#"{"messages": []}"#),
+    ("tools", r#"[{"type": "function", "function": {"name": "f"}}]"#),
+    ("response_format", r#"{"type": "json_object"}"#),
+    ("temprature", "1"),
+];
+
+const ANTHROPIC: &[(&str, &str)] = &[
+    ("max_tokens", "null"),
+    ("max_tokens", "-1"),
+    ("messages", r#"[{"role": "system", "content": "hi"}]"#),
+    ("messages", r#"[{"role": "user", "content": [{"type": "image", "source": {}}]}]"#),
+    ("messages", r#"[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]"#),
+    ("messages", r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#),
+    ("thinking", r#"{"type": "enabled"}"#),
+    ("tools", r#"[{"name": "f", "input_schema": {}}]"#),
+    ("stop_sequences", r#"[""]"#),
+    ("stream", "1"),
+    ("colour", "\"red\""),
+];
+
+#[test]
+fn a_field_that_cannot_be_is_named_in_the_interfaces_own_words() {
+    let server = start(1);
+    let mut answers = String::new();
+    for (path, changes) in [("/v1/chat/completions", OPENAI), ("/v1/messages", ANTHROPIC)] {
+        for (field, value) in changes {
+            let mut body =
+                json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+            body[*field] = serde_json::from_str(value).unwrap();
+            let refused = post(server.at, path, &body);
+            assert_eq!(refused.status, 400, "{field} {value}: {}", refused.body);
+            writeln!(answers, "{field}: {value}\n  {}", refused.body).unwrap();
+        }
+    }
+    insta::assert_snapshot!("refusals", answers);
+    assert!(server.log.lock().unwrap().is_empty(), "nothing of it reached the model");
+}
+
+#[test]
+fn bodies_that_are_no_requests() {
+    let server = start(1);
+    let status = |line: &str, body: &str| send(server.at, line, &[], body).response().status;
+    for body in ["", "[]", "{", "{\"temperature\": NaN}", "\u{0}", &"[".repeat(100_000)] {
+        assert_eq!(status("POST /v1/chat/completions", body), 400, "{}", body.len());
+        assert_eq!(status("POST /v1/messages", body), 400, "{}", body.len());
+    }
+    let long = format!("{{\"prompt\": \"{}\"}}", "x".repeat(17 << 20));
+    assert_eq!(status("POST /v1/completions", &long), 413);
+    assert_eq!(status("GET /v1/nothing", ""), 404);
+    assert_eq!(status("GET /v1/messages", ""), 405);
+    let prompt = json!({"prompt": "word ".repeat(3000)});
+    let refused = post(server.at, "/v1/completions", &prompt);
+    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
+    assert_eq!(refused.status, 400);
+}
+
+#[test]
+fn without_the_key_and_from_elsewhere() {
+    let door = Door { key: Some("secret".to_owned()), loopback: true };
+    let server = start_with(1, None, door);
+    let ask = |line: &str, headers: &[&str]| {
+        let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}"#;
+        send(server.at, line, headers, body).response()
+    };
+    let kind = |value: Value| value["error"]["type"].as_str().unwrap().to_owned();
+    let refused = ask("POST /v1/chat/completions", &[]);
+    assert_eq!(
+        (refused.status, refused.json()["error"]["code"].as_str()),
+        (401, Some("invalid_api_key"))
+    );
+    let refused = ask("POST /v1/messages", &["x-api-key: wrong"]);
+    assert_eq!((refused.status, kind(refused.json())), (401, "authentication_error".to_owned()));
+    let key = "authorization: Bearer secret";
+    let refused = ask("POST /v1/messages", &[key, "origin: http://evil.example"]);
+    assert_eq!((refused.status, kind(refused.json())), (403, "permission_error".to_owned()));
+    assert_eq!(ask("POST /v1/messages", &[key, "host: evil.example"]).status, 403);
+    assert_eq!(ask("GET /health", &[]).status, 200);
+    assert_eq!(ask("GET /metrics", &[]).status, 401);
+    assert_eq!(ask("POST /v1/chat/completions", &[key]).status, 200);
+    assert_eq!(ask("POST /v1/messages", &["x-api-key: secret"]).status, 200);
+}
