@@ -3,7 +3,13 @@
 
 use std::{ops::ControlFlow, path::Path};
 
-use fm_engine::{Engine, Load, Places, options::EngineOptions};
+use fm_engine::{
+    Engine, Load, Places,
+    generate::{Event, Generation, Request},
+    local::read_stats,
+    options::EngineOptions,
+    sampler::Sampling,
+};
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use fm_testkit::{
     counting_alloc::{CountingAlloc, global_allocations},
@@ -49,8 +55,52 @@ fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>) -> u64 {
     least
 }
 
+/// The same for a text that is written: what grows with it grows now and then, not with every token.
+fn allocations_of_forty_tokens() -> u64 {
+    let options = EngineOptions {
+        memory: Some(300_000_000),
+        context: Some(512),
+        threads: Some(2),
+        ..EngineOptions::default()
+    };
+    let places = Places { root: "/".into(), cache_dir: None };
+    let mut engine = Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap();
+    let session = engine.runner.open(512).unwrap();
+    let stats = engine.stats_handle();
+    let read = || read_stats(&stats);
+    let request = Request {
+        prompt: vec![5, 17, 9],
+        max_tokens: Some(400),
+        context: 512,
+        sampling: Sampling { temperature: 1.0, top_k: 20, ..Sampling::default() },
+        bias: vec![(7, 1.0)],
+        top_logprobs: Some(4),
+        ..Request::default()
+    };
+    let tokenizer = engine.tokenizer.as_ref();
+    let runner = engine.runner.as_mut();
+    let generation = Generation::new(runner, session, request, tokenizer, &read).unwrap();
+    let (mut tokens, mut before, mut least) = (0, 0, u64::MAX);
+    let generated = generation.run(&mut |event| {
+        if let Event::Token(_) = event {
+            tokens += 1;
+            if tokens % 40 == 0 {
+                let count = global_allocations().count;
+                if tokens > 80 {
+                    least = least.min(count - before);
+                }
+                before = count;
+            }
+        }
+        ControlFlow::Continue(())
+    });
+    assert_eq!(generated.unwrap().tokens.len(), 400);
+    least
+}
+
 #[test]
 fn a_steady_step_allocates_nothing() {
+    assert_eq!(allocations_of_forty_tokens(), 0, "a text");
     let latent = golden_dir("deepseek_v3").join("mlx-4bit");
     for (dir, few) in [(demo_dir(), 40), (latent, 5)] {
         let name = dir.display();
