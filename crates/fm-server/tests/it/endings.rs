@@ -4,6 +4,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
 use fm_engine::{
@@ -17,13 +18,14 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{post, send},
-    harness::{Running, start, start_with},
+    harness::{Running, start, start_with, until},
 };
 
 /// Answers every job as it is told to.
 enum Script {
     Refuse(Refused),
     Play(fn(Job)),
+    Keep(Arc<Mutex<Vec<Job>>>),
 }
 
 impl Submit for Script {
@@ -32,6 +34,10 @@ impl Submit for Script {
             Self::Refuse(refused) => Err(*refused),
             Self::Play(play) => {
                 jobs.into_iter().for_each(play);
+                Ok(())
+            }
+            Self::Keep(kept) => {
+                kept.lock().unwrap().extend(jobs);
                 Ok(())
             }
         }
@@ -75,6 +81,33 @@ fn a_full_queue_says_when_to_come_again() {
         post(server.at, PATHS[1], &hello(false)).json()["error"]["type"],
         "overloaded_error"
     );
+}
+
+#[test]
+fn the_engine_hears_that_a_client_has_gone() {
+    let kept = Arc::<Mutex<Vec<Job>>>::default();
+    let server = scripted(Script::Keep(Arc::clone(&kept)));
+    for path in PATHS {
+        for stream in [false, true] {
+            let line = format!("POST {path}");
+            let mut pending = send(server.at, &line, &[], &hello(stream).to_string());
+            until(|| !kept.lock().unwrap().is_empty());
+            let mut job = kept.lock().unwrap().pop().unwrap();
+            let _ = (job.listener)(Update::Started);
+            if stream {
+                pending.until("HTTP/1.1 200");
+            }
+            assert!((job.listener)(Update::Waiting).is_continue(), "{path} {stream}: it is there");
+            drop(pending);
+            let mut gone = || (job.listener)(Update::Waiting).is_break();
+            assert!((0..20_000).any(|_| {
+                thread::park_timeout(Duration::from_millis(1));
+                gone()
+            }));
+        }
+    }
+    until(|| server.log.lock().unwrap().len() == 4);
+    assert!(server.log.lock().unwrap().iter().all(|line| line.ends_with("finish=gone")));
 }
 
 fn fail(mut job: Job) {
