@@ -12,6 +12,7 @@ const STEPS: &[&[&str]] = &[
     &["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"],
     &["doc", "--release", "--workspace", "--no-deps", "--document-private-items"],
     &["nextest", "run", "--release", "--workspace"],
+    &["xtask", "loom"],
 ];
 
 /// Runs the steps; the first failure ends the run.
@@ -29,4 +30,19 @@ pub(crate) fn run() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Goes through every order in which the threads of the pool can take their steps: a package of its own
+/// (`loom/`), because the flag would build everything else anew.
+pub(crate) fn loom() -> ExitCode {
+    let words = ["test", "--release", "--locked", "--manifest-path", "loom/Cargo.toml"];
+    let target = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")];
+    match Command::new("cargo").args(words).envs(target).status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cannot start cargo: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! - `tidy` checks the architecture: who imports whom, sizes, names, where `unsafe` may stand.
 //! - `ci` runs everything that has to pass before a change lands.
+//! - `loom` goes through every order of the pool's steps.
 //! - `mutants` plants every classic mistake and demands a red test for each.
 #![allow(clippy::print_stderr, clippy::print_stdout)]
 
@@ -16,10 +17,11 @@ fn main() -> ExitCode {
     match arguments.split_first().map(|(chore, rest)| (chore.as_str(), rest)) {
         Some(("tidy", [])) => tidy::run(),
         Some(("ci", [])) => ci::run(),
+        Some(("loom", [])) => ci::loom(),
         Some(("mutants", names)) => mutants::run(names),
         _ => {
             eprintln!(
-                "unknown chore {arguments:?}; there are: tidy, ci, mutants [--list] [NAME...]"
+                "unknown chore {arguments:?}; there are: tidy, ci, loom, mutants [--list] [NAME...]"
             );
             ExitCode::from(2)
         }

@@ -7,6 +7,10 @@
 //!
 //! Every thread owns one contiguous range of the tasks, since a thread that streams neighbouring
 //! weights keeps its prefetches; whoever is done early steals from the ranges of others.
+//!
+//! Who joins, sleeps, wakes and leaves is `pool/fork_join.rs`, which a model checker goes through.
+
+mod fork_join;
 
 use std::{
     any::Any,
@@ -16,14 +20,15 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{
-            AtomicBool, AtomicU64, AtomicUsize,
-            Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+            AtomicBool,
+            Ordering::{Acquire, Release},
         },
     },
     thread::{self, JoinHandle, Thread},
     time::{Duration, Instant},
 };
 
+use self::fork_join::{ForkJoin, Found};
 use crate::host::Parallel;
 
 /// How long an idle worker burns its core before it parks: longer than the serial stretches
@@ -32,15 +37,6 @@ const SPIN: Duration = Duration::from_micros(40);
 
 /// Spins between two looks at the clock; the clock costs about as much as this many spins.
 const SPINS_PER_LOOK: u32 = 64;
-
-/// Spins of the caller before it offers its core to a worker that joined and has not finished.
-const SPINS_BEFORE_YIELD: u32 = 2_000;
-
-/// Set in [`Shared::state`] while workers may join. Below it: the number of those that joined and
-/// have not left. Above: the epoch, one per operation, so that no worker joins twice.
-const OPEN: u64 = 1 << 31;
-const JOINED: u64 = OPEN - 1;
-const EPOCH_SHIFT: u32 = 32;
 
 /// A payload that a panicking task left.
 type Payload = Box<dyn Any + Send>;
@@ -59,20 +55,10 @@ pub(super) struct Pool {
     busy: AtomicBool,
 }
 
-/// Keeps what different threads write on different cache lines (and their prefetched neighbours).
-#[repr(align(128))]
-#[derive(Default)]
-struct Apart<T>(T);
-
 struct Shared {
-    state: Apart<AtomicU64>,
-    /// Written by the caller while [`OPEN`] is clear and nobody is joined; read by joined workers.
+    protocol: ForkJoin,
+    /// Written by the caller while the pool is closed and nobody is joined; read by joined workers.
     job: UnsafeCell<Job>,
-    /// The next task of every thread's range; the caller's range is the first.
-    next: Vec<Apart<AtomicUsize>>,
-    /// Whether worker `i` needs to be woken.
-    parked: Vec<Apart<AtomicBool>>,
-    stop: AtomicBool,
     /// The first panic of the current operation.
     panic: Mutex<Option<Payload>>,
 }
@@ -99,11 +85,8 @@ impl Pool {
     pub(super) fn new(threads: usize) -> Self {
         assert!(threads > 0, "the caller itself is a thread");
         let shared = Arc::new(Shared {
-            state: Apart::default(),
+            protocol: ForkJoin::new(threads),
             job: UnsafeCell::new(Job { task: &|_| {}, tasks: 0 }),
-            next: (0..threads).map(|_| Apart::default()).collect(),
-            parked: (1..threads).map(|_| Apart::default()).collect(),
-            stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
         let workers = (1..threads).map(|thread| {
@@ -126,7 +109,7 @@ impl Pool {
         }
         self.fork(tasks, task);
         self.shared.drain(0, task, tasks);
-        self.join();
+        self.shared.protocol.close();
         let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.busy.store(false, Release);
         if let Some(payload) = panic {
@@ -136,64 +119,20 @@ impl Pool {
 
     /// Publishes the tasks and wakes the workers that sleep.
     fn fork(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let shared = &*self.shared;
-        for (thread, next) in shared.next.iter().enumerate() {
-            next.0.store(shared.range_start(thread, tasks), Relaxed);
-        }
-        // SAFETY: only the lifetime is erased. `run` does not return before `join` has seen every
+        // SAFETY: only the lifetime is erased. `run` does not return before `close` has seen every
         // worker leave, and a worker that has not joined does not touch the job.
         let task: Task = unsafe { std::mem::transmute(task) };
-        // SAFETY: the pool is closed and empty: `busy` is ours, and the last `join` waited.
-        unsafe { *shared.job.get() = Job { task, tasks } };
-        let epoch = (shared.state.0.load(Relaxed) >> EPOCH_SHIFT) + 1;
-        // SeqCst orders this store before the loads of `parked` below; a worker stores `parked`
-        // and loads `state` the other way round, so one of the two sees the other.
-        shared.state.0.store((epoch & 0xffff_ffff) << EPOCH_SHIFT | OPEN, SeqCst);
-        for (parked, worker) in shared.parked.iter().zip(&self.workers) {
-            if parked.0.load(SeqCst) {
-                Thread::unpark(worker.thread());
-            }
-        }
-    }
-
-    /// Closes the pool and waits for those that joined.
-    fn join(&self) {
-        let state = &self.shared.state.0;
-        let mut seen = state.fetch_and(!OPEN, AcqRel);
-        let mut spins = 0;
-        while seen & JOINED != 0 {
-            spins += 1;
-            if spins > SPINS_BEFORE_YIELD {
-                thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
-            seen = state.load(Acquire);
-        }
+        // SAFETY: the pool is closed and empty: `busy` is ours, and the last `close` waited.
+        unsafe { *self.shared.job.get() = Job { task, tasks } };
+        let wake = |thread: usize| Thread::unpark(self.workers[thread - 1].thread());
+        self.shared.protocol.open(tasks, wake);
     }
 }
 
 impl Shared {
-    /// The first task of a thread's range; the range ends where the next thread's begins.
-    fn range_start(&self, thread: usize, tasks: usize) -> usize {
-        tasks * thread / self.next.len()
-    }
-
-    /// Runs tasks until none is left: those of `thread`'s own range, then those of the others.
+    /// Runs tasks until none is left.
     fn drain(&self, thread: usize, task: &(dyn Fn(usize) + Sync), tasks: usize) {
-        let all = || {
-            for other in 0..self.next.len() {
-                let owner = (thread + other) % self.next.len();
-                let end = self.range_start(owner + 1, tasks);
-                loop {
-                    let i = self.next[owner].0.fetch_add(1, Relaxed);
-                    if i >= end {
-                        break;
-                    }
-                    task(i);
-                }
-            }
-        };
+        let all = || self.protocol.drain(thread, tasks, task);
         // The closure's borrows outlive the panic only to be dropped with the operation.
         if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(all)) {
             let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,39 +140,21 @@ impl Shared {
         }
     }
 
-    /// Whether an operation that worker has not seen yet takes helpers.
-    fn is_news(state: u64, seen: u64) -> bool {
-        state & OPEN != 0 && state >> EPOCH_SHIFT != seen
-    }
-
     /// Waits until there is an operation to join, and joins it. `None` when the pool is dropped.
     fn wait(&self, thread: usize, seen: u64) -> Option<u64> {
-        let parked = &self.parked[thread - 1].0;
         let (mut spins, mut since) = (0_u32, None);
         loop {
-            let state = self.state.0.load(Acquire);
-            if Self::is_news(state, seen) {
-                let joined = self.state.0.compare_exchange_weak(state, state + 1, AcqRel, Relaxed);
-                if joined.is_ok() {
-                    return Some(state >> EPOCH_SHIFT);
-                }
-                continue;
+            match self.protocol.look(seen) {
+                Found::Operation(epoch) => return Some(epoch),
+                Found::Stop => return None,
+                Found::Nothing => std::hint::spin_loop(),
             }
-            if self.stop.load(Relaxed) {
-                return None;
-            }
-            std::hint::spin_loop();
             spins = spins.wrapping_add(1);
             if !spins.is_multiple_of(SPINS_PER_LOOK) {
                 continue;
             }
             if since.get_or_insert_with(Instant::now).elapsed() >= SPIN {
-                parked.store(true, SeqCst);
-                let news = Self::is_news(self.state.0.load(SeqCst), seen);
-                if !news && !self.stop.load(SeqCst) {
-                    thread::park();
-                }
-                parked.store(false, SeqCst);
+                self.protocol.sleep(thread, seen, thread::park);
                 since = None;
             }
         }
@@ -250,13 +171,13 @@ fn work(shared: &Shared, thread: usize) {
         // SAFETY: the caller is inside `run` until this worker leaves, and borrows the task there.
         let task = unsafe { &*task };
         shared.drain(thread, task, tasks);
-        shared.state.0.fetch_sub(1, Release);
+        shared.protocol.leave();
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, SeqCst);
+        self.shared.protocol.stop();
         for worker in self.workers.drain(..) {
             Thread::unpark(worker.thread());
             // Panics of tasks are caught, so a worker cannot fail; and a drop must not panic.
@@ -345,7 +266,7 @@ impl Parallel for Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
     /// Long enough for workers to be late, to park in between, and to meet every range length.
     const ROUNDS: usize = 20_000;
