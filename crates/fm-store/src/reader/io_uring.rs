@@ -217,6 +217,10 @@ impl Ring {
                     WAKE => self.woken(),
                     read => self.read_done(read as usize, result),
                 }
+                // The disk goes on while the next one is placed; what this may fail with, `wait` meets
+                // again.
+                self.fill();
+                let _ = self.queue.submit();
             }
         }
     }
