@@ -62,7 +62,7 @@ impl Limits {
         memory: ProbeMemory,
         cache_dir: Option<&Path>,
     ) -> Self {
-        let path = cache_dir.map(|dir| dir.join("limits.json"));
+        let path = cache_dir.map(|dir| dir.join(file_name(files)));
         let whole = |limits: &Self| {
             limits.disk_bytes_per_s.is_some() && limits.memory_bytes_per_s.is_some()
         };
@@ -80,12 +80,12 @@ impl Limits {
     /// What the disk reaches: remembered, or measured for 0.14 s and remembered. `None` where the files
     /// say nothing about it.
     pub fn disk(files: &[PathBuf], cache_dir: Option<&Path>) -> Option<f64> {
-        let path = cache_dir.map(|dir| dir.join("limits.json"));
+        let path = cache_dir.map(|dir| dir.join(file_name(files)));
         let known = path.as_deref().and_then(remembered).unwrap_or_default();
         if known.disk_bytes_per_s.is_some() {
             return known.disk_bytes_per_s;
         }
-        let disk_bytes_per_s = largest(files).and_then(|file| measure_disk(&file).ok().flatten());
+        let disk_bytes_per_s = measure_disk_of(files);
         if let Some(path) = path {
             let _ = remember(&path, Self { disk_bytes_per_s, ..known });
         }
@@ -95,7 +95,7 @@ impl Limits {
     /// Measures for at most 0.3 s. Without files the disk is left alone.
     pub fn measure(files: &[PathBuf], threads: usize, memory: ProbeMemory) -> Self {
         Self {
-            disk_bytes_per_s: largest(files).and_then(|file| measure_disk(&file).ok().flatten()),
+            disk_bytes_per_s: measure_disk_of(files),
             memory_bytes_per_s: match memory {
                 ProbeMemory::Allocate => Some(measure_memory(threads)),
                 ProbeMemory::Leave => None,
@@ -114,6 +114,26 @@ pub enum ProbeMemory {
     Leave,
 }
 
+/// Where limits are kept beside those of other disks: the largest of `files` says which disk is meant.
+/// One name where the system numbers none, or no file is there.
+pub fn file_name(files: &[PathBuf]) -> String {
+    match largest(files).and_then(|(_, file)| disk_of(&file)) {
+        Some(disk) => format!("limits-{disk:x}.json"),
+        None => "limits.json".to_owned(),
+    }
+}
+
+#[cfg(unix)]
+fn disk_of(file: &Path) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(file).ok().map(|metadata| metadata.dev())
+}
+
+#[cfg(not(unix))]
+fn disk_of(_: &Path) -> Option<u64> {
+    None
+}
+
 fn remembered(path: &Path) -> Option<Limits> {
     let Remembered { measured_at, mut limits } =
         serde_json::from_slice(&fs::read(path).ok()?).ok()?;
@@ -130,10 +150,16 @@ fn remember(path: &Path, limits: Limits) -> std::io::Result<()> {
     fs::rename(temporary, path)
 }
 
-fn largest(files: &[PathBuf]) -> Option<PathBuf> {
+/// The longest file, and its bytes.
+fn largest(files: &[PathBuf]) -> Option<(u64, PathBuf)> {
     let sized = files.iter().map(|path| (fs::metadata(path).map_or(0, |m| m.len()), path));
-    let (bytes, path) = sized.max()?;
-    (bytes >= FILE_BYTES_MIN).then(|| path.clone())
+    sized.max().map(|(bytes, path)| (bytes, path.clone()))
+}
+
+/// Measures the disk that a model's files are on, if they say something about it.
+fn measure_disk_of(files: &[PathBuf]) -> Option<f64> {
+    let (_, file) = largest(files).filter(|(bytes, _)| *bytes >= FILE_BYTES_MIN)?;
+    measure_disk(&file).ok().flatten()
 }
 
 /// Direct reads of large pieces from all over a file; `None` if the file system has no direct
@@ -235,6 +261,24 @@ mod tests {
         assert_eq!(Limits::disk(&[], Some(dir.path())), Some(123.0));
         let all = Limits::get(&[], 1, ProbeMemory::Allocate, Some(dir.path()));
         assert!(all.disk_bytes_per_s.is_none() && all.memory_bytes_per_s.is_some());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn disks_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let [here, small] = ["here", "small"].map(|name| dir.path().join(name));
+        fs::write(&here, [0; 10]).unwrap();
+        fs::write(&small, [0; 9]).unwrap();
+        // The kernel's own file systems are never on a disk.
+        let elsewhere = PathBuf::from("/proc/self/status");
+        let own = file_name(std::slice::from_ref(&here));
+        assert_eq!(own, file_name(&[small.clone(), here.clone()]));
+        assert_ne!(own, file_name(&[elsewhere]));
+        let disk = Limits { disk_bytes_per_s: Some(123.0), ..Limits::default() };
+        remember(&dir.path().join(own), disk).unwrap();
+        assert_eq!(Limits::disk(&[here], Some(dir.path())), Some(123.0));
+        assert_eq!(Limits::disk(&[PathBuf::from("/proc/self/status")], Some(dir.path())), None);
     }
 
     #[test]

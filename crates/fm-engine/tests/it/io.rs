@@ -2,12 +2,18 @@
 
 use std::{fs, path::Path};
 
-use fm_engine::{Engine, Load, Places, options::EngineOptions};
+use fm_engine::{Engine, Load, Places, engine::Planned, limits, options::EngineOptions};
 use fm_store::reader::Access;
 use fm_testkit::golden::demo_dir;
 use serde_json::json;
 
 const MEMORY: u64 = 300_000_000;
+
+fn planned() -> Planned {
+    let places = Places { root: "/".into(), cache_dir: None };
+    let options = EngineOptions { memory: Some(MEMORY), ..EngineOptions::default() };
+    fm_engine::engine::plan(&demo_dir(), &options, Load::default(), &places).unwrap()
+}
 
 /// How the demonstration model is read on a machine with so much memory beside the budget, and with
 /// a disk that was measured a moment ago.
@@ -21,7 +27,7 @@ fn access(dir: &Path, left: u64, disk_bytes_per_s: f64, slots: Option<usize>) ->
         "disk_bytes_per_s": disk_bytes_per_s, "memory_bytes_per_s": 5e10, "age_s": 0.0
     });
     let remembered = json!({"measured_at": measured_at, "limits": limits});
-    fs::write(dir.join("limits.json"), remembered.to_string()).unwrap();
+    fs::write(dir.join(limits::file_name(&planned().files)), remembered.to_string()).unwrap();
     let options = EngineOptions {
         memory: Some(MEMORY),
         context: Some(256),
@@ -36,13 +42,7 @@ fn access(dir: &Path, left: u64, disk_bytes_per_s: f64, slots: Option<usize>) ->
 #[test]
 fn a_slow_disk_is_read_through_the_page_cache_as_soon_as_that_helps() {
     let dir = tempfile::tempdir().unwrap();
-    let experts = {
-        let places = Places { root: "/".into(), cache_dir: None };
-        let options = EngineOptions { memory: Some(MEMORY), ..EngineOptions::default() };
-        let planned =
-            fm_engine::engine::plan(&demo_dir(), &options, Load::default(), &places).unwrap();
-        planned.plan.experts
-    };
+    let experts = planned().plan.experts;
     let half = |disk, slots| access(dir.path(), experts / 2, disk, slots);
     // Not every file system reads directly.
     let direct = access(dir.path(), 0, 1e8, Some(40));
