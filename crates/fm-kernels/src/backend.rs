@@ -419,24 +419,34 @@ pub trait Backend: Send + Sized + 'static {
         combine: Combine,
         out: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult {
-        let (count, ffn, hidden) = (rows.len(), w.gate.shape.rows, w.down.shape.rows);
-        self.matmul_rows(w.gate, x, rows, ViewMut::new(&mut scratch.gate, count, ffn))?;
-        self.matmul_rows(w.up, x, rows, ViewMut::new(&mut scratch.up, count, ffn))?;
-        if let Some(biases) = &w.biases {
-            self.add_bias(biases.gate, ViewMut::new(&mut scratch.gate, count, ffn))?;
-            self.add_bias(biases.up, ViewMut::new(&mut scratch.up, count, ffn))?;
-        }
-        let up = View::new(&scratch.up, count, ffn);
-        let gate = ViewMut::new(&mut scratch.gate, count, ffn);
-        match w.activation {
-            Activation::Silu => self.silu_mul(up, gate),
-            Activation::Clamped(clamp) => self.clamped_mul(clamp, up, gate),
-        }?;
-        self.prepare(View::new(&scratch.gate, count, ffn), &mut scratch.acts)?;
-        self.matmul(w.down, &scratch.acts, ViewMut::new(&mut scratch.y, count, hidden))?;
-        if let Some(biases) = &w.biases {
-            self.add_bias(biases.down, ViewMut::new(&mut scratch.y, count, hidden))?;
-        }
-        self.scatter_rows(View::new(&scratch.y, count, hidden), rows, combine, out)
+        expert_by_products(self, (w, x, rows), scratch, (combine, out))
     }
+}
+
+/// [`Backend::expert_rows`], an operation after the other.
+pub(crate) fn expert_by_products<B: Backend>(
+    device: &B,
+    (w, x, rows): (&ExpertWeights<'_, B::Bytes, B::Buf>, &B::Acts, &[ExpertRow]),
+    scratch: &mut ExpertScratch<B>,
+    (combine, out): (Combine, ViewMut<'_, B::Buf>),
+) -> DeviceResult {
+    let (count, ffn, hidden) = (rows.len(), w.gate.shape.rows, w.down.shape.rows);
+    device.matmul_rows(w.gate, x, rows, ViewMut::new(&mut scratch.gate, count, ffn))?;
+    device.matmul_rows(w.up, x, rows, ViewMut::new(&mut scratch.up, count, ffn))?;
+    if let Some(biases) = &w.biases {
+        device.add_bias(biases.gate, ViewMut::new(&mut scratch.gate, count, ffn))?;
+        device.add_bias(biases.up, ViewMut::new(&mut scratch.up, count, ffn))?;
+    }
+    let up = View::new(&scratch.up, count, ffn);
+    let gate = ViewMut::new(&mut scratch.gate, count, ffn);
+    match w.activation {
+        Activation::Silu => device.silu_mul(up, gate),
+        Activation::Clamped(clamp) => device.clamped_mul(clamp, up, gate),
+    }?;
+    device.prepare(View::new(&scratch.gate, count, ffn), &mut scratch.acts)?;
+    device.matmul(w.down, &scratch.acts, ViewMut::new(&mut scratch.y, count, hidden))?;
+    if let Some(biases) = &w.biases {
+        device.add_bias(biases.down, ViewMut::new(&mut scratch.y, count, hidden))?;
+    }
+    device.scatter_rows(View::new(&scratch.y, count, hidden), rows, combine, out)
 }

@@ -30,9 +30,9 @@ pub use elementwise::{
     add, add_bias, buffers, clamped_mul, gated_norm_heads, rms_norm, rms_norm_heads, rope,
     sigmoid_mul, silu_mul,
 };
-pub use experts::experts;
+pub use experts::{expert_rows, expert_rows_as_products, experts};
 pub use matmul::{
-    combine_rows, embed, expert_rows, matmul, matmul_each, matmul_heads, matmul_rows, scatter_rows,
+    combine_rows, embed, matmul, matmul_each, matmul_heads, matmul_rows, scatter_rows,
 };
 use noise::noise;
 pub use noise::noise_weights;
@@ -48,8 +48,8 @@ macro_rules! conformance {
     (maybe $open:expr) => {
         $crate::conformance! { @each $open;
             a_prompt_may_be_chunked_anywhere a_row_does_not_see_its_neighbours
-            add add_bias attention buffers causal_conv clamped_mul combine_rows delta_net embed expert_rows experts
-            gated_norm_heads kv_copy_block matmul matmul_each matmul_heads matmul_rows rms_norm rms_norm_heads rope route
+            add add_bias attention buffers causal_conv clamped_mul combine_rows delta_net embed expert_rows
+            expert_rows_as_products experts gated_norm_heads kv_copy_block matmul matmul_each matmul_heads matmul_rows rms_norm rms_norm_heads rope route
             scatter_rows sigmoid_mul silu_mul
         }
     };

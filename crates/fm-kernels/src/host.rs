@@ -10,9 +10,9 @@ use fm_format::record::MatrixShape;
 use crate::{
     WeightBytes,
     backend::{
-        AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult, ExpertCall,
-        ExpertRow, ExpertScratch, KvView, Numerics, Product, QMatrix, Rope, RouterLogits,
-        RouterScoring, RouterSpec, Routes, View, ViewMut,
+        self, AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult,
+        ExpertCall, ExpertRow, ExpertScratch, ExpertWeights, KvView, Numerics, Product, QMatrix,
+        Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View, ViewMut,
     },
     reference::{
         activation, norm,
@@ -23,6 +23,7 @@ use crate::{
 mod acts;
 mod attention;
 mod delta_net;
+mod expert_rows;
 mod experts;
 mod kernels;
 mod matmul;
@@ -410,6 +411,22 @@ impl<K: Kernels> Backend for Host<K> {
                 self.expert_rows(weights, x, chosen, scratch, Combine::Store, out)?;
             }
         }
+        Ok(())
+    }
+
+    fn expert_rows(
+        &self,
+        w: &ExpertWeights<'_, [u8], Vec<f32>>,
+        x: &HostActs,
+        rows: &[ExpertRow],
+        scratch: &mut ExpertScratch<Self>,
+        combine: Combine,
+        out: ViewMut<'_, Vec<f32>>,
+    ) -> DeviceResult {
+        if !Self::fuses_rows(w, rows) {
+            return backend::expert_by_products(self, (w, x, rows), scratch, (combine, out));
+        }
+        self.expert_rows_fused(w, (x, rows), &mut scratch.acts, (combine, out));
         Ok(())
     }
 

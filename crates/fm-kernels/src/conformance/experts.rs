@@ -1,14 +1,115 @@
-//! Several experts at once.
+//! Experts: one over its rows, and several at once.
 
 use fm_format::quant::{FORMATS, QuantFormat};
 
-use crate::backend::{
-    Activation, Backend, Combine, DeviceResult, ExpertCall, ExpertRow, ExpertScratch,
-    ExpertWeights, View, ViewMut,
+use crate::{
+    backend::{
+        Activation, Backend, Clamp, Combine, DeviceResult, ExpertBiases, ExpertCall, ExpertRow,
+        ExpertScratch, ExpertWeights, View, ViewMut, expert_by_products,
+    },
+    tolerance,
 };
 
-use super::{Case, Weights, bits::bits, noise, read_all};
-use crate::tolerance;
+use super::{Case, Weights, bits::bits, matmul::ROWS, noise, read_all};
+
+/// Some rows of twice as many, in another order than their targets.
+fn scattered(count: u32) -> Vec<ExpertRow> {
+    let row =
+        |i| ExpertRow { row: 2 * i, target: 2 * count - 1 - 2 * i, weight: 0.5 - i as f32 / 8.0 };
+    (0..count).map(row).collect()
+}
+
+/// One expert over the rows that chose it.
+#[derive(Clone, Debug)]
+struct Expert {
+    format: &'static QuantFormat,
+    combine: Combine,
+    /// Of `tokens`.
+    rows: Vec<ExpertRow>,
+    tokens: usize,
+    /// With biases and the clamped activation.
+    biased: bool,
+    /// By [`expert_by_products`].
+    by_products: bool,
+}
+
+impl Case for Expert {
+    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
+        let hidden = 144_usize.next_multiple_of(self.format.block_len);
+        let (ffn, tokens) = (256, self.tokens);
+        let gate = Weights::noise(device, self.format, (ffn, hidden), 1)?;
+        let up = Weights::noise(device, self.format, (ffn, hidden), 2)?;
+        let down = Weights::noise(device, self.format, (hidden, ffn), 3)?;
+        let biases = device.upload(&noise(6, 2 * ffn + hidden))?;
+        let bias = |at, cols| View { offset: at, ..View::new(&biases, 1, cols) };
+        let biases = self.biased.then(|| ExpertBiases {
+            gate: bias(0, ffn),
+            up: bias(ffn, ffn),
+            down: bias(2 * ffn, hidden),
+        });
+        let clamp = Clamp { limit: 1.5, alpha: 1.702 };
+        let expert = ExpertWeights {
+            gate: gate.matrix(),
+            up: up.matrix(),
+            down: down.matrix(),
+            activation: if self.biased { Activation::Clamped(clamp) } else { Activation::Silu },
+            biases,
+        };
+        let x = device.upload(&noise(4, tokens * hidden))?;
+        let mut acts = device.acts(tokens, hidden)?;
+        device.prepare(View::new(&x, tokens, hidden), &mut acts)?;
+        let mut scratch = ExpertScratch {
+            gate: device.alloc(tokens * ffn)?,
+            up: device.alloc(tokens * ffn)?,
+            acts: device.acts(tokens, ffn)?,
+            y: device.alloc(tokens * hidden)?,
+        };
+        let mut out = device.upload(&noise(5, tokens * hidden))?;
+        let view = ViewMut::new(&mut out, tokens, hidden);
+        let (rows, combine) = (&self.rows, self.combine);
+        if self.by_products {
+            let x = (&expert, &acts, &rows[..]);
+            expert_by_products(device, x, &mut scratch, (combine, view))?;
+        } else {
+            device.expert_rows(&expert, &acts, rows, &mut scratch, combine, view)?;
+        }
+        read_all(device, &out, tokens * hidden)
+    }
+}
+
+/// [`Backend::expert_rows`], stored and accumulated.
+pub fn expert_rows<B: Backend>(device: &B) {
+    for format in &FORMATS {
+        for combine in [Combine::Store, Combine::Accumulate] {
+            for rows in [&ROWS[..1], &ROWS] {
+                for biased in [false, true] {
+                    let (rows, tokens) = (rows.to_vec(), 6);
+                    let expert =
+                        Expert { format, combine, rows, tokens, biased, by_products: false };
+                    expert.check(device, tolerance::chained(device.numerics()));
+                }
+            }
+        }
+    }
+}
+
+/// [`Backend::expert_rows`] gives the bits of its products one after the other, for any number of rows.
+///
+/// # Panics
+/// If one bit differs.
+pub fn expert_rows_as_products<B: Backend>(device: &B) {
+    for format in &FORMATS {
+        for (count, combine) in
+            [(2, Combine::Store), (65, Combine::Accumulate), (130, Combine::Store)]
+        {
+            let (rows, tokens) = (scattered(count), 2 * count as usize);
+            let fused = Expert { format, combine, rows, tokens, biased: false, by_products: false };
+            let parted = Expert { by_products: true, ..fused.clone() };
+            let bits = |case: &Expert| bits(&case.run(device).expect("the device runs"));
+            assert!(bits(&fused) == bits(&parted), "{count} rows of {}", format.name);
+        }
+    }
+}
 
 /// Experts of one activation; the `i`-th has `rows[i]` rows.
 #[derive(Debug)]

@@ -6,10 +6,7 @@ use fm_format::{
 };
 
 use crate::{
-    backend::{
-        Activation, Backend, Clamp, Combine, DeviceResult, ExpertBiases, ExpertRow, ExpertScratch,
-        ExpertWeights, Product, View, ViewMut,
-    },
+    backend::{Backend, Combine, DeviceResult, ExpertRow, Product, View, ViewMut},
     tolerance,
 };
 
@@ -242,73 +239,11 @@ pub fn embed<B: Backend>(device: &B) {
 }
 
 /// The rows that choose an expert in these tests, and where their results go.
-const ROWS: [ExpertRow; 3] = [
+pub(super) const ROWS: [ExpertRow; 3] = [
     ExpertRow { row: 1, target: 4, weight: 0.25 },
     ExpertRow { row: 2, target: 0, weight: 1.5 },
     ExpertRow { row: 5, target: 2, weight: -0.75 },
 ];
-
-/// One expert over the rows that chose it.
-#[derive(Debug)]
-struct Expert {
-    format: &'static QuantFormat,
-    combine: Combine,
-    rows: usize,
-    /// With biases and the clamped activation.
-    biased: bool,
-}
-
-impl Case for Expert {
-    fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
-        let hidden = 128_usize.next_multiple_of(self.format.block_len);
-        let (ffn, tokens) = (256, 6);
-        let gate = Weights::noise(device, self.format, (ffn, hidden), 1)?;
-        let up = Weights::noise(device, self.format, (ffn, hidden), 2)?;
-        let down = Weights::noise(device, self.format, (hidden, ffn), 3)?;
-        let biases = device.upload(&noise(6, 2 * ffn + hidden))?;
-        let bias = |at, cols| View { offset: at, ..View::new(&biases, 1, cols) };
-        let biases = self.biased.then(|| ExpertBiases {
-            gate: bias(0, ffn),
-            up: bias(ffn, ffn),
-            down: bias(2 * ffn, hidden),
-        });
-        let clamp = Clamp { limit: 1.5, alpha: 1.702 };
-        let expert = ExpertWeights {
-            gate: gate.matrix(),
-            up: up.matrix(),
-            down: down.matrix(),
-            activation: if self.biased { Activation::Clamped(clamp) } else { Activation::Silu },
-            biases,
-        };
-        let x = device.upload(&noise(4, tokens * hidden))?;
-        let mut acts = device.acts(tokens, hidden)?;
-        device.prepare(View::new(&x, tokens, hidden), &mut acts)?;
-        let mut scratch = ExpertScratch {
-            gate: device.alloc(tokens * ffn)?,
-            up: device.alloc(tokens * ffn)?,
-            acts: device.acts(tokens, ffn)?,
-            y: device.alloc(tokens * hidden)?,
-        };
-        let mut out = device.upload(&noise(5, tokens * hidden))?;
-        let view = ViewMut::new(&mut out, tokens, hidden);
-        device.expert_rows(&expert, &acts, &ROWS[..self.rows], &mut scratch, self.combine, view)?;
-        read_all(device, &out, tokens * hidden)
-    }
-}
-
-/// [`Backend::expert_rows`], stored and accumulated.
-pub fn expert_rows<B: Backend>(device: &B) {
-    for format in &FORMATS {
-        for combine in [Combine::Store, Combine::Accumulate] {
-            for rows in [1, 3] {
-                for biased in [false, true] {
-                    let expert = Expert { format, combine, rows, biased };
-                    expert.check(device, tolerance::chained(device.numerics()));
-                }
-            }
-        }
-    }
-}
 
 /// Results on their way to their tokens.
 #[derive(Debug)]

@@ -44,7 +44,7 @@ const PREFETCH_BYTES: usize = 6 << 10;
 const LINE_BYTES: usize = size_of::<Line>();
 
 /// Activation rows whose codes and sums stay in a cache while weights of many panels pass by.
-const TOKENS_PER_PASS: usize = 32;
+const TOKENS_PER_PASS: usize = 64;
 
 /// Whether a matrix of this shape can be arranged: whole panels of whole units.
 pub fn arranges(shape: MatrixShape) -> bool {
@@ -87,11 +87,13 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     x: &BlockRows<'_, CODES>,
     out: &mut [&mut [f32]],
 ) {
-    for (pass, out) in out.chunks_mut(TOKENS_PER_PASS).enumerate() {
+    // Equal passes: weights are unpacked for each.
+    let per_pass = out.len().div_ceil(out.len().div_ceil(TOKENS_PER_PASS));
+    for (pass, out) in out.chunks_mut(per_pass).enumerate() {
         let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];
         let rows = &mut rows[..out.len()];
         for (i, row) in rows.iter_mut().enumerate() {
-            *row = x.row(pass * TOKENS_PER_PASS + i);
+            *row = x.row(pass * per_pass + i);
         }
         let mut panels = panels.clone();
         if let ([row], [out]) = (&*rows, &mut *out) {

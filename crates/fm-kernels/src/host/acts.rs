@@ -170,6 +170,11 @@ pub struct RowSelection<'a> {
 enum Chosen<'a> {
     All,
     Listed(&'a [ExpertRow]),
+    /// These rows.
+    Range {
+        first: usize,
+        count: usize,
+    },
     /// Row `first` and every `step`-th after it.
     Every {
         first: usize,
@@ -188,6 +193,11 @@ impl<'a> RowSelection<'a> {
         Self { acts, chosen: Chosen::Listed(rows) }
     }
 
+    /// Some rows that follow each other.
+    pub(super) fn range(acts: &'a HostActs, rows: std::ops::Range<usize>) -> Self {
+        Self { acts, chosen: Chosen::Range { first: rows.start, count: rows.len() } }
+    }
+
     /// One head of every token: rows are the heads of tokens.
     pub(super) fn head(acts: &'a HostActs, head: usize, heads: usize) -> Self {
         Self { acts, chosen: Chosen::Every { first: head, step: heads } }
@@ -198,6 +208,7 @@ impl<'a> RowSelection<'a> {
         match self.chosen {
             Chosen::All => self.acts.rows,
             Chosen::Listed(rows) => rows.len(),
+            Chosen::Range { count, .. } => count,
             Chosen::Every { step, .. } => self.acts.rows / step,
         }
     }
@@ -240,6 +251,7 @@ impl<'a> RowSelection<'a> {
         match self.chosen {
             Chosen::All => i,
             Chosen::Listed(rows) => rows[i].row as usize,
+            Chosen::Range { first, .. } => first + i,
             Chosen::Every { first, step } => first + i * step,
         }
     }

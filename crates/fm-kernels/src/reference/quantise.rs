@@ -55,8 +55,11 @@ impl<const LINES: usize> Block<LINES> {
         let mut x = [0.0; BLOCK];
         x[..values.len()].copy_from_slice(values);
         // What is not finite is larger than all that is, as bits, too.
-        let largest = x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max();
-        let largest = f32::from_bits(largest.unwrap_or(0));
+        let mut largest = 0;
+        for x in &x {
+            largest = largest.max(x.to_bits() & 0x7fff_ffff);
+        }
+        let largest = f32::from_bits(largest);
         let usable = (SMALLEST..=f32::MAX).contains(&largest);
         let inverse = if usable { Self::CODE_MAX / largest } else { 0.0 };
         let mut block = Self::ZERO;
@@ -65,17 +68,26 @@ impl<const LINES: usize> Block<LINES> {
             block.scale = if largest < SMALLEST { 0.0 } else { f32::NAN };
             x = [0.0; BLOCK];
         }
-        let codes =
-            x.map(|x| (x * inverse + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i32);
-        for (i, code) in codes.iter().enumerate() {
-            let high = if LINES == 2 { (code + 64) >> 7 } else { *code };
-            block.codes[0].0[i] = high as i8;
-            if LINES == 2 {
-                block.codes[1].0[i] = (code - (high << 7)) as i8;
+        // Loops, not closures: kernels compile this for the instructions at hand.
+        let mut codes = [0_i32; BLOCK];
+        for (code, x) in codes.iter_mut().zip(&x) {
+            *code = (x * inverse + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i32;
+        }
+        if let [high, low] = &mut block.codes[..] {
+            for (i, code) in codes.iter().enumerate() {
+                let above = (code + 64) >> 7;
+                high.0[i] = above as i8;
+                low.0[i] = (code - (above << 7)) as i8;
+            }
+        } else {
+            for (i, code) in codes.iter().enumerate() {
+                block.codes[0].0[i] = *code as i8;
             }
         }
         for (sum, codes) in block.sums.iter_mut().zip(codes.as_chunks::<RUN>().0) {
-            *sum = codes.iter().sum();
+            for code in codes {
+                *sum += code;
+            }
         }
         block.sums[4] = block.sums[0] + block.sums[1];
         block.sums[5] = block.sums[2] + block.sums[3];

@@ -1,0 +1,162 @@
+//! One expert over several rows, in two operations: what its neurons say is quantised, and what they
+//! add up to goes where it is wanted, while the cache of a core holds it.
+
+use crate::{
+    backend::{Activation, Combine, ExpertRow, ExpertWeights, QMatrix, ViewMut},
+    reference::quantise::{BLOCK, Block},
+};
+
+use super::{Host, HostActs, Kernels, PANEL_ROWS, RowSelection, acts::QuantisedMut};
+
+/// Rows whose results a task holds at a time, and of a row so many values: 16 KB.
+const TOKENS_PER_PASS: usize = 64;
+const VALUES_PER_PASS: usize = BLOCK;
+
+/// Tasks per thread, where there is enough to do.
+const TASKS_PER_THREAD: usize = 4;
+
+type Weights<'a> = ExpertWeights<'a, [u8], Vec<f32>>;
+type Results = [f32; TOKENS_PER_PASS * VALUES_PER_PASS];
+
+impl<K: Kernels> Host<K> {
+    /// Whether an expert can be computed so: arranged weights, no biases, and more than one row, which
+    /// is decoding and must not allocate.
+    pub(super) fn fuses_rows(w: &Weights<'_>, rows: &[ExpertRow]) -> bool {
+        let arranged = w.gate.arranged && w.up.arranged && w.down.arranged;
+        let plain = w.biases.is_none() && w.activation == Activation::Silu;
+        arranged && plain && rows.len() > 1 && w.gate.shape.rows.is_multiple_of(BLOCK)
+    }
+
+    /// [`crate::Backend::expert_rows`] of such an expert.
+    pub(super) fn expert_rows_fused(
+        &self,
+        w: &Weights<'_>,
+        (x, rows): (&HostActs, &[ExpertRow]),
+        acts: &mut HostActs,
+        (combine, out): (Combine, ViewMut<'_, Vec<f32>>),
+    ) {
+        match acts.quantised_mut(rows.len(), w.gate.shape.rows) {
+            QuantisedMut::Int8(blocks) => self.activated(w, (x, rows), blocks),
+            QuantisedMut::Int15(blocks) => self.activated(w, (x, rows), blocks),
+        }
+        self.combined(w.down, acts, rows, (combine, out));
+    }
+
+    /// `silu(gate x) · up x` of the rows, quantised.
+    fn activated<const LINES: usize>(
+        &self,
+        w: &Weights<'_>,
+        (x, rows): (&HostActs, &[ExpertRow]),
+        blocks: &mut [Block<LINES>],
+    ) {
+        let (count, blocks_per_row) = (rows.len(), w.gate.shape.rows / BLOCK);
+        // Side by side lie the blocks that one task fills: of all rows the first, then the second.
+        let mut of_rows: Vec<_> =
+            blocks.chunks_mut(blocks.len() / count).map(<[_]>::iter_mut).collect();
+        let mut places = Vec::with_capacity(count * blocks_per_row);
+        for _ in 0..blocks_per_row {
+            places.extend(of_rows.iter_mut().map(|row| row.next().expect("rows are equally long")));
+        }
+        let per_task = self.parts_per_task(blocks_per_row);
+        let kernels = &self.kernels;
+        kernels.for_each_chunk(&mut places, per_task * count, |task, places| {
+            let (mut gate, mut up): (Results, Results) = ([0.0; _], [0.0; _]);
+            for (i, places) in places.chunks_mut(count).enumerate() {
+                let first = (task * per_task + i) * BLOCK;
+                for (rows, places) in passes(rows, places) {
+                    let x = RowSelection::chosen(x, rows);
+                    for (matrix, out) in [(w.gate, &mut gate), (w.up, &mut up)] {
+                        dots(kernels, (matrix, first, BLOCK), &x, out);
+                    }
+                    let products = gate.chunks_exact_mut(BLOCK).zip(up.chunks_exact(BLOCK));
+                    for ((gate, up), place) in products.zip(places) {
+                        kernels.silu_mul(up, gate);
+                        kernels.quantise(gate, std::slice::from_mut(*place));
+                    }
+                }
+            }
+        });
+    }
+
+    /// What becomes of `down acts`.
+    ///
+    /// # Panics
+    /// If two rows have one target.
+    fn combined(
+        &self,
+        down: QMatrix<'_, [u8]>,
+        acts: &HostActs,
+        rows: &[ExpertRow],
+        (combine, mut out): (Combine, ViewMut<'_, Vec<f32>>),
+    ) {
+        let (count, hidden, stride) = (rows.len(), out.cols, out.stride);
+        let parts_per_row = hidden.div_ceil(VALUES_PER_PASS);
+        let mut places: Vec<&mut [f32]> = Vec::new();
+        places.resize_with(count * parts_per_row, Default::default);
+        let mut by_target: Vec<usize> = (0..count).collect();
+        by_target.sort_unstable_by_key(|row| rows[*row].target);
+        let (mut targets, mut next) = (out.spread().chunks_mut(stride), 0);
+        for row in by_target {
+            let target = rows[row].target as usize;
+            let skipped = target.checked_sub(next).expect("every row has a target of its own");
+            let values = targets.nth(skipped).expect("targets are rows of the result");
+            for (part, values) in values[..hidden].chunks_mut(VALUES_PER_PASS).enumerate() {
+                places[part * count + row] = values;
+            }
+            next = target + 1;
+        }
+        let per_task = self.parts_per_task(parts_per_row);
+        let kernels = &self.kernels;
+        kernels.for_each_chunk(&mut places, per_task * count, |task, places| {
+            let mut results: Results = [0.0; _];
+            for (i, places) in places.chunks_mut(count).enumerate() {
+                let (first, cols) = ((task * per_task + i) * VALUES_PER_PASS, places[0].len());
+                let mut done = 0;
+                for (rows, places) in passes(rows, places) {
+                    let x = RowSelection::range(acts, done..done + rows.len());
+                    done += rows.len();
+                    dots(kernels, (down, first, cols), &x, &mut results);
+                    let results = results.chunks_exact(cols).zip(rows);
+                    for ((result, row), place) in results.zip(places) {
+                        match combine {
+                            Combine::Store => place.copy_from_slice(result),
+                            Combine::Accumulate => kernels.axpy(row.weight, result, place),
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Parts that a task takes of so many.
+    fn parts_per_task(&self, parts: usize) -> usize {
+        (parts / (self.kernels.threads() * TASKS_PER_THREAD)).max(1)
+    }
+}
+
+/// Rows and what belongs to them, in equal passes of up to [`TOKENS_PER_PASS`]: small ones are slow.
+fn passes<'a, T>(
+    rows: &'a [ExpertRow],
+    places: &'a mut [T],
+) -> impl Iterator<Item = (&'a [ExpertRow], &'a mut [T])> {
+    let len = rows.len().div_ceil(rows.len().div_ceil(TOKENS_PER_PASS));
+    rows.chunks(len).zip(places.chunks_mut(len))
+}
+
+/// Some rows of arranged weights, from `first` on, times activations: a run of results for each.
+fn dots(
+    kernels: &impl Kernels,
+    (matrix, first, len): (QMatrix<'_, [u8]>, usize, usize),
+    x: &RowSelection<'_>,
+    results: &mut Results,
+) {
+    debug_assert!(first.is_multiple_of(PANEL_ROWS), "whole panels");
+    let row_bytes = matrix.shape.row_bytes();
+    let panels = &matrix.bytes[first * row_bytes..][..len * row_bytes];
+    let mut out: [&mut [f32]; TOKENS_PER_PASS] = std::array::from_fn(|_| Default::default());
+    let out = &mut out[..x.rows()];
+    for (out, results) in out.iter_mut().zip(results.chunks_exact_mut(len)) {
+        *out = results;
+    }
+    kernels.arranged_dots(matrix.shape.format, panels, x, out);
+}
