@@ -44,6 +44,8 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     fn dot_of(self, wide: bool, codes: Self::I, x: [i8; 4], sum: Self::I) -> Self::I {
         if wide { self.dot::<true>(codes, x, sum) } else { self.dot::<false>(codes, x, sum) }
     }
+    /// `a + b`, modulo 2^32.
+    fn sum_words(self, a: Self::I, b: Self::I) -> Self::I;
     /// `128 · high + low`
     fn join(self, high: Self::I, low: Self::I) -> Self::I;
     /// The nearest floats.

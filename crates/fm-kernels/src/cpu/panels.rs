@@ -140,7 +140,7 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
                         let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
                         prefetch::<L, P>(lanes, unit, $run);
                         let run = Run::new(lanes, format, unit, &head, $run);
-                        [sum] = add(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
+                        [sum] = add::<_, _, _, _, ONE_CHAINS>(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
                     }
                 )*};
             }
@@ -197,7 +197,7 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, '_, P, COD
                         for n in 1..N {
                             parts[n] = lanes.load(&sums[n]);
                         }
-                        parts = add(lanes, format, &runs, (block, within), parts);
+                        parts = add::<_, _, _, _, 1>(lanes, format, &runs, (block, within), parts);
                         for n in 0..N {
                             lanes.store(parts[n], &mut sums[n]);
                         }
@@ -269,9 +269,13 @@ impl<L: Lanes> Run<L> {
     }
 }
 
+/// Integer sums of a run that wait for nothing but themselves where there is one activation row and one
+/// panel: a single one would keep the machine waiting for its latency. With more there is enough to do.
+const ONE_CHAINS: usize = 2;
+
 /// `sums` and the products of the same run of some panels with run `within` of a block of activations.
 #[inline(always)]
-fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize, const CHAINS: usize>(
     lanes: L,
     _: P,
     runs: &[Run<L>; N],
@@ -279,21 +283,29 @@ fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     mut sums: [L::F; N],
 ) -> [L::F; N] {
     let start = if P::OFFSET == 0 { 0 } else { -P::OFFSET * block.sum(P::RUN, within) };
-    let mut dots = [lanes.splat_int(0); CODES];
+    let mut dots = [[[lanes.splat_int(0); CODES]; N]; CHAINS];
     // The last are the low ones: only they count once.
-    dots[CODES - 1] = lanes.splat_int(start);
-    let mut dots = [dots; N];
+    for n in 0..N {
+        dots[0][n][CODES - 1] = lanes.splat_int(start);
+    }
     for word in 0..P::RUN / 4 {
         for (line, codes) in block.codes.iter().enumerate() {
             let x = codes.0.as_chunks().0[within * (P::RUN / 4) + word];
             for n in 0..N {
-                dots[n][line] = lanes.dot_of(P::WIDE, runs[n].codes[word], x, dots[n][line]);
+                let dot = &mut dots[word % CHAINS][n][line];
+                *dot = lanes.dot_of(P::WIDE, runs[n].codes[word], x, *dot);
             }
         }
     }
     let block_scale = lanes.splat(block.scale);
     for n in 0..N {
-        let [first, last] = [dots[n][0], dots[n][CODES - 1]];
+        let mut lines = dots[0][n];
+        for line in 0..CODES {
+            for chain in 1..CHAINS {
+                lines[line] = lanes.sum_words(lines[line], dots[chain][n][line]);
+            }
+        }
+        let [first, last] = [lines[0], lines[CODES - 1]];
         let dot = if CODES == 2 { lanes.join(first, last) } else { first };
         let scale = lanes.mul(runs[n].scale, block_scale);
         sums[n] = lanes.fma(lanes.to_float(dot), scale, sums[n]);

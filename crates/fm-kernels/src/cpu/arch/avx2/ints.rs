@@ -84,6 +84,11 @@ impl Ints for Avx2 {
         }
     }
     #[inline(always)]
+    fn sum_words(self, a: Words, b: Words) -> Words {
+        // SAFETY: `self` proves avx2.
+        unsafe { add(a, b) }
+    }
+    #[inline(always)]
     fn join(self, high: Words, low: Words) -> Words {
         // SAFETY: `self` proves the features of `join`.
         unsafe { join(high, low) }

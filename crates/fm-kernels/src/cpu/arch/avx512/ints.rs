@@ -65,6 +65,11 @@ impl Ints for Avx512 {
         unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
     }
     #[inline(always)]
+    fn sum_words(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves avx512f.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
     fn join(self, high: __m512i, low: __m512i) -> __m512i {
         // SAFETY: `self` proves the features of `join`.
         unsafe { join(high, low) }

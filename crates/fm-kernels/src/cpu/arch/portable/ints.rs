@@ -70,6 +70,10 @@ impl Ints for Portable {
         })
     }
     #[inline(always)]
+    fn sum_words(self, a: Words, b: Words) -> Words {
+        array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
     fn join(self, high: Words, low: Words) -> Words {
         array::from_fn(|i| (high[i] << 7).wrapping_add(low[i]))
     }
