@@ -11,6 +11,7 @@ pub mod eval;
 pub mod generate;
 pub mod limits;
 pub mod local;
+mod logits_hash;
 mod logprobs;
 pub mod look_ahead;
 pub mod machine;

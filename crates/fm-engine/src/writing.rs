@@ -15,11 +15,11 @@ use fm_model::{
 };
 use fm_store::Stats;
 use fm_text::{Channel, Tokenizer};
-use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     error::EngineError,
     generate::{Chosen, Event, FinishReason, Generated, Phase, Request},
+    logits_hash::LogitsHash,
     logprobs::Logprobs,
     sampler::Sampler,
     text_stream::TextStream,
@@ -87,7 +87,7 @@ pub(crate) struct Writing<'t, S> {
     logprobs: Option<Logprobs>,
     text: Option<TextStream<'t>>,
     sink: S,
-    hash: Xxh3Default,
+    hash: LogitsHash,
     tokens: Vec<u32>,
     /// Tokens to feed that were not sampled, latest first: the end of a thinking block.
     forced: Vec<u32>,
@@ -130,7 +130,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             request,
             text,
             sink,
-            hash: Xxh3Default::new(),
+            hash: LogitsHash::default(),
             tokens: Vec::new(),
             forced: Vec::new(),
             thinking_tokens: 0,
@@ -246,7 +246,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             self.sampler.note(token);
             return Ok((token, None));
         }
-        logits.iter().for_each(|logit| self.hash.update(&logit.to_le_bytes()));
+        self.hash.row(logits);
         let token = self.sampler.sample(logits)?;
         Ok((token, self.logprobs.as_mut().map(|logprobs| logprobs.look(logits, token))))
     }
@@ -316,7 +316,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             prefill: self.started.until(first, self.request.prompt.len() - self.reused),
             decode: first.until(now, self.tokens.len().saturating_sub(1)),
             tokens: self.tokens,
-            logits_hash: self.hash.digest128(),
+            logits_hash: self.hash.digest(),
         };
         (Ok(generated), self.sink)
     }

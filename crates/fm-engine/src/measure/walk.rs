@@ -18,6 +18,7 @@ use crate::{
     error::EngineError,
     generate::{Generated, Generation, Request},
     local::read_stats,
+    logits_hash::LogitsHash,
     sampler::{Sampler, Sampling},
 };
 
@@ -136,7 +137,7 @@ impl Walk {
     pub fn write(&mut self, engine: &mut Engine, steps: usize) -> Result<Window, EngineError> {
         let stats = engine.stats_handle();
         let position = self.position(engine)?;
-        let mut hash = Xxh3Default::new();
+        let mut hash = LogitsHash::default();
         let (before, started) = (read_stats(&stats), Instant::now());
         for _ in 0..steps {
             self.step(engine, &mut hash)?;
@@ -146,7 +147,7 @@ impl Walk {
             position,
             elapsed: started.elapsed(),
             store: read_stats(&stats) - before,
-            logits_hash: hash.digest128(),
+            logits_hash: hash.digest(),
         })
     }
 
@@ -156,7 +157,7 @@ impl Walk {
         Ok(first.transpose()?.unwrap_or(0))
     }
 
-    fn step(&mut self, engine: &mut Engine, hash: &mut Xxh3Default) -> Result<(), EngineError> {
+    fn step(&mut self, engine: &mut Engine, hash: &mut LogitsHash) -> Result<(), EngineError> {
         self.batch.rows.clear();
         for walker in &mut self.walkers {
             let token = walker.rest.next().expect("the text goes on");
@@ -173,7 +174,7 @@ impl Walk {
             return Err(spoiled.reason.into());
         }
         for (walker, logits) in self.walkers.iter_mut().zip(output.logits.chunks_exact(vocab)) {
-            logits.iter().for_each(|logit| hash.update(&logit.to_le_bytes()));
+            hash.row(logits);
             walker.sampler.sample(logits)?;
         }
         Ok(())

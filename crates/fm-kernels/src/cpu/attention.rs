@@ -164,15 +164,17 @@ impl Queries<'_> {
             return;
         }
         let AttentionShape { kv_heads, k_dim, v_dim, scale, .. } = self.shape;
-        let block = self.kv.table[block] as usize;
-        let lane = (block * kv_heads + self.kv_head) * KV_BLOCK_TOKENS + from;
+        let lane =
+            (self.kv.table[block] as usize * kv_heads + self.kv_head) * KV_BLOCK_TOKENS + from;
         let keys = &self.kv.keys[lane * k_dim..][..(to - from) * k_dim];
+        let values = self.kv.values(self.shape, lane);
+        let ahead = if at == 0 { self.ahead(keys, values.0, block) } else { [None; 2] };
         let (mut q, mut places) = ([self.query(at); N], [self.place(at); N]);
         for n in 1..N {
             (q[n], places[n]) = (self.query(at + n), self.place(at + n));
         }
         let mut scores = [[0.0; KV_BLOCK_TOKENS]; N];
-        score(lanes, scale, q, keys, &mut scores);
+        score(lanes, scale, q, (keys, ahead[0]), &mut scores);
         let mut fades = [0.0; N];
         for n in 0..N {
             let (state, scores) = (&mut states[at + n], &mut scores[n][..to - from]);
@@ -181,26 +183,41 @@ impl Queries<'_> {
             state.peak = higher;
             state.sum = state.sum * fades[n] + exp_sum(lanes, higher, scores);
         }
-        let values = self.kv.values(self.shape, lane);
-        let shares = Shares { fades, scores: &scores, tokens: to - from };
+        let shares = Shares { fades, scores: &scores, tokens: to - from, ahead: ahead[1] };
         gather(lanes, shares, values, out, (places, v_dim));
+    }
+
+    /// What the first queries of a block ask for, and how far behind what they read it is: while they
+    /// meet its keys its values, and while they gather its values the keys of the next one.
+    #[inline(always)]
+    fn ahead(&self, keys: &[f32], values: &[f32], block: usize) -> [Option<usize>; 2] {
+        let next = (block + 1) * KV_BLOCK_TOKENS < self.position + self.q.rows;
+        let next = next.then(|| self.kv.table[block + 1] as usize * self.shape.kv_heads);
+        let next = next.map(|lane| (lane + self.kv_head) * KV_BLOCK_TOKENS * self.shape.k_dim);
+        let next = next.map(|first| &self.kv.keys[first..]);
+        let far = |to: &[f32], from: &[f32]| to.as_ptr().addr().wrapping_sub(from.as_ptr().addr());
+        match self.kv.values {
+            Some(_) => [Some(far(values, keys)), next.map(|next| far(next, values))],
+            None => [next.map(|next| far(next, keys)), None],
+        }
     }
 }
 
-/// `scores[n][t] = scale · q[n]·keys[t]`.
+/// `scores[n][t] = scale · q[n]·keys[t]`; asks for what lies `ahead` of the keys.
 #[inline(always)]
 fn score<L: Lanes, const N: usize>(
     lanes: L,
     scale: f32,
     q: [&[f32]; N],
-    keys: &[f32],
+    (keys, ahead): (&[f32], Option<usize>),
     scores: &mut [[f32; KV_BLOCK_TOKENS]; N],
 ) {
     let k_dim = q[0].len();
     let tokens = keys.len() / k_dim;
     let full = tokens / KEYS * KEYS;
     for t in (0..full).step_by(KEYS) {
-        let sums = products::<L, N, KEYS>(lanes, q, &keys[t * k_dim..][..KEYS * k_dim]);
+        let keys = &keys[t * k_dim..][..KEYS * k_dim];
+        let sums = products::<L, N, KEYS>(lanes, q, (keys, ahead));
         for n in 0..N {
             let sums = lanes.sums(sums[n]);
             for i in 0..KEYS {
@@ -209,7 +226,7 @@ fn score<L: Lanes, const N: usize>(
         }
     }
     for t in full..tokens {
-        let sums = products::<L, N, 1>(lanes, q, &keys[t * k_dim..][..k_dim]);
+        let sums = products::<L, N, 1>(lanes, q, (&keys[t * k_dim..][..k_dim], ahead));
         for n in 0..N {
             scores[n][t] = scale * lanes.sum(sums[n][0]);
         }
@@ -222,7 +239,7 @@ fn score<L: Lanes, const N: usize>(
 fn products<L: Lanes, const N: usize, const T: usize>(
     lanes: L,
     q: [&[f32]; N],
-    keys: &[f32],
+    (keys, ahead): (&[f32], Option<usize>),
 ) -> [[L::F; T]; N] {
     let k_dim = keys.len() / T;
     let whole = k_dim / LANES;
@@ -247,6 +264,9 @@ fn products<L: Lanes, const N: usize, const T: usize>(
         }
         for t in 0..T {
             let key = lanes.load(&rows[t][at]);
+            if let Some(ahead) = ahead {
+                lanes.prefetch(&rows[t][at], ahead);
+            }
             for n in 0..N {
                 sums[n][t] = lanes.fma(vectors[n], key, sums[n][t]);
             }
@@ -276,6 +296,8 @@ struct Shares<'a, const N: usize> {
     fades: [f32; N],
     scores: &'a [[f32; KV_BLOCK_TOKENS]; N],
     tokens: usize,
+    /// How far behind the values lies what will be read next.
+    ahead: Option<usize>,
 }
 
 /// `out[n] = fade[n] · out[n] + Σ shares[n][t] · values[t]`, positions ascending; `values` come with
@@ -308,7 +330,7 @@ fn gather<L: Lanes, const N: usize>(
 #[inline(always)]
 fn gather_columns<L: Lanes, const N: usize, const C: usize>(
     lanes: L,
-    Shares { fades, scores, tokens }: Shares<'_, N>,
+    Shares { fades, scores, tokens, ahead }: Shares<'_, N>,
     (values, stride): (&[f32], usize),
     out: &mut [f32],
     places: [usize; N],
@@ -323,7 +345,11 @@ fn gather_columns<L: Lanes, const N: usize, const C: usize>(
     for t in 0..tokens {
         let mut columns = [lanes.splat(0.0); C];
         for (c, column) in columns.iter_mut().enumerate() {
-            *column = lanes.load(sixteen(values, t * stride + c * LANES));
+            let values = sixteen(values, t * stride + c * LANES);
+            *column = lanes.load(values);
+            if let Some(ahead) = ahead {
+                lanes.prefetch(values, ahead);
+            }
         }
         for (sums, scores) in sums.iter_mut().zip(scores) {
             let share = lanes.splat(scores[t]);

@@ -134,9 +134,9 @@ pub(super) trait Lanes: Ints {
     /// of the palette are exact.
     fn nibbles(self, palette: Self::Palette, codes: Self::Bytes) -> Self::F;
 
-    /// Asks for the cache line `ahead` bytes behind the start of `bytes`, which may lie anywhere:
+    /// Asks for the cache line `ahead` bytes behind the start of `from`, which may lie anywhere:
     /// it is a hint.
-    fn prefetch(self, bytes: &[u8], ahead: usize);
+    fn prefetch<T>(self, from: &[T], ahead: usize);
 }
 
 /// A piece of work that is compiled once per instruction set.

@@ -355,10 +355,10 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch(self, bytes: &[u8], ahead: usize) {
-        let at = bytes.as_ptr().wrapping_add(ahead);
+    fn prefetch<T>(self, from: &[T], ahead: usize) {
+        let at = from.as_ptr().cast::<i8>().wrapping_add(ahead);
         // SAFETY: a prefetch of any address is a hint and never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
     }
 }
 

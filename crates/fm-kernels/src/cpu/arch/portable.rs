@@ -202,5 +202,5 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn prefetch(self, _bytes: &[u8], _ahead: usize) {}
+    fn prefetch<T>(self, _from: &[T], _ahead: usize) {}
 }
