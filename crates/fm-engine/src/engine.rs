@@ -22,7 +22,7 @@ use fm_model::{
     arch::describe,
     decoder::Decoder,
     footprint::Footprint,
-    load::{Loader, fingerprint},
+    load::{Loader, WeightMemory, fingerprint},
     model_runner::{ModelRunner, RunnerOptions},
     spec::ModelSpec,
 };
@@ -36,8 +36,8 @@ use crate::{
     backends::DeviceChoice,
     error::EngineError,
     limits::Limits,
-    local::{Local, SharedStats, SharedTap, Tap},
-    look_ahead::LookAhead,
+    local::{Local, SharedInForce, SharedStats, SharedTap, Tap},
+    look_ahead::{InForce, LookAhead},
     machine::{MemoryLimits, physical_cores},
     memory_plan::{Demand, MemoryPlan},
     options::EngineOptions,
@@ -120,6 +120,9 @@ pub struct Engine {
     pub reader: reader::ReaderInfo,
     /// How the next layer's experts are guessed.
     pub look_ahead: LookAhead,
+    /// Whether the trunk may be paged out.
+    pub trunk_memory: WeightMemory,
+    in_force: SharedInForce,
     /// Why it does not know what earlier runs used, if it should and there is something.
     pub heat_ignored: Option<HeatIgnored>,
     /// How their bytes are checked.
@@ -348,7 +351,9 @@ impl Engine {
             numerics: built.numerics,
             threads: planned.threads,
             reader: built.reader,
+            trunk_memory: planned.options.trunk_memory,
             look_ahead: planned.options.look_ahead,
+            in_force: built.in_force,
             heat_ignored: built.heat_ignored,
             checks: planned.checks,
             lossy,
@@ -370,6 +375,11 @@ impl Engine {
     /// Where the expert store's counters can be read while the runner works.
     pub fn stats_handle(&self) -> SharedStats {
         Arc::clone(&self.stats)
+    }
+
+    /// How the next layer's experts are guessed just now.
+    pub fn looks_ahead(&self) -> InForce {
+        self.in_force.lock().map_or_else(|broken| *broken.into_inner(), |in_force| *in_force)
     }
 
     /// What a trace of this model says of it.
@@ -399,6 +409,7 @@ struct Built {
     weights_time: Duration,
     stats: SharedStats,
     tap: SharedTap,
+    in_force: SharedInForce,
     trace_header: TraceHeader,
 }
 
@@ -410,6 +421,7 @@ where
     let Planned { spec, plan, .. } = planned;
     let files = planned.open_files();
     let loader = Loader::new(&device, &files, planned.threads);
+    let loader = loader.into_memory(planned.options.trunk_memory);
     let started = Instant::now();
     let decoder = Decoder::load(&loader, spec, plan.decoder)?;
     let weights_time = started.elapsed();
@@ -430,7 +442,7 @@ where
         Some(cache_dir) => local.remembering(HeatFile::new(cache_dir, identity)),
         None => (local, None),
     };
-    let (stats, tap) = (local.stats(), local.tap());
+    let (stats, tap, in_force) = (local.stats(), local.tap(), local.in_force());
     let numerics = device.numerics();
     let mut trace_header = TraceHeader::new(&spec.catalog, plan.store_options.top_k);
     trace_header.model = planned.path.display().to_string();
@@ -454,6 +466,7 @@ where
         weights_time,
         stats,
         tap,
+        in_force,
         trace_header,
     })
 }

@@ -137,6 +137,9 @@ impl EngineError {
                 | FormatError::Gguf { source: GgufError::Short { .. }, .. },
             ) => "download the file again",
             Self::Format(FormatError::SeveralModels { .. }) => "name one of the files",
+            Self::Load(LoadError::Lock { .. }) => {
+                "raise the limit (`ulimit -l`, or `memlock` in limits.conf), or leave --lock-trunk off"
+            }
             Self::Load(LoadError::MissingTensor { .. }) => {
                 "check that every shard of the checkpoint was downloaded"
             }

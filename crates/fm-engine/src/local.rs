@@ -1,6 +1,9 @@
 //! Routed experts of this machine: bytes from the store, arithmetic on the device.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use fm_format::{
     key::{ExpertIndex, LayerIndex},
@@ -21,7 +24,7 @@ use fm_store::{
 };
 
 use crate::{
-    look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS},
+    look_ahead::{Chosen, Foresight, GUESSED_RECORDS, InForce, LookAhead, SWEPT_RECORDS},
     pressure::Guard,
     warm_start::{HeatFile, HeatIgnored},
 };
@@ -36,6 +39,7 @@ pub struct Local {
     /// Records in the device's hands. Bound: [`EXPERTS_TOGETHER_MAX`].
     leases: Vec<(ExpertIndex, Lease)>,
     foresight: Foresight,
+    in_force: SharedInForce,
     /// Whether it may have too much memory.
     guard: Option<Guard>,
     /// Room for the experts of a layer.
@@ -96,6 +100,9 @@ impl Tap {
     }
 }
 
+/// How the latest layer was guessed, for whoever reports it.
+pub type SharedInForce = Arc<Mutex<InForce>>;
+
 /// The store's counters after the latest layer, for whoever reports them.
 pub type SharedStats = Arc<Mutex<Stats>>;
 
@@ -117,6 +124,7 @@ impl Local {
             stats,
             leases: Vec::with_capacity(EXPERTS_TOGETHER_MAX),
             foresight,
+            in_force: Arc::default(),
             guard: None,
             everyone: Vec::new(),
             forecast: None,
@@ -125,11 +133,19 @@ impl Local {
         }
     }
 
-    /// Reads ahead what will probably be needed.
+    /// Reads ahead what will probably be needed. Experts that all have slots are read once: there
+    /// is nothing that [`LookAhead::Auto`] could find out.
     #[must_use]
     pub fn looking_ahead(mut self, mode: LookAhead) -> Self {
+        let idle = mode == LookAhead::Auto && self.store.plan().holds_everything();
+        let mode = if idle { LookAhead::Off } else { mode };
         self.foresight = Foresight::new(mode, self.catalog.layers.len());
         self
+    }
+
+    /// Where it can be read how it looks ahead, while the model runs.
+    pub fn in_force(&self) -> SharedInForce {
+        Arc::clone(&self.in_force)
     }
 
     /// Lets the store give memory back when the machine runs short of it.
@@ -181,6 +197,9 @@ impl Local {
         if let Ok(mut stats) = self.stats.lock() {
             *stats = self.store.stats();
         }
+        if let Ok(mut in_force) = self.in_force.lock() {
+            *in_force = self.foresight.in_force();
+        }
     }
 }
 
@@ -220,6 +239,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
     ) -> Result<Self::Ticket, ExpertsFailed> {
         let rows = routes.ids.len() / routes.top_k.max(1);
         let top_k = routes.top_k;
+        self.foresight.begins(layer, rows, Instant::now());
         let few = rows <= ARRIVAL_ROWS_MAX;
         self.grouped.group(routes, |row, j| if few { row * top_k + j } else { row });
         let tended = self.guard.as_mut().map_or(Ok(()), |guard| guard.tend(&mut self.store));

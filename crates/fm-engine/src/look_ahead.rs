@@ -6,7 +6,13 @@
 //! ranks that come true often enough are read, so a model whose routers cannot be foreseen costs a
 //! small matrix product now and then.
 
+mod trial;
+
+use std::time::Instant;
+
 use fm_format::key::{ExpertIndex, LayerIndex};
+
+use self::trial::Trial;
 
 /// How experts are foreseen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,11 +24,17 @@ pub enum LookAhead {
     Router,
     /// By what the token before chose.
     LastToken,
+    /// As [`LookAhead::Router`] while that is faster, as is measured now and then.
+    Auto,
 }
 
 /// Names of [`LookAhead`], in its order.
-const NAMES: [(LookAhead, &str); 3] =
-    [(LookAhead::Off, "off"), (LookAhead::Router, "router"), (LookAhead::LastToken, "last-token")];
+const NAMES: [(LookAhead, &str); 4] = [
+    (LookAhead::Off, "off"),
+    (LookAhead::Router, "router"),
+    (LookAhead::LastToken, "last-token"),
+    (LookAhead::Auto, "auto"),
+];
 
 impl LookAhead {
     /// All names, for help.
@@ -62,10 +74,24 @@ pub const GUESSED_RECORDS: usize = 3;
 /// The same for a large batch, whose mixers take long and whose guess is nearly certain.
 pub const SWEPT_RECORDS: usize = 48;
 
+/// What is done, and what it gains as far as that was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct InForce {
+    /// What is done, unless the other is being tried just now. Never [`LookAhead::Auto`].
+    pub mode: LookAhead,
+    /// Share of a step's time that looking ahead saves; below zero if it costs some.
+    pub gain: Option<f64>,
+}
+
 /// Guesses of one model, and how they came out.
 #[derive(Debug)]
 pub struct Foresight {
     mode: LookAhead,
+    /// For [`LookAhead::Auto`].
+    trial: Trial,
+    /// When the step under way began, and its rows.
+    step: Option<(Instant, usize)>,
+    latest_layer: LayerIndex,
     /// How often each rank came true lately. Bound: experts per token.
     precision: Vec<f64>,
     /// The guess that waits for its layer.
@@ -123,6 +149,9 @@ impl Foresight {
         let latest = if mode == LookAhead::LastToken { layers } else { 0 };
         Self {
             mode,
+            trial: Trial::default(),
+            step: None,
+            latest_layer: LayerIndex(0),
             precision: Vec::new(),
             guess: Ranked::default(),
             guessed_layer: None,
@@ -134,12 +163,40 @@ impl Foresight {
 
     /// Whether the next layer's router should be asked. Counts layers.
     pub fn wants_guess(&mut self) -> bool {
-        if self.mode != LookAhead::Router {
+        let asks = match self.mode {
+            LookAhead::Router => true,
+            LookAhead::Auto => self.trial.looks_ahead(),
+            LookAhead::Off | LookAhead::LastToken => false,
+        };
+        if !asks {
             return false;
         }
         let trial = self.layers_until_trial == 0;
         self.layers_until_trial = self.layers_until_trial.checked_sub(1).unwrap_or(TRIAL_LAYERS);
         trial || self.precision.is_empty() || self.ranks() > 0
+    }
+
+    /// A layer of a batch of so many rows begins now; with the first layer, a step. For those who want
+    /// to know what is faster.
+    pub fn begins(&mut self, layer: LayerIndex, rows: usize, now: Instant) {
+        let first = layer <= std::mem::replace(&mut self.latest_layer, layer);
+        if self.mode != LookAhead::Auto || !first {
+            return;
+        }
+        match self.step.replace((now, rows)) {
+            Some((began, before)) if before == rows => self.trial.step(now - began),
+            _ => self.trial.interrupt(),
+        }
+    }
+
+    /// What is done.
+    pub fn in_force(&self) -> InForce {
+        let mode = match self.mode {
+            LookAhead::Auto if self.trial.prefers_ahead() => LookAhead::Router,
+            LookAhead::Auto => LookAhead::Off,
+            mode => mode,
+        };
+        InForce { mode, gain: self.trial.gain() }
     }
 
     /// Whether a layer that used `used` of its `count` experts says that the next one will need
@@ -204,6 +261,7 @@ impl Foresight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn ids<const N: usize>(ids: [u16; N]) -> Vec<ExpertIndex> {
         ids.map(ExpertIndex).to_vec()
@@ -272,6 +330,28 @@ mod tests {
         let foresight = Foresight::new(LookAhead::Router, 2);
         assert!(foresight.sweeps(58, 64) && !foresight.sweeps(57, 64));
         assert!(!Foresight::new(LookAhead::Off, 2).sweeps(64, 64));
+    }
+
+    #[test]
+    fn steps_are_timed_from_first_layer_to_first_layer() {
+        let mut foresight = Foresight::new(LookAhead::Auto, 2);
+        let (mut now, mut asked) = (Instant::now(), 0);
+        for step in 0..200 {
+            // Layer 0 has no experts.
+            for layer in [1, 2] {
+                foresight.begins(LayerIndex(layer), 1, now);
+                let asks = foresight.wants_guess();
+                asked += u32::from(asks && step >= 100);
+                now += Duration::from_millis(if asks { 40 } else { 50 });
+            }
+        }
+        let InForce { mode, gain } = foresight.in_force();
+        assert_eq!(mode, LookAhead::Router);
+        assert!((gain.unwrap() - 0.2).abs() < 0.02, "{gain:?}");
+        assert!((170..200).contains(&asked), "{asked}");
+        // Others' rows are another kind of step.
+        (0..100).for_each(|step| foresight.begins(LayerIndex(1), 1 + step % 2, now));
+        assert_eq!(foresight.in_force().gain, gain);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! adding a row and a field.
 
 use fm_kernels::backend::Numerics;
+use fm_model::load::WeightMemory;
 use fm_store::{PolicyKind, reader::IoMode};
 
 use crate::{
@@ -30,6 +31,8 @@ pub struct EngineOptions {
     pub policy: PolicyKind,
     /// Whether expert reads go through the page cache.
     pub io: IoMode,
+    /// Whether the trunk may be paged out.
+    pub trunk_memory: WeightMemory,
     /// How the next layer's experts are guessed.
     pub look_ahead: LookAhead,
     /// Whether to know what earlier runs used.
@@ -96,7 +99,7 @@ fn positive<N: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Option<
 }
 
 /// How a model runs.
-pub static ENGINE: [OptionRow<EngineOptions>; 12] = [
+pub static ENGINE: [OptionRow<EngineOptions>; 13] = [
     OptionRow {
         name: "device",
         value: "DEVICE",
@@ -159,6 +162,18 @@ pub static ENGINE: [OptionRow<EngineOptions>; 12] = [
         help: "Read experts directly or through the page cache [default: auto]",
         choices: || IoMode::names().collect(),
         set: |options, text| IoMode::by_name(text).map(|io| options.io = io),
+    },
+    OptionRow {
+        name: "lock-trunk",
+        value: "MODE",
+        help: "Never let the system page the trunk out; needs a limit on locked memory (`ulimit -l`) \
+               that is as large [default: off]",
+        choices: || vec!["off", "on"],
+        set: |options, text| {
+            let on = text == "on";
+            options.trunk_memory = if on { WeightMemory::Locked } else { WeightMemory::Pageable };
+            Some(())
+        },
     },
     OptionRow {
         name: "lookahead",

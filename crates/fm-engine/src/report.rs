@@ -61,12 +61,19 @@ pub struct Report {
     pub cold_misses: u64,
     /// Experts that were read again, because they had to go.
     pub capacity_misses: u64,
-    /// How the next layer's experts were guessed.
+    /// How the next layer's experts were to be guessed.
     pub look_ahead: &'static str,
+    /// How they were in the end: with `auto`, what has measured faster.
+    pub look_ahead_in_force: &'static str,
+    /// Share of a token's time that `auto` has measured to be saved by a guess, negative for lost;
+    /// `null` if it has not measured, or was not asked to.
+    pub look_ahead_gain: Option<f64>,
     /// Records that were read because a guess said so.
     pub foreseen_records: u64,
     /// Of these, the ones that were asked for before they had to go.
     pub foreseen_used: u64,
+    /// Bytes of the others.
+    pub foreseen_wasted_bytes: u64,
     /// Share of the time of generation in which the disk had something to read.
     pub disk_busy_share: Option<f64>,
     /// Bytes of slots that were given back because memory was short.
@@ -88,6 +95,8 @@ pub struct Report {
     /// The most memory held at once, clean page cache not counted; `null` where the system does not
     /// tell.
     pub peak_bytes: Option<u64>,
+    /// `locked` if the system never pages the trunk out, else `pageable`.
+    pub trunk_memory: &'static str,
     /// Bytes of expert slots.
     pub slot_bytes: u64,
     /// Tokens the session can hold.
@@ -174,7 +183,7 @@ impl Report {
         let wait_share = (decode.tokens > 0 && seconds > 0.0)
             .then(|| decode.store.wait_ns as f64 / 1e9 / seconds);
         let memory_bytes_per_s = per_second(weights, decode);
-        let info = &engine.reader;
+        let (info, in_force) = (&engine.reader, engine.looks_ahead());
         Self {
             ttft_s: generated.first_token.map(|time| time.as_secs_f64()),
             prefill_tokens: prefill.tokens,
@@ -189,8 +198,11 @@ impl Report {
             cold_misses: store.cold_misses,
             capacity_misses: store.capacity_misses,
             look_ahead: engine.look_ahead.name(),
+            look_ahead_in_force: in_force.mode.name(),
+            look_ahead_gain: in_force.gain,
             foreseen_records: store.foreseen_records,
             foreseen_used: store.foreseen_used,
+            foreseen_wasted_bytes: wasted_bytes(store),
             disk_busy_share: per_second(decode.store.busy_ns as f64 / 1e9, decode),
             released_bytes: store.released_bytes,
             retries: store.retries,
@@ -201,6 +213,7 @@ impl Report {
             limits,
             budget_bytes: engine.plan.budget,
             peak_bytes,
+            trunk_memory: engine.trunk_memory.name(),
             slot_bytes: engine.plan.store.slot_bytes(),
             context: engine.plan.context,
             numerics: engine.numerics.name(),
@@ -213,6 +226,19 @@ impl Report {
             timing: Timing { prefill: prefill.into(), decode: decode.into() },
         }
     }
+}
+
+/// What `auto` has found, if it has.
+fn measured(in_force: &str, gain: Option<f64>) -> String {
+    gain.map_or_else(String::new, |gain| {
+        format!(": {in_force}, because a guess saves {:.1} % of the time", 100.0 * gain)
+    })
+}
+
+/// Bytes of the records that were foreseen in vain. Those still waiting to come true count.
+fn wasted_bytes(store: Stats) -> u64 {
+    let wasted = store.foreseen_records.saturating_sub(store.foreseen_used);
+    (wasted as f64 * store.read_bytes as f64 / store.records_read.max(1) as f64) as u64
 }
 
 fn add(a: Stats, b: Stats) -> Stats {
@@ -310,11 +336,12 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "memory      {} of {} · slots {} · context {} tokens",
+            "memory      {} of {} · slots {} · context {} tokens · trunk {}",
             self.peak_bytes.map_or("–".to_owned(), |bytes| Bytes(bytes).to_string()),
             Bytes(self.budget_bytes),
             Bytes(self.slot_bytes),
-            self.context
+            self.context,
+            self.trunk_memory
         )?;
         writeln!(
             f,
@@ -323,12 +350,14 @@ impl fmt::Display for Report {
         )?;
         if self.foreseen_records > 0 {
             let right = self.foreseen_used as f64 / self.foreseen_records as f64;
+            let gain = measured(self.look_ahead_in_force, self.look_ahead_gain);
             writeln!(
                 f,
-                "look-ahead  {} · {} records read ahead, {:.1} % of them used",
+                "look-ahead  {}{gain} · {} records read ahead, {:.1} % of them used, {} in vain",
                 self.look_ahead,
                 self.foreseen_records,
-                100.0 * right
+                100.0 * right,
+                Bytes(self.foreseen_wasted_bytes)
             )?;
         }
         if self.released_bytes > 0 {

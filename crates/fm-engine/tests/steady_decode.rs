@@ -7,6 +7,7 @@ use fm_engine::{
     Engine, Load, Places,
     generate::{Event, Generation, Request},
     local::read_stats,
+    look_ahead::LookAhead,
     options::EngineOptions,
     sampler::Sampling,
 };
@@ -24,6 +25,8 @@ fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>) -> u64 {
         memory: Some(300_000_000),
         context: Some(256),
         slots,
+        // As now and then all that it can do.
+        look_ahead: LookAhead::Auto,
         threads: Some(2),
         ..EngineOptions::default()
     };

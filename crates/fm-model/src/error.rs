@@ -23,6 +23,20 @@ pub enum LoadError {
     #[error(transparent)]
     Device(#[from] DeviceError),
 
+    /// The system does not keep so much in memory.
+    #[error(
+        "cannot lock {bytes} bytes of weights in memory, this process may lock {}",
+        limit.map_or_else(|| "any number".to_owned(), |limit| limit.to_string())
+    )]
+    Lock {
+        /// Bytes of all matrices.
+        bytes: u64,
+        /// The limit of the process.
+        limit: Option<u64>,
+        /// What the system said.
+        source: std::io::Error,
+    },
+
     /// A family this build does not have.
     #[error(
         "model type `{model_type}` is not supported; {}known: {}",

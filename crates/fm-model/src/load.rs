@@ -36,7 +36,28 @@ pub struct Loader<'a, B> {
     device: &'a B,
     files: &'a Files,
     threads: usize,
+    memory: WeightMemory,
     staged: RefCell<Staged>,
+}
+
+/// What the system may do with the memory of matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightMemory {
+    /// Write it to swap space when memory is short.
+    #[default]
+    Pageable,
+    /// Nothing: it stays.
+    Locked,
+}
+
+impl WeightMemory {
+    /// Its name, for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pageable => "pageable",
+            Self::Locked => "locked",
+        }
+    }
 }
 
 /// A weight matrix on a device.
@@ -94,7 +115,14 @@ impl<B: Backend> Linear<B> {
 impl<'a, B: Backend> Loader<'a, B> {
     /// Reads from `files` with so many threads.
     pub fn new(device: &'a B, files: &'a Files, threads: usize) -> Self {
-        Self { device, files, threads, staged: RefCell::default() }
+        let (memory, staged) = (WeightMemory::default(), RefCell::default());
+        Self { device, files, threads, memory, staged }
+    }
+
+    /// The same loader for memory of this kind.
+    #[must_use]
+    pub fn into_memory(self, memory: WeightMemory) -> Self {
+        Self { memory, ..self }
     }
 
     /// The device.
@@ -104,7 +132,11 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Reads all matrices ahead. Tensors with a checksum have been checked then.
     pub(crate) fn stage(&self, spec: &ModelSpec) -> Result<(), LoadError> {
-        self.staged.replace(Staged::read(self.files, spec, self.threads)?);
+        let staged = Staged::read(self.files, spec, self.threads)?;
+        if self.memory == WeightMemory::Locked {
+            staged.lock()?;
+        }
+        self.staged.replace(staged);
         Ok(())
     }
 

@@ -84,6 +84,7 @@ fn blur(value: &mut Value, key: &str) {
             "disk_busy_share",
             "foreseen_records",
             "foreseen_used",
+            "foreseen_wasted_bytes",
             "verdict",
             "wait_share",
             "logits_hash",

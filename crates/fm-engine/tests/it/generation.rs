@@ -3,12 +3,14 @@
 use std::ops::ControlFlow;
 
 use fm_engine::{
-    Engine, EngineError,
+    Engine, EngineError, Load,
     generate::{Event, FinishReason, Generated, Generation, Request},
     local::read_stats,
     options::EngineOptions,
     session::Conversation,
 };
+use fm_model::load::WeightMemory;
+use fm_testkit::golden::demo_dir;
 use fm_text::{Channel, Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
 
 use crate::harness::{open, places};
@@ -203,4 +205,31 @@ fn a_plan_that_cannot_work_is_refused_with_numbers() {
         ..EngineOptions::default()
     };
     assert!(refuse(wide).starts_with("a context of 4096 tokens takes 8.39 MB"));
+}
+
+/// Bytes of this process that cannot be paged out.
+#[cfg(target_os = "linux")]
+fn locked_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    1024 * line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_locked_trunk_stays_or_is_refused_with_the_numbers() {
+    let options = EngineOptions {
+        trunk_memory: WeightMemory::Locked,
+        memory: Some(300_000_000),
+        ..EngineOptions::default()
+    };
+    match Engine::open(&demo_dir(), &options, Load::default(), &places()) {
+        Ok(engine) => assert!(locked_bytes() > engine.plan.trunk / 2),
+        // What the system allows depends on who runs the tests.
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains("of weights in memory, this process may lock "), "{text}");
+            assert!(error.hint().unwrap().contains("ulimit -l"));
+        }
+    }
 }

@@ -35,7 +35,7 @@ fn one_working_set_or_the_whole_model() {
 fn with_and_without_look_ahead() {
     let with = |look_ahead, slots| EngineOptions { look_ahead, slots, ..EngineOptions::default() };
     let want = run(&with(LookAhead::Off, None), 64);
-    for look_ahead in [LookAhead::Off, LookAhead::Router, LookAhead::LastToken] {
+    for look_ahead in LookAhead::names().filter_map(LookAhead::by_name) {
         for slots in [4, 9] {
             for chunk in [64, 7, 1] {
                 let got = run(&with(look_ahead, Some(slots)), chunk);

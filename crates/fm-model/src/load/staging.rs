@@ -19,6 +19,7 @@ use fm_kernels::WeightBytes;
 use super::read_matrix;
 use crate::{
     error::LoadError,
+    ffi,
     spec::{MatrixRef, ModelSpec, for_each_tensor},
 };
 
@@ -54,6 +55,14 @@ impl Staged {
             waiting.entry(matrix.name.clone()).or_default().push((matrix, bytes));
         }
         Ok(Self { waiting })
+    }
+
+    /// Keeps everything in memory that has been read.
+    pub(super) fn lock(&self) -> Result<(), LoadError> {
+        let matrices = || self.waiting.values().flatten().map(|(_, bytes)| bytes);
+        let bytes = matrices().map(|bytes| bytes.len() as u64).sum();
+        let refused = |source| LoadError::Lock { bytes, limit: ffi::lock_limit(), source };
+        matrices().try_for_each(|bytes| ffi::lock(bytes)).map_err(refused)
     }
 
     /// Hands over a matrix, once.
