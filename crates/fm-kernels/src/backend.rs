@@ -419,16 +419,19 @@ pub trait Backend: Send + Sized + 'static {
         combine: Combine,
         out: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult {
-        expert_by_products(self, (w, x, rows), scratch, (combine, out))
+        expert_by_products(self, w, x, rows, scratch, combine, out)
     }
 }
 
 /// [`Backend::expert_rows`], an operation after the other.
 pub(crate) fn expert_by_products<B: Backend>(
     device: &B,
-    (w, x, rows): (&ExpertWeights<'_, B::Bytes, B::Buf>, &B::Acts, &[ExpertRow]),
+    w: &ExpertWeights<'_, B::Bytes, B::Buf>,
+    x: &B::Acts,
+    rows: &[ExpertRow],
     scratch: &mut ExpertScratch<B>,
-    (combine, out): (Combine, ViewMut<'_, B::Buf>),
+    combine: Combine,
+    out: ViewMut<'_, B::Buf>,
 ) -> DeviceResult {
     let (count, ffn, hidden) = (rows.len(), w.gate.shape.rows, w.down.shape.rows);
     device.matmul_rows(w.gate, x, rows, ViewMut::new(&mut scratch.gate, count, ffn))?;

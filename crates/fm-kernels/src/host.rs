@@ -424,7 +424,7 @@ impl<K: Kernels> Backend for Host<K> {
         out: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
         if !Self::fuses_rows(w, rows) {
-            return backend::expert_by_products(self, (w, x, rows), scratch, (combine, out));
+            return backend::expert_by_products(self, w, x, rows, scratch, combine, out);
         }
         self.expert_rows_fused(w, (x, rows), &mut scratch.acts, (combine, out));
         Ok(())

@@ -78,11 +78,11 @@ impl Trial {
             (self.trying, self.tried, self.since) = (false, Some(median), 0);
             return;
         }
-        if let (Some(before), Some(tried)) = (self.neighbour, self.tried.take()) {
-            if self.compare(f64::midpoint(before, median), tried) == Turn::Other {
-                // What comes compares with windows of the new way.
-                return self.interrupt();
-            }
+        if let (Some(before), Some(tried)) = (self.neighbour, self.tried.take())
+            && self.compare(f64::midpoint(before, median), tried) == Turn::Other
+        {
+            // What comes compares with windows of the new way.
+            return self.interrupt();
         }
         self.neighbour = Some(median);
         self.since += 1;

@@ -68,8 +68,7 @@ impl Case for Expert {
         let view = ViewMut::new(&mut out, tokens, hidden);
         let (rows, combine) = (&self.rows, self.combine);
         if self.by_products {
-            let x = (&expert, &acts, &rows[..]);
-            expert_by_products(device, x, &mut scratch, (combine, view))?;
+            expert_by_products(device, &expert, &acts, rows, &mut scratch, combine, view)?;
         } else {
             device.expert_rows(&expert, &acts, rows, &mut scratch, combine, view)?;
         }

@@ -285,8 +285,8 @@ fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize, const CHAINS: us
     let start = if P::OFFSET == 0 { 0 } else { -P::OFFSET * block.sum(P::RUN, within) };
     let mut dots = [[[lanes.splat_int(0); CODES]; N]; CHAINS];
     // The last are the low ones: only they count once.
-    for n in 0..N {
-        dots[0][n][CODES - 1] = lanes.splat_int(start);
+    for dots in &mut dots[0] {
+        dots[CODES - 1] = lanes.splat_int(start);
     }
     for word in 0..P::RUN / 4 {
         for (line, codes) in block.codes.iter().enumerate() {
@@ -301,8 +301,8 @@ fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize, const CHAINS: us
     for n in 0..N {
         let mut lines = dots[0][n];
         for line in 0..CODES {
-            for chain in 1..CHAINS {
-                lines[line] = lanes.sum_words(lines[line], dots[chain][n][line]);
+            for chain in &dots[1..] {
+                lines[line] = lanes.sum_words(lines[line], chain[n][line]);
             }
         }
         let [first, last] = [lines[0], lines[CODES - 1]];
