@@ -140,7 +140,7 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
                         let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
                         prefetch::<L, P>(lanes, unit, $run);
                         let run = Run::new(lanes, format, unit, &head, $run);
-                        [sum] = add::<_, _, _, _, ONE_CHAINS>(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
+                        [sum] = add(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
                     }
                 )*};
             }
@@ -197,7 +197,7 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, '_, P, COD
                         for n in 1..N {
                             parts[n] = lanes.load(&sums[n]);
                         }
-                        parts = add::<_, _, _, _, 1>(lanes, format, &runs, (block, within), parts);
+                        parts = add(lanes, format, &runs, (block, within), parts);
                         for n in 0..N {
                             lanes.store(parts[n], &mut sums[n]);
                         }
@@ -269,13 +269,13 @@ impl<L: Lanes> Run<L> {
     }
 }
 
-/// Integer sums of a run that wait for nothing but themselves where there is one activation row and one
-/// panel: a single one would keep the machine waiting for its latency. With more there is enough to do.
-const ONE_CHAINS: usize = 2;
+/// Integer sums that the words of a run go to in turns: with a single one a core waits for its latency.
+/// Measured in `docs/experiments/0043`.
+const CHAINS: usize = 2;
 
 /// `sums` and the products of the same run of some panels with run `within` of a block of activations.
 #[inline(always)]
-fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize, const CHAINS: usize>(
+fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     lanes: L,
     _: P,
     runs: &[Run<L>; N],
