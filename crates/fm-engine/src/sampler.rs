@@ -161,9 +161,16 @@ impl Sampler {
         self.logits.extend_from_slice(logits);
         self.bias.iter().for_each(|(token, bias)| self.logits[*token as usize] += bias);
         self.penalise();
-        let token = if self.sampling.temperature == 0.0 { self.likeliest() } else { self.draw() };
+        let token = if self.is_cold() { self.likeliest() } else { self.draw() };
         self.note(token);
         Ok(token)
+    }
+
+    /// Whether only the likeliest token is left: at 0, and where a quotient is too large for f32.
+    fn is_cold(&self) -> bool {
+        let temperature = self.sampling.temperature;
+        let largest = self.logits.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
+        temperature == 0.0 || !(largest / temperature).is_finite()
     }
 
     fn penalise(&mut self) {
@@ -273,6 +280,17 @@ mod tests {
     }
 
     const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, -1.0];
+
+    #[test]
+    fn a_temperature_that_is_almost_nothing_takes_the_likeliest() {
+        for temperature in [0.0, 1e-45, 1e-40, 1e-37, 1e-6] {
+            for logits in [[10.0, 12.0, 11.0], [-12.0, -10.0, -11.0]] {
+                let sampling = Sampling { temperature, ..Sampling::default() };
+                let mut sampler = Sampler::new(sampling, 3, &[]);
+                assert_eq!(sampler.sample(&logits).unwrap(), 1, "{temperature}");
+            }
+        }
+    }
 
     #[test]
     fn temperature_one_draws_the_softmax() {
