@@ -6,7 +6,10 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, Sender, SyncSender},
     },
+    thread,
+    time::Duration,
 };
 
 use fm_convert::ConvertError;
@@ -64,6 +67,46 @@ impl AnswerStream {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Lines on their way to stderr, which may be closed, or stand still: a pipe that nobody reads, a
+/// terminal after Ctrl-S. Whoever says something never waits for it.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    to: SyncSender<Option<String>>,
+    ended: Receiver<()>,
+}
+
+/// Lines that may wait; what is said beyond is lost.
+const LINES_MAX: usize = 1024;
+
+/// How long the last lines are waited for.
+const LINES_END: Duration = Duration::from_secs(1);
+
+impl Lines {
+    pub(crate) fn new() -> Self {
+        let (to, lines) = mpsc::sync_channel::<Option<String>>(LINES_MAX);
+        let (end, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let _end: Sender<()> = end;
+            while let Ok(Some(line)) = lines.recv() {
+                let _ = writeln!(io::stderr(), "{line}");
+            }
+        });
+        Self { to, ended }
+    }
+
+    /// What says a line.
+    pub(crate) fn teller(&self) -> impl Fn(String) + Send + Sync + 'static {
+        let to = self.to.clone();
+        move |line| drop(to.try_send(Some(line)))
+    }
+
+    /// Returns when everything has been said, if that is soon.
+    pub(crate) fn end(self) {
+        drop(self.to.try_send(None));
+        let _ = self.ended.recv_timeout(LINES_END);
     }
 }
 

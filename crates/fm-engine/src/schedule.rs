@@ -40,7 +40,8 @@ use crate::{
 /// What a job hears. The last word is [`Update::Done`] or [`Update::Failed`].
 #[derive(Debug)]
 pub enum Update<'a> {
-    /// It waits still; asked now and then, to find out who has gone.
+    /// It waits still, for a session or for its next token; asked now and then, to find out who has
+    /// gone.
     Waiting,
     /// It has a session.
     Started,
@@ -147,16 +148,36 @@ impl Scheduler {
     }
 
     /// Takes no more jobs, finishes those that are there, and returns.
-    pub fn drain(self) {
+    ///
+    /// # Errors
+    /// If the thread broke off.
+    pub fn drain(self) -> Result<(), Broken> {
         self.queue.close();
-        // A panic has been told to everybody who waited.
-        let _ = self.thread.join();
+        self.wait()
+    }
+
+    /// Returns when the queue has been closed and all jobs are finished, or when the thread has
+    /// broken off: then everybody who waited has been let go, and the queue takes nothing more.
+    ///
+    /// # Errors
+    /// If the thread broke off.
+    pub fn wait(self) -> Result<(), Broken> {
+        self.thread.join().map_err(|_| Broken)
     }
 }
+
+/// The thread that owns the model has panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the engine broke off: an error of this program, reported above")]
+pub struct Broken;
 
 impl Hear for Listener {
     fn hear(&mut self, event: Event<'_>) -> ControlFlow<()> {
         self(Update::Event(event))
+    }
+
+    fn listens(&mut self) -> ControlFlow<()> {
+        self(Update::Waiting)
     }
 }
 

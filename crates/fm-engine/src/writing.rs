@@ -54,6 +54,11 @@ impl Mark {
 /// Who hears what happens, and may break off.
 pub(crate) trait Hear {
     fn hear(&mut self, event: Event<'_>) -> ControlFlow<()>;
+
+    /// Asked between two layers of a token: whether there is somebody still.
+    fn listens(&mut self) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
 }
 
 impl Hear for &mut dyn FnMut(Event<'_>) -> ControlFlow<()> {
@@ -217,7 +222,7 @@ impl<'t, S: Hear> Writing<'t, S> {
     /// Hears how far the step is that computes its rows; may break off.
     fn progress(&mut self, progress: Progress) -> ControlFlow<()> {
         if self.need() == Need::Next {
-            return ControlFlow::Continue(());
+            return self.sink.listens();
         }
         let layers = u64::from(progress.layers);
         let (before, last) = (self.held - self.reused, self.request.prompt.len() - 1);

@@ -176,6 +176,8 @@ pub struct Requested {
     pub cached_tokens: usize,
     /// Tokens written, in all choices.
     pub written_tokens: usize,
+    /// Tokens of the first choice, which the times are of.
+    pub first_tokens: usize,
     /// Of these, tokens that are no part of the answer.
     pub thinking_tokens: usize,
     /// Until it had a session.
@@ -198,7 +200,7 @@ impl Requested {
     /// Tokens per second, the first one not counted.
     pub fn decode_tok_s(&self) -> f64 {
         let seconds = self.decode.as_secs_f64();
-        if seconds > 0.0 { self.written_tokens.saturating_sub(1) as f64 / seconds } else { 0.0 }
+        if seconds > 0.0 { self.first_tokens.saturating_sub(1) as f64 / seconds } else { 0.0 }
     }
 
     /// The `timings` object of responses.
@@ -271,6 +273,7 @@ impl Tally {
             return;
         }
         let (prefill, decode) = (&generated.prefill, &generated.decode);
+        requested.first_tokens = generated.tokens.len();
         requested.cached_tokens = generated.reused;
         requested.prefill = prefill.elapsed;
         requested.decode = decode.elapsed;
@@ -285,5 +288,21 @@ impl Tally {
 impl Drop for Tally {
     fn drop(&mut self) {
         self.app.watch.requested(&self.requested);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_that_of_the_choice_whose_time_it_is() {
+        let requested = Requested {
+            written_tokens: 30,
+            first_tokens: 11,
+            decode: Duration::from_secs(2),
+            ..Requested::default()
+        };
+        assert_eq!(requested.decode_tok_s(), 5.0);
     }
 }

@@ -35,7 +35,9 @@ impl Door {
         let bearer = text(headers, header::AUTHORIZATION.as_str());
         let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
         let given = bearer.or_else(|| text(headers, "x-api-key")).unwrap_or_default();
-        if bool::from(given.as_bytes().ct_eq(key.as_bytes())) { Ok(()) } else { Err(Problem::Key) }
+        let same = bool::from(given.as_bytes().ct_eq(key.as_bytes()));
+        // An empty key is nobody's.
+        if same && !key.is_empty() { Ok(()) } else { Err(Problem::Key) }
     }
 }
 
@@ -92,5 +94,7 @@ mod tests {
         }
         assert!(!may(&[]));
         assert!(!may(&[("authorization", "secret")]));
+        let nobody = Door { key: Some(String::new()), loopback: false };
+        assert!(nobody.check(&headers(&[])).is_err(), "an empty key opens nothing");
     }
 }

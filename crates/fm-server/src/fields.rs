@@ -7,6 +7,12 @@ use serde_json::{Map, Value};
 
 use crate::problem::{Problem, Wrong};
 
+/// Values of a body: each takes 72 bytes, and may take two of the body.
+const VALUES_MAX: usize = 1 << 18;
+
+/// Lists and objects of a body: each takes some hundred bytes.
+const NESTS_MAX: usize = 1 << 16;
+
 /// The fields that have not been taken yet. `null` is the same as absent, as in both interfaces.
 #[derive(Debug)]
 pub(crate) struct Fields(Map<String, Value>);
@@ -14,6 +20,10 @@ pub(crate) struct Fields(Map<String, Value>);
 impl Fields {
     /// Reads a body. Depth is limited by `serde_json` (128).
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Problem> {
+        let (values, nests) = size(body);
+        if values > VALUES_MAX || nests > NESTS_MAX {
+            return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
+        }
         match serde_json::from_slice(body) {
             Ok(Value::Object(map)) => Ok(Self(map)),
             Ok(_) => Err(Problem::Body { source: None }),
@@ -137,6 +147,25 @@ impl Fields {
     }
 }
 
+/// How many values, and lists and objects, a body has at most.
+fn size(body: &[u8]) -> (usize, usize) {
+    let (mut values, mut nests, mut in_text, mut escaped) = (1, 0, false, false);
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' if !in_text => values += 1,
+            b'[' | b'{' if !in_text => {
+                values += 1;
+                nests += 1;
+            }
+            _ => {}
+        }
+    }
+    (values, nests)
+}
+
 /// A number within a range. JSON has no NaN; a number too large for f32 is out of every range.
 pub(crate) fn float(
     value: &Value,
@@ -182,6 +211,12 @@ mod tests {
         let mut some = fields(r#"{"a": 1, "user": "u", "b": 2}"#);
         some.take("a");
         assert_eq!(some.end(&["user"]).unwrap_err().field(), Some("b"));
+        for many in ["1,".repeat(VALUES_MAX), "[],".repeat(NESTS_MAX), "{},".repeat(NESTS_MAX)] {
+            let parsed = Fields::parse(format!("{{\"a\": [{many}1]}}").as_bytes());
+            assert!(matches!(parsed, Err(Problem::BodyTooMany { .. })), "{}", &many[..2]);
+            let text = format!("{{\"a\": \"\\\\\\\"{many}\"}}");
+            assert!(Fields::parse(text.as_bytes()).is_ok(), "a text may spell anything");
+        }
         let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
         assert!(matches!(Fields::parse(deep.as_bytes()), Err(Problem::Body { source: Some(_) })));
     }

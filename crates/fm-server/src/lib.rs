@@ -14,6 +14,7 @@
 mod answer;
 mod anthropic;
 mod ask;
+mod connections;
 mod door;
 mod fields;
 mod model;
@@ -25,6 +26,7 @@ mod tokens;
 mod watch;
 
 pub use answer::{Requested, Submit};
+pub use connections::Patience;
 pub use door::Door;
 pub use model::Model;
 pub use serve::{ServeError, Server, Service, Stopper};

@@ -20,6 +20,17 @@ pub(crate) enum Problem {
         /// Bytes that are taken.
         max: usize,
     },
+    /// The body did not come.
+    #[error("the rest of the body did not come")]
+    BodyTooSlow,
+    /// The body would be much larger in memory than it is.
+    #[error("the body has more than {values} values, or more than {nests} lists and objects")]
+    BodyTooMany {
+        /// Values that are taken.
+        values: usize,
+        /// Lists and objects that are taken.
+        nests: usize,
+    },
     /// A field is not what it should be.
     #[error("{field}: {wrong}")]
     Field {
@@ -117,11 +128,13 @@ impl Problem {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Body { .. }
+            | Self::BodyTooMany { .. }
             | Self::Field { .. }
             | Self::Text(_)
             | Self::TooLong { .. }
             | Self::NoTemplate => StatusCode::BAD_REQUEST,
             Self::BodyTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::Key => StatusCode::UNAUTHORIZED,
             Self::Foreign => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,

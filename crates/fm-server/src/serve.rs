@@ -19,11 +19,12 @@ use axum::{
 };
 use fm_engine::{generate::Generated, local::SharedStats, schedule::Activity};
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 
 use crate::{
     answer::{Answer, Piece, Requested, Submit, TokenOdds},
-    anthropic,
+    anthropic, connections,
+    connections::Patience,
     door::Door,
     fields::Fields,
     model::Model,
@@ -69,6 +70,7 @@ pub(crate) struct App {
     pub(crate) watch: Watch,
     pub(crate) started_unix: u64,
     door: Door,
+    patience: Patience,
 }
 
 impl std::fmt::Debug for dyn Submit {
@@ -118,6 +120,8 @@ pub struct Service {
     pub stats: SharedStats,
     /// Who may come in.
     pub door: Door,
+    /// How long clients are waited for.
+    pub patience: Patience,
     /// Hears of every request that has ended.
     pub log: Box<dyn Fn(&Requested) + Send + Sync>,
 }
@@ -162,9 +166,9 @@ impl Server {
     /// # Errors
     /// If the network fails.
     pub fn run(self, service: Service) -> Result<(), ServeError> {
-        let Service { model, submit, activity, stats, door, log } = service;
+        let Service { model, submit, activity, stats, door, patience, log } = service;
         let watch = Watch::new(log, activity, stats);
-        let app = Arc::new(App { model, submit, watch, started_unix: now_unix(), door });
+        let app = Arc::new(App { model, submit, watch, started_unix: now_unix(), door, patience });
         // One thread for the network: the cores belong to the model.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -177,9 +181,9 @@ impl Server {
                 stop.notified().await;
                 queue.close();
             };
-            axum::serve(listener, router(app)).with_graceful_shutdown(stopped).await
-        })?;
-        Ok(())
+            connections::serve(listener, router(app), patience, stopped).await;
+            Ok(())
+        })
     }
 }
 
@@ -243,7 +247,8 @@ pub(crate) async fn prepare<T: Send + 'static>(
     request: Request,
     read: impl FnOnce(&Arc<App>, Fields) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
-    let body = to_bytes(request.into_body(), BODY_MAX).await;
+    let body = to_bytes(request.into_body(), BODY_MAX);
+    let body = timeout(app.patience.body, body).await.map_err(|_| Problem::BodyTooSlow)?;
     let body = body.map_err(|_| Problem::BodyTooLong { max: BODY_MAX })?;
     let app = Arc::clone(app);
     let work = move || read(&app, Fields::parse(&body)?);

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Tokens of a request to write out.
-const TOKENS_MAX: usize = 1 << 20;
+const TOKENS_MAX: usize = 1 << 18;
 
 /// Text to tokens. `<|im_end|>` and its like are letters, unless `parse_special` is true.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {

@@ -1,9 +1,9 @@
 //! `serve`: the model behind HTTP, until Ctrl-C or SIGTERM.
 
-use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, sync::Arc, thread, time::Duration};
 
 use anyhow::Context;
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
 use fm_engine::{
     Engine, EngineError, Load, Places,
     bytes::Bytes,
@@ -12,11 +12,11 @@ use fm_engine::{
     schedule::{ScheduleOptions, Scheduler},
     warm_start::WarmStart,
 };
-use fm_server::{Door, Model, Server, Service};
+use fm_server::{Door, Model, Patience, Server, Service};
 
 use super::{model_arg, model_path, run::warn};
 use crate::{
-    console::Interrupt,
+    console::{Interrupt, Lines},
     flags::{self, Usage},
     places,
 };
@@ -46,11 +46,14 @@ pub(super) fn command() -> Command {
                 .default_value("8080")
                 .value_parser(value_parser!(u16)),
         )
-        .arg(valued(
-            "api-key",
-            "KEY",
-            "Key that requests must carry [default: $FLASH_MOE_API_KEY, else none]",
-        ))
+        .arg(
+            valued(
+                "api-key",
+                "KEY",
+                "Key that requests must carry [default: $FLASH_MOE_API_KEY, else none]",
+            )
+            .value_parser(NonEmptyStringValueParser::new()),
+        )
         .arg(valued("served-name", "NAME", "Name of the model [default: that of its directory]"))
         .arg(valued(
             "system",
@@ -141,26 +144,38 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         system: system(matches)?,
     };
     let scheduler = Scheduler::start(engine.runner, Some(tokenizer), Arc::clone(&stats), schedule);
-    let stopper = server.stopper();
+    let lines = Lines::new();
+    let (stopper, tell) = (server.stopper(), lines.teller());
     Interrupt::install_with(move || {
-        eprintln!("finishing what is being answered; Ctrl-C again does not wait");
+        tell("finishing what is being answered; Ctrl-C again does not wait".to_owned());
         stopper.stop();
     });
+    let tell = lines.teller();
     let quiet = matches.get_flag("quiet");
+    let (queue, activity) = (scheduler.queue(), scheduler.activity());
+    // A server without an engine would refuse everybody for ever.
+    let stopper = server.stopper();
+    let engine_end = thread::spawn(move || {
+        let end = scheduler.wait();
+        stopper.stop();
+        end
+    });
     server.run(Service {
         model,
-        submit: scheduler.queue(),
-        activity: scheduler.activity(),
+        submit: queue,
+        activity,
         stats,
         door,
+        patience: Patience::default(),
         log: Box::new(move |requested| {
             if !quiet {
-                eprintln!("{requested}");
+                tell(requested.to_string());
             }
         }),
     })?;
-    scheduler.drain();
-    Ok(())
+    let end = engine_end.join().expect("it only waits");
+    lines.end();
+    Ok(end?)
 }
 
 /// The plan with the sessions asked for, or with as many as leave each enough room.

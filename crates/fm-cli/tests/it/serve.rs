@@ -52,12 +52,11 @@ impl Serving {
     }
 }
 
-#[test]
-fn it_greets_answers_and_ends_on_sigterm() {
-    let serving = Serving::start(&["--served-name", "pebble"]);
-    let mut stream = TcpStream::connect(&serving.address).unwrap();
+/// A short answer, with its head.
+fn ask(host: &str) -> String {
+    let mut stream = TcpStream::connect(host).unwrap();
     let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}"#;
-    let (host, length) = (&serving.address, body.len());
+    let length = body.len();
     write!(
         stream,
         "POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\
@@ -66,6 +65,13 @@ fn it_greets_answers_and_ends_on_sigterm() {
     .unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
+    response
+}
+
+#[test]
+fn it_greets_answers_and_ends_on_sigterm() {
+    let serving = Serving::start(&["--served-name", "pebble"]);
+    let response = ask(&serving.address);
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     assert!(response.contains("\"model\":\"pebble\""), "{response}");
     let (code, said) = serving.end();
@@ -74,6 +80,18 @@ fn it_greets_answers_and_ends_on_sigterm() {
     let [request, end] = lines.as_slice() else { panic!("{said}") };
     assert!(request.starts_with("/v1/chat/completions prompt="), "{request}");
     assert!(end.starts_with("finishing what is being answered"), "{end}");
+}
+
+#[test]
+fn a_log_that_nobody_can_hear_stops_nothing() {
+    let Serving { mut child, stderr, address } = Serving::start(&[]);
+    drop(stderr);
+    for _ in 0..2 {
+        assert!(ask(&address).starts_with("HTTP/1.1 200"));
+    }
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -89,6 +107,8 @@ fn a_taken_port_and_an_open_door_are_refused_before_the_model_is_read() {
     let open = flash_moe(&["serve", "models/nothing", "--host", "0.0.0.0", "--port", "0"]);
     assert_eq!(open.status.code(), Some(2));
     insta::assert_snapshot!("open_door", stderr(&open));
+    let empty = ["serve", "models/nothing", "--host", "0.0.0.0", "--port", "0", "--api-key", ""];
+    assert_eq!(flash_moe(&empty).status.code(), Some(2), "an empty key is none");
 }
 
 /// `FLASH_MOE_CLIENTS` is a Python with `tools/clients/requirements.txt`; CI makes one.

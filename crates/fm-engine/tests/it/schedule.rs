@@ -15,7 +15,7 @@ use fm_engine::{
     generate::{Event, FinishReason, Generated, Request},
     options::EngineOptions,
     sampler::Sampling,
-    schedule::{Job, Refused, ScheduleOptions, Scheduler, Update},
+    schedule::{Broken, Job, Refused, ScheduleOptions, Scheduler, Update},
 };
 use fm_testkit::noise::Noise;
 
@@ -79,7 +79,7 @@ fn a_text_among_others_is_the_text_alone_bit_for_bit() {
         }
         let steps = scheduler.activity().steps.load(Ordering::Relaxed) - before;
         assert!(steps < before * 3 / 4, "{steps} steps together, {before} one after the other");
-        scheduler.drain();
+        scheduler.drain().unwrap();
     }
 }
 
@@ -127,7 +127,7 @@ fn who_leaves_gives_the_session_back_and_changes_nobody() {
     let mut heard = heard.lock().unwrap().clone();
     heard.sort_unstable_by_key(|(tokens, _)| *tokens);
     assert_eq!(heard, [(1, cancelled), (5, cancelled)]);
-    scheduler.drain();
+    scheduler.drain().unwrap();
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_full_queue_refuses_and_a_closed_one_finishes_what_it_has() {
     queue.close();
     assert_eq!(queue.push(vec![job(request(2)).0]), Err(Refused::Closed));
     release.send(()).unwrap();
-    scheduler.drain();
+    scheduler.drain().unwrap();
     for ends in [first_ends, second, third] {
         ends.recv().unwrap().unwrap();
     }
@@ -183,7 +183,7 @@ fn a_request_that_cannot_be_is_an_error_of_its_own() {
         push(&scheduler, request).recv().unwrap().unwrap_err();
     }
     good.recv().unwrap().unwrap();
-    scheduler.drain();
+    scheduler.drain().unwrap();
 }
 
 #[test]
@@ -211,5 +211,50 @@ fn log_probabilities_are_those_of_the_model_and_change_nothing() {
             assert!(other != token || Some(value) == logprob);
         }
     }
-    scheduler.drain();
+    scheduler.drain().unwrap();
+}
+
+#[test]
+fn who_leaves_while_a_token_is_computed_is_gone_before_it_is_there() {
+    let scheduler = start(&EngineOptions::default(), OPTIONS);
+    let (mut job, ends) = job(Request { max_tokens: Some(150), ..request(1) });
+    let (mut own, mut tokens) = (job.listener, 0);
+    job.listener = Box::new(move |update| match update {
+        Update::Event(Event::Token(_)) => {
+            tokens += 1;
+            ControlFlow::Continue(())
+        }
+        Update::Waiting if tokens == 2 => ControlFlow::Break(()),
+        update => own(update),
+    });
+    scheduler.queue().push(vec![job]).unwrap();
+    let generated = ends.recv().unwrap().unwrap();
+    assert_eq!((generated.tokens.len(), generated.finish), (2, FinishReason::Cancelled));
+    scheduler.drain().unwrap();
+}
+
+#[test]
+fn a_thread_that_breaks_off_lets_everybody_go() {
+    let scheduler = start(&EngineOptions::default(), OPTIONS);
+    let (release, gate) = mpsc::channel::<()>();
+    let (mut first, first_ends) = job(request(0));
+    let mut own = first.listener;
+    first.listener = Box::new(move |update| {
+        if matches!(update, Update::Started) {
+            gate.recv().unwrap();
+        }
+        own(update)
+    });
+    let (mut second, second_ends) = job(request(1));
+    second.listener = Box::new(|_| panic!("on purpose"));
+    let queue = scheduler.queue();
+    queue.push(vec![first, second]).unwrap();
+    let third = push(&scheduler, request(2));
+    release.send(()).unwrap();
+    assert_eq!(scheduler.wait(), Err(Broken));
+    for ends in [first_ends, second_ends, third] {
+        assert!(ends.recv().is_err(), "nobody will say anything");
+    }
+    assert!(!queue.is_open());
+    assert_eq!(queue.push(vec![job(request(2)).0]), Err(Refused::Closed));
 }

@@ -41,10 +41,16 @@ impl Response {
 /// A request on its way.
 pub(crate) struct Pending(BufReader<TcpStream>);
 
-/// Sends a request with the headers given, beside those that have to be.
-pub(crate) fn send(to: SocketAddr, line: &str, headers: &[&str], body: &str) -> Pending {
+/// Says this and no more.
+pub(crate) fn say(to: SocketAddr, what: &str) -> Pending {
     let mut stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+    stream.write_all(what.as_bytes()).unwrap();
+    Pending(BufReader::new(stream))
+}
+
+/// Sends a request with the headers given, beside those that have to be.
+pub(crate) fn send(to: SocketAddr, line: &str, headers: &[&str], body: &str) -> Pending {
     let host = if headers.iter().any(|header| header.starts_with("host:")) {
         String::new()
     } else {
@@ -52,12 +58,12 @@ pub(crate) fn send(to: SocketAddr, line: &str, headers: &[&str], body: &str) -> 
     };
     let headers = headers.iter().flat_map(|header| [*header, "\r\n"]).collect::<String>();
     let length = body.len();
-    write!(
-        stream,
-        "{line} HTTP/1.1\r\n{host}connection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+    say(
+        to,
+        &format!(
+            "{line} HTTP/1.1\r\n{host}connection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+        ),
     )
-    .unwrap();
-    Pending(BufReader::new(stream))
 }
 
 impl Pending {
@@ -68,6 +74,13 @@ impl Pending {
             line.clear();
             assert!(self.0.read_line(&mut line).unwrap() > 0, "`{what}` did not come");
         }
+    }
+
+    /// Everything that comes until the server closes the connection.
+    pub(crate) fn rest(mut self) -> String {
+        let mut all = String::new();
+        self.0.read_to_string(&mut all).unwrap();
+        all
     }
 
     pub(crate) fn response(mut self) -> Response {

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Answers every job as it is told to.
-enum Script {
+pub(crate) enum Script {
     Refuse(Refused),
     Play(fn(Job)),
     Keep(Arc<Mutex<Vec<Job>>>),

@@ -13,7 +13,7 @@ use fm_engine::{
     options::EngineOptions,
     schedule::{Activity, ScheduleOptions, Scheduler},
 };
-use fm_server::{Door, Model, Server, Service, Stopper, Submit};
+use fm_server::{Door, Model, Patience, Server, Service, Stopper, Submit};
 use fm_testkit::golden::demo_dir;
 
 /// A server that ends with its test.
@@ -45,6 +45,15 @@ pub(crate) fn start(sessions: usize) -> Running {
 
 /// With `submit`, requests go there and not to the model.
 pub(crate) fn start_with(sessions: usize, submit: Option<Arc<dyn Submit>>, door: Door) -> Running {
+    start_for(sessions, submit, door, Patience::default())
+}
+
+pub(crate) fn start_for(
+    sessions: usize,
+    submit: Option<Arc<dyn Submit>>,
+    door: Door,
+    patience: Patience,
+) -> Running {
     let engine = engine(sessions);
     let stats: SharedStats = engine.stats_handle();
     let tokenizer = Arc::new(engine.tokenizer.unwrap());
@@ -69,6 +78,7 @@ pub(crate) fn start_with(sessions: usize, submit: Option<Arc<dyn Submit>>, door:
         activity: Arc::clone(&activity),
         stats,
         door,
+        patience,
         log: Box::new(move |requested| lines.lock().unwrap().push(requested.to_string())),
     };
     let thread = thread::spawn(move || server.run(service).unwrap());
@@ -84,7 +94,7 @@ impl Running {
     pub(crate) fn end(&mut self) {
         self.stopper.stop();
         self.thread.take().into_iter().for_each(|thread| thread.join().unwrap());
-        self.scheduler.take().into_iter().for_each(Scheduler::drain);
+        self.scheduler.take().into_iter().for_each(|scheduler| scheduler.drain().unwrap());
     }
 }
 

@@ -6,5 +6,6 @@ mod client;
 mod endings;
 mod harness;
 mod messages;
+mod patience;
 mod refusals;
 mod sharing;

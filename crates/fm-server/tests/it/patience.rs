@@ -1,0 +1,66 @@
+//! Clients that say nothing, say it slowly, or do not read.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use fm_engine::{generate::Event, schedule::Update};
+use fm_server::{Door, Patience, Submit};
+use fm_text::Channel;
+use serde_json::json;
+
+use crate::{
+    client::{get, post, say, send},
+    endings::Script,
+    harness::{Running, start_for, until},
+};
+
+const SOON: Duration = Duration::from_millis(300);
+
+fn impatient(submit: Option<Arc<dyn Submit>>) -> Running {
+    let patience = Patience { head: SOON, body: SOON, reader: SOON };
+    start_for(1, submit, Door { key: None, loopback: true }, patience)
+}
+
+const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";
+
+#[test]
+fn a_request_that_does_not_come_is_not_waited_for() {
+    let server = impatient(None);
+    let silent: Vec<_> = (0..300).map(|_| say(server.at, "")).collect();
+    let slow: Vec<_> = (0..300).map(|_| say(server.at, HEAD)).collect();
+    assert_eq!(get(server.at, "/health").status, 200, "there is room again");
+    for pending in silent.into_iter().chain(slow) {
+        assert_eq!(pending.rest(), "");
+    }
+    let half = say(server.at, &format!("{HEAD}content-length: 100\r\n\r\n{{\"mess"));
+    assert!(half.rest().starts_with("HTTP/1.1 408"));
+}
+
+#[test]
+fn who_does_not_read_is_not_written_to_for_ever() {
+    let kept = Arc::<Mutex<Vec<_>>>::default();
+    let server = impatient(Some(Arc::new(Script::Keep(Arc::clone(&kept)))));
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let _pending = send(server.at, "POST /v1/chat/completions", &[], &body.to_string());
+    until(|| !kept.lock().unwrap().is_empty());
+    let mut job = kept.lock().unwrap().pop().unwrap();
+    let text = "x".repeat(1 << 20);
+    for _ in 0..64 {
+        // More than the system holds for a reader; the writer itself never waits.
+        let _ = (job.listener)(Update::Event(Event::Text(Channel::Answer, &text)));
+    }
+    let job = Mutex::new(job);
+    until(|| (job.lock().unwrap().listener)(Update::Waiting).is_break());
+    let answered = post(server.at, "/tokenize", &json!({"content": "hi"}));
+    assert_eq!(answered.status, 200);
+}
+
+#[test]
+fn a_server_that_ends_does_not_wait_for_who_says_nothing() {
+    let mut server = impatient(None);
+    let _idle = [say(server.at, ""), say(server.at, HEAD)];
+    assert_eq!(get(server.at, "/health").status, 200, "the others have been let in before");
+    server.end();
+}
