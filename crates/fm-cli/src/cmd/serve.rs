@@ -103,17 +103,9 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
-    let host: &String = matches.get_one("host").expect("it has a default");
-    let port = *matches.get_one("port").expect("it has a default");
-    let key = matches.get_one::<String>("api-key").cloned().or_else(places::server_key);
     // The address first: whether it is free is known before the weights are read.
-    let server = Server::bind(host, port)?;
+    let (server, door) = open(matches)?;
     let address = server.address()?;
-    let door = Door { key, loopback: address.ip().is_loopback() };
-    if !door.loopback && door.key.is_none() {
-        let reason = format!("{host} can be reached by others, so requests must carry a key");
-        return Err(Usage(format!("{reason}; give --api-key or FLASH_MOE_API_KEY")).into());
-    }
     let path = model_path(matches)?;
     let places = places::places();
     let mut options = flags::engine_options(matches)?;
@@ -176,6 +168,21 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let end = engine_end.join().expect("it only waits");
     lines.end();
     Ok(end?)
+}
+
+/// The address, and who may come in.
+fn open(matches: &ArgMatches) -> anyhow::Result<(Server, Door)> {
+    let host: &String = matches.get_one("host").expect("it has a default");
+    let port = *matches.get_one("port").expect("it has a default");
+    let key = matches.get_one::<String>("api-key").cloned().or_else(places::server_key);
+    let server = Server::bind(host, port)?;
+    let address = server.address()?;
+    let door = Door { key, loopback: address.ip().is_loopback() };
+    if !door.loopback && door.key.is_none() {
+        let reason = format!("{host} can be reached by others, so requests must carry a key");
+        return Err(Usage(format!("{reason}; give --api-key or FLASH_MOE_API_KEY")).into());
+    }
+    Ok((server, door))
 }
 
 /// The plan with the sessions asked for, or with as many as leave each enough room.
