@@ -27,7 +27,7 @@ use fm_model::{
     spec::ModelSpec,
 };
 use fm_store::{
-    Store, StoreOptions, reader,
+    ExpertMap, Store, StoreOptions, reader,
     trace::{TraceError, TraceHeader, TraceWriter},
 };
 use fm_text::{ChatTemplate, Tokenizer};
@@ -144,6 +144,7 @@ pub struct Engine {
     /// What loading took.
     pub load_times: LoadTimes,
     stats: SharedStats,
+    map: Arc<ExpertMap>,
     tap: SharedTap,
     trace_header: TraceHeader,
 }
@@ -367,6 +368,7 @@ impl Engine {
                 total: started.elapsed(),
             },
             stats: built.stats,
+            map: built.map,
             tap: built.tap,
             trace_header: built.trace_header,
         })
@@ -375,6 +377,11 @@ impl Engine {
     /// Where the expert store's counters can be read while the runner works.
     pub fn stats_handle(&self) -> SharedStats {
         Arc::clone(&self.stats)
+    }
+
+    /// Where it can be watched what becomes of every expert while the runner works.
+    pub fn map_handle(&self) -> Arc<ExpertMap> {
+        Arc::clone(&self.map)
     }
 
     /// How the next layer's experts are guessed just now.
@@ -408,6 +415,7 @@ struct Built {
     heat_ignored: Option<HeatIgnored>,
     weights_time: Duration,
     stats: SharedStats,
+    map: Arc<ExpertMap>,
     tap: SharedTap,
     in_force: SharedInForce,
     trace_header: TraceHeader,
@@ -442,7 +450,8 @@ where
         Some(cache_dir) => local.remembering(HeatFile::new(cache_dir, identity)),
         None => (local, None),
     };
-    let (stats, tap, in_force) = (local.stats(), local.tap(), local.in_force());
+    let (stats, map) = (local.stats(), local.map());
+    let (tap, in_force) = (local.tap(), local.in_force());
     let numerics = device.numerics();
     let mut trace_header = TraceHeader::new(&spec.catalog, plan.store_options.top_k);
     trace_header.model = planned.path.display().to_string();
@@ -465,6 +474,7 @@ where
         heat_ignored,
         weights_time,
         stats,
+        map,
         tap,
         in_force,
         trace_header,

@@ -8,6 +8,7 @@ pub mod bytes;
 pub mod engine;
 pub mod error;
 pub mod eval;
+pub mod gauges;
 pub mod generate;
 pub mod limits;
 pub mod local;
@@ -30,7 +31,7 @@ mod writing;
 
 pub use engine::{Engine, Load, Places};
 pub use error::EngineError;
-pub use fm_store::{PolicyKind, replay, trace};
+pub use fm_store::{ExpertMap, Glance, PolicyKind, replay, trace};
 
 /// Tokens of a block of keys and values.
 pub const KV_BLOCK_TOKENS: u64 = fm_kernels::backend::KV_BLOCK_TOKENS as u64;

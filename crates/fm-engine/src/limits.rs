@@ -77,6 +77,12 @@ impl Limits {
         limits
     }
 
+    /// What was measured last, however long ago. Measures nothing.
+    pub fn latest(files: &[PathBuf], cache_dir: Option<&Path>) -> Self {
+        let path = cache_dir.map(|dir| dir.join(file_name(files)));
+        path.as_deref().and_then(latest).unwrap_or_default()
+    }
+
     /// What the disk reaches: remembered, or measured for 0.14 s and remembered. `None` where the files
     /// say nothing about it.
     pub fn disk(files: &[PathBuf], cache_dir: Option<&Path>) -> Option<f64> {
@@ -135,10 +141,13 @@ fn disk_of(_: &Path) -> Option<u64> {
 }
 
 fn remembered(path: &Path) -> Option<Limits> {
+    latest(path).filter(|limits| limits.age_s < AGE_MAX.as_secs_f64())
+}
+
+fn latest(path: &Path) -> Option<Limits> {
     let Remembered { measured_at, mut limits } =
         serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    let age = SystemTime::now().duration_since(measured_at).ok().filter(|age| *age < AGE_MAX)?;
-    limits.age_s = age.as_secs_f64();
+    limits.age_s = SystemTime::now().duration_since(measured_at).ok()?.as_secs_f64();
     Some(limits)
 }
 
@@ -247,6 +256,12 @@ mod tests {
         let back = remembered(&path).unwrap();
         assert_eq!(back.disk_bytes_per_s, limits.disk_bytes_per_s);
         assert!(back.age_s < 60.0);
+        let long_ago = SystemTime::now() - 2 * AGE_MAX;
+        let old = serde_json::to_vec(&Remembered { measured_at: long_ago, limits }).unwrap();
+        fs::write(&path, old).unwrap();
+        assert_eq!(remembered(&path), None);
+        let latest = latest(&path).unwrap();
+        assert!(latest.memory_bytes_per_s == Some(5e10) && latest.age_s > 7000.0);
         fs::write(&path, "{").unwrap();
         assert_eq!(remembered(&path), None);
     }

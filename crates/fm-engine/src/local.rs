@@ -19,7 +19,7 @@ use fm_model::experts::{
     arrange_record, expert_weights,
 };
 use fm_store::{
-    Arrived, Lease, Order, Stats, Store, StoreError, Ticket,
+    Arrived, ExpertMap, Lease, Order, Stats, Store, StoreError, Ticket,
     trace::{TraceError, TraceWriter},
 };
 
@@ -172,6 +172,11 @@ impl Local {
     /// Where the store's counters can be read while the model runs.
     pub fn stats(&self) -> SharedStats {
         Arc::clone(&self.stats)
+    }
+
+    /// Where it can be watched what becomes of every expert.
+    pub fn map(&self) -> Arc<ExpertMap> {
+        self.store.map()
     }
 
     /// A large batch that needed nearly all experts of a layer needs nearly all of the next one's.

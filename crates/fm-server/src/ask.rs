@@ -121,7 +121,10 @@ impl Ask {
         };
         let jobs = (0..manner.choices).map(|choice| Job {
             request: request(choice),
-            listener: listener(choice, sender.clone(), manner.top_logprobs.is_some()),
+            listener: app.texts.watched(
+                prompt.tokens.len(),
+                listener(choice, sender.clone(), manner.top_logprobs.is_some()),
+            ),
         });
         app.submit.submit(jobs.collect())?;
         let tally = Tally::new(Arc::clone(app), path, prompt.tokens.len());

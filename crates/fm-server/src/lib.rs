@@ -16,12 +16,15 @@ mod anthropic;
 mod ask;
 mod connections;
 mod door;
+mod feed;
 mod fields;
 mod model;
 mod openai;
+mod page;
 mod problem;
 mod serve;
 mod stream;
+mod texts;
 mod tokens;
 mod watch;
 

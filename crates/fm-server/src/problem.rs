@@ -65,6 +65,12 @@ pub(crate) enum Problem {
     /// There is, but not for this method.
     #[error("this path does not take this method")]
     Method,
+    /// As many watch as may watch.
+    #[error("{max} pages watch this machine already; close one")]
+    Watched {
+        /// Who may watch at once.
+        max: usize,
+    },
     /// The queue is full, or the server ends.
     #[error(transparent)]
     Refused(#[from] Refused),
@@ -139,7 +145,9 @@ impl Problem {
             Self::Foreign => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Refused(Refused::Full { .. }) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Refused(Refused::Full { .. }) | Self::Watched { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Refused(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Engine(EngineError::EmptyPrompt | EngineError::UnknownToken { .. }) => {
                 StatusCode::BAD_REQUEST

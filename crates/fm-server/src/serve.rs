@@ -17,19 +17,24 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use fm_engine::{generate::Generated, local::SharedStats, schedule::Activity};
+use fm_engine::{gauges::Gauges, generate::Generated, schedule::Activity};
 use serde_json::json;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::timeout,
+};
 
 use crate::{
     answer::{Answer, Piece, Requested, Submit, TokenOdds},
     anthropic, connections,
     connections::Patience,
     door::Door,
+    feed,
     fields::Fields,
     model::Model,
-    openai,
+    openai, page,
     problem::Problem,
+    texts::Texts,
     tokens,
     watch::Watch,
 };
@@ -68,6 +73,8 @@ pub(crate) struct App {
     pub(crate) model: Model,
     pub(crate) submit: Arc<dyn Submit>,
     pub(crate) watch: Watch,
+    pub(crate) texts: Arc<Texts>,
+    pub(crate) watchers: Arc<Semaphore>,
     pub(crate) started_unix: u64,
     door: Door,
     patience: Patience,
@@ -116,8 +123,8 @@ pub struct Service {
     pub submit: Arc<dyn Submit>,
     /// What the scheduler has done.
     pub activity: Arc<Activity>,
-    /// The expert store's counters.
-    pub stats: SharedStats,
+    /// What the engine shows.
+    pub gauges: Gauges,
     /// Who may come in.
     pub door: Door,
     /// How long clients are waited for.
@@ -166,9 +173,11 @@ impl Server {
     /// # Errors
     /// If the network fails.
     pub fn run(self, service: Service) -> Result<(), ServeError> {
-        let Service { model, submit, activity, stats, door, patience, log } = service;
-        let watch = Watch::new(log, activity, stats);
-        let app = Arc::new(App { model, submit, watch, started_unix: now_unix(), door, patience });
+        let Service { model, submit, activity, gauges, door, patience, log } = service;
+        let watch = Watch::new(log, activity, gauges);
+        let (started_unix, texts, watchers) = (now_unix(), Arc::default(), feed::watchers());
+        let app =
+            Arc::new(App { model, submit, watch, texts, watchers, started_unix, door, patience });
         // One thread for the network: the cores belong to the model.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -199,6 +208,8 @@ fn router(app: Arc<App>) -> Router {
         .route("/detokenize", post(tokens::detokenize))
         .route("/metrics", get(metrics))
         .route("/health", get(health))
+        .route("/feed", get(feed::handle))
+        .merge(page::routes())
         .fallback(|request: Request| async move { refuse(&request, &Problem::NotFound) })
         .method_not_allowed_fallback(|request: Request| async move {
             refuse(&request, &Problem::Method)
@@ -215,8 +226,9 @@ fn refuse(request: &Request, problem: &Problem) -> Response {
 }
 
 async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    // Whether the server is well is no secret; a supervisor has no key.
-    let open = request.uri().path() == "/health";
+    // Whether the server is well is no secret, a supervisor has no key; and the page asks for one.
+    let path = request.uri().path();
+    let open = path == "/health" || page::has(path);
     let response = match app.door.check(request.headers()) {
         Err(Problem::Key) if open => next.run(request).await,
         Err(problem) => refuse(&request, &problem),

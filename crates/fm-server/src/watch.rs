@@ -8,10 +8,7 @@ use std::{
     },
 };
 
-use fm_engine::{
-    local::{SharedStats, read_stats},
-    schedule::Activity,
-};
+use fm_engine::{gauges::Gauges, schedule::Activity};
 
 use crate::answer::{Requested, Submit};
 
@@ -21,8 +18,8 @@ type Log = Box<dyn Fn(&Requested) + Send + Sync>;
 /// See the module.
 pub(crate) struct Watch {
     log: Log,
-    activity: Arc<Activity>,
-    stats: SharedStats,
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) gauges: Gauges,
     /// Requests by the way they ended.
     ended: [(&'static str, AtomicU64); 6],
     refused: AtomicU64,
@@ -36,11 +33,11 @@ impl fmt::Debug for Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(log: Log, activity: Arc<Activity>, stats: SharedStats) -> Self {
+    pub(crate) fn new(log: Log, activity: Arc<Activity>, gauges: Gauges) -> Self {
         let ends = ["stop", "length", "context", "cancelled", "gone", "error"];
         let ended = ends.map(|end| (end, AtomicU64::new(0)));
         let (refused, thinking_tokens) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { log, activity, stats, ended, refused, thinking_tokens }
+        Self { log, activity, gauges, ended, refused, thinking_tokens }
     }
 
     pub(crate) fn requested(&self, requested: &Requested) {
@@ -58,7 +55,7 @@ impl Watch {
 
     /// All counters as Prometheus reads them.
     pub(crate) fn metrics(&self, submit: &dyn Submit) -> String {
-        let stats = read_stats(&self.stats);
+        let stats = self.gauges.stats();
         let activity = &self.activity;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let rows = [

@@ -49,6 +49,18 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryIndex(u32);
 
+impl EntryIndex {
+    #[cfg(test)]
+    pub(crate) fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// Its place among all experts, by layer, then by expert.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// A layer's experts in the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayerEntries {

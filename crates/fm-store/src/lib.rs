@@ -13,6 +13,7 @@ mod class;
 mod entries;
 mod error;
 pub mod heat;
+mod map;
 mod plan;
 pub mod policy;
 pub mod reader;
@@ -24,6 +25,7 @@ mod ticket;
 pub mod trace;
 
 pub use error::{RecordPart, StoreError};
+pub use map::{ExpertMap, Glance};
 pub use plan::{CHUNK_BYTES, ClassPlan, Plan, StoreOptions};
 pub use policy::PolicyKind;
 pub use slots::{Buffer, Lease};

@@ -21,6 +21,7 @@ use crate::{
     class::{Class, Taken},
     entries::{Entries, EntryIndex, Foreseen, Residence},
     error::StoreError,
+    map::ExpertMap,
     plan::{Plan, StoreOptions},
     policy::{PolicyScope, Turn},
     reader::{Fetch, Fetched, Reader, Wait},
@@ -47,6 +48,7 @@ pub struct Store {
     plan: Plan,
     reader: Box<dyn Reader>,
     entries: Entries,
+    map: Arc<ExpertMap>,
     classes: Vec<Class>,
     tickets: TicketTable,
     /// Records that the reader has. Bound: [`FETCHES_MAX`].
@@ -83,6 +85,7 @@ impl Store {
             reader,
             tickets: TicketTable::new(entries.layer_count_max()),
             entries,
+            map: Arc::new(ExpertMap::new(catalog)),
             classes,
             under_way: 0,
             busy_since: Instant::now(),
@@ -113,7 +116,9 @@ impl Store {
         self.pin_all(layer, ascending);
         let entries = self.entries.layer(layer);
         for expert in ascending {
-            let entry = &mut self.entries[entries.at(*expert)];
+            let at = entries.at(*expert);
+            self.map.used(at);
+            let entry = &mut self.entries[at];
             self.classes[entries.class].policy.used(&mut entry.standing, turn);
             let foreseen = std::mem::replace(&mut entry.foreseen, Foreseen::No);
             let (residence, seen) = (entry.residence, entry.seen);
@@ -211,6 +216,11 @@ impl Store {
     /// Counters since the store was opened.
     pub fn stats(&self) -> Stats {
         self.stats
+    }
+
+    /// All experts at a glance, for another thread to watch.
+    pub fn map(&self) -> Arc<ExpertMap> {
+        Arc::clone(&self.map)
     }
 
     /// The slots it was opened with.
@@ -312,6 +322,7 @@ impl Store {
     /// Hands a record to the reader.
     fn start(&mut self, entry: EntryIndex, class: usize, taken: Taken) {
         if let Some(evicted) = taken.evicted {
+            self.map.evicted(evicted);
             let evicted = &mut self.entries[evicted];
             (evicted.residence, evicted.foreseen) = (Residence::Absent, Foreseen::No);
             self.stats.evictions += 1;
@@ -363,6 +374,7 @@ impl Store {
         };
         match outcome {
             Ok(()) => {
+                self.map.read(at);
                 entry.residence = Residence::Resident(slot);
                 entry.seen = true;
                 entry.handed_out = false;

@@ -8,6 +8,7 @@ use fm_engine::{
     Engine, EngineError, Load, Places,
     bytes::Bytes,
     engine::{Planned, plan},
+    gauges::Gauges,
     options::{ENGINE, EngineOptions, SAMPLING},
     schedule::{ScheduleOptions, Scheduler},
     warm_start::WarmStart,
@@ -123,7 +124,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let named = matches.get_one::<String>("served-name").cloned();
     let name = named.unwrap_or_else(|| name_of(&path));
     greet(&engine, &name, address, schedule);
-    let stats = engine.stats_handle();
+    let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, &places));
     let no_tokenizer = EngineError::NoTokenizer { path };
     let tokenizer = Arc::new(engine.tokenizer.ok_or(no_tokenizer)?);
     let model = Model {
@@ -135,7 +136,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         context: engine.plan.context,
         system: system(matches)?,
     };
-    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), Arc::clone(&stats), schedule);
+    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), stats, schedule);
     let lines = Lines::new();
     let (stopper, tell) = (server.stopper(), lines.teller());
     Interrupt::install_with(move || {
@@ -156,7 +157,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         model,
         submit: queue,
         activity,
-        stats,
+        gauges,
         door,
         patience: Patience::default(),
         log: Box::new(move |requested| {

@@ -76,6 +76,23 @@ impl Pending {
         }
     }
 
+    /// The next line.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        assert!(self.0.read_line(&mut line).unwrap() > 0, "another line did not come");
+        line
+    }
+
+    /// What comes after `what` in the next line that has it.
+    pub(crate) fn line_after(&mut self, what: &str) -> String {
+        loop {
+            let line = self.line();
+            if let Some((_, rest)) = line.split_once(what) {
+                return rest.to_owned();
+            }
+        }
+    }
+
     /// Everything that comes until the server closes the connection.
     pub(crate) fn rest(mut self) -> String {
         let mut all = String::new();

@@ -9,7 +9,7 @@ use std::{
 
 use fm_engine::{
     Engine, Load, Places,
-    local::SharedStats,
+    gauges::Gauges,
     options::EngineOptions,
     schedule::{Activity, ScheduleOptions, Scheduler},
 };
@@ -55,7 +55,8 @@ pub(crate) fn start_for(
     patience: Patience,
 ) -> Running {
     let engine = engine(sessions);
-    let stats: SharedStats = engine.stats_handle();
+    let stats = engine.stats_handle();
+    let gauges = Gauges::of(&engine, &Places { root: "/".into(), cache_dir: None });
     let tokenizer = Arc::new(engine.tokenizer.unwrap());
     let model = Model {
         name: "demo".to_owned(),
@@ -67,7 +68,7 @@ pub(crate) fn start_for(
         system: None,
     };
     let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::from_secs(2) };
-    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), Arc::clone(&stats), options);
+    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), stats, options);
     let server = Server::bind("127.0.0.1", 0).unwrap();
     let (at, stopper) = (server.address().unwrap(), server.stopper());
     let (activity, log) = (scheduler.activity(), Arc::<Mutex<Vec<String>>>::default());
@@ -76,7 +77,7 @@ pub(crate) fn start_for(
         model,
         submit: submit.unwrap_or_else(|| scheduler.queue()),
         activity: Arc::clone(&activity),
-        stats,
+        gauges,
         door,
         patience,
         log: Box::new(move |requested| lines.lock().unwrap().push(requested.to_string())),

@@ -6,6 +6,7 @@ mod client;
 mod endings;
 mod harness;
 mod messages;
+mod page;
 mod patience;
 mod refusals;
 mod sharing;

@@ -52,7 +52,7 @@ impl Store {
         self.collect(Wait::Poll);
         let mut released = 0;
         for _ in 0..chunks {
-            let Self { classes, entries, stats, .. } = self;
+            let Self { classes, entries, map, stats, .. } = self;
             let mut largest_first: Vec<&mut Class> = classes.iter_mut().collect();
             largest_first.sort_unstable_by_key(|class| std::cmp::Reverse(class.bytes()));
             let bytes = largest_first.into_iter().find_map(|class| {
@@ -61,6 +61,7 @@ impl Store {
                 let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
                 stats.evictions += evicted.len() as u64;
                 for entry in evicted {
+                    map.evicted(entry);
                     let entry = &mut entries[entry];
                     (entry.residence, entry.foreseen) = (Residence::Absent, Foreseen::No);
                 }

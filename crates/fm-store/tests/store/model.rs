@@ -112,6 +112,23 @@ impl Caller {
             _ => {}
         }
         assert!(self.store.bytes() <= self.store.plan().bytes());
+        self.check_map();
+    }
+
+    /// Whoever watches from outside sees where every expert is.
+    fn check_map(&self) {
+        let map = self.store.map();
+        let layers = map.layers().iter().enumerate();
+        let keys = layers.flat_map(|(layer, count)| {
+            (0..*count as u16).map(move |expert| ExpertKey {
+                layer: LayerIndex(layer as u16),
+                expert: ExpertIndex(expert),
+            })
+        });
+        assert!(keys.clone().count() == LAYERS * EXPERTS);
+        for (key, glance) in keys.zip(map.glances()) {
+            assert_eq!(glance.is_resident(), self.store.is_resident(key), "{key}");
+        }
     }
 
     fn request(&mut self, layer: usize, set: u16) {

@@ -1,0 +1,85 @@
+// The server: requests with a key, streams of events, and errors that say what to do.
+
+const KEY = "flash-moe.key";
+
+/** Something went wrong, in words, with what can be done about it. */
+export class Trouble extends Error {
+  constructor(message, hint) {
+    super(message);
+    this.hint = hint;
+  }
+}
+
+let askForKey = async () => null;
+
+/** `ask` gets a key from the user, or nothing. */
+export function setKeyDialog(ask) {
+  let asking = null;
+  // The feed and a message may both be refused: one dialog answers both.
+  askForKey = () => (asking ??= ask().finally(() => (asking = null)));
+}
+
+/** A response that is not an error. Asks for the key as long as it is the wrong one. */
+export async function request(path, { body, signal } = {}) {
+  for (;;) {
+    const response = await reach(path, body, signal);
+    if (response.ok) return response;
+    if (response.status !== 401) throw await trouble(response);
+    const key = await askForKey();
+    if (key === null) throw new Trouble("This server wants a key.", "Send again to enter it.");
+    sessionStorage.setItem(KEY, key);
+  }
+}
+
+async function reach(path, body, signal) {
+  const headers = {};
+  const key = sessionStorage.getItem(KEY);
+  if (key !== null) headers.authorization = `Bearer ${key}`;
+  if (body) headers["content-type"] = "application/json";
+  const method = body ? "POST" : "GET";
+  try {
+    return await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Trouble("The server does not answer.", "Is flash-moe serve still running? Then send again.");
+  }
+}
+
+async function trouble(response) {
+  const told = await response.json().catch(() => null);
+  return explained(told?.error, response.status, response.headers.get("retry-after"));
+}
+
+/** The server's error object with a hint. */
+export function explained(error, status = 500, again = null) {
+  const message = error?.message ?? `The server answered with status ${status}.`;
+  return new Trouble(message, hint(error?.code, status, again));
+}
+
+function hint(code, status, again) {
+  if (code === "context_length_exceeded") return "Begin a new conversation, or shorten this one by editing a message.";
+  if (status === 429) return `Others are served first. Try again in ${again ?? 5} s.`;
+  if (status === 503) return "The server is ending. Start it again, then send again.";
+  if (status === 403) return "Open the page under the address that the server printed.";
+  if (status === 413) return "The conversation has grown too long: begin a new one.";
+  if (status >= 500) return "The server goes on: send again. Its log may say more.";
+  return "Change what it names, in the settings or in the message, and send again.";
+}
+
+/** The events of a response: `{ name, data }`, as they come. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const field = (name) => block.match(new RegExp(`^${name}: ?(.*)$`, "m"))?.[1];
+      const data = field("data");
+      // Comments keep the connection alive and say nothing.
+      if (data !== undefined) yield { name: field("event"), data };
+    }
+  }
+}

@@ -1,0 +1,127 @@
+// How messages look: a question that can be edited, an answer that grows.
+
+import { announce, copy, count, el, percent, plural, rate, seconds } from "./dom.js";
+import { Markdown } from "./markdown.js";
+
+function action(text, act) {
+  const button = el("button.quiet.small", { type: "button", textContent: text });
+  button.onclick = () => act(button);
+  return button;
+}
+
+/** What somebody asked. `edit(text)` asks something else in its place. */
+export class QuestionView {
+  constructor(message, edit) {
+    this.message = message;
+    this.send = edit;
+    this.element = el("article.question", { ariaLabel: "You" });
+    this.rest();
+  }
+
+  rest() {
+    const text = el("div.text", { textContent: this.message.content });
+    const tools = el("footer.tools", {}, action("Edit", () => this.edit()), action("Copy", (button) => copy(this.message.content, button)));
+    this.element.replaceChildren(text, tools);
+  }
+
+  edit() {
+    const area = el("textarea", { value: this.message.content, ariaLabel: "Edit the message", rows: 3 });
+    const send = () => area.value.trim() !== "" && this.send(area.value);
+    area.onkeydown = (event) => {
+      if (event.key === "Escape") this.rest();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send();
+      else if (event.key !== "Escape") return;
+      event.preventDefault();
+      event.stopPropagation();
+    };
+    const buttons = el("footer", {}, action("Cancel", () => this.rest()), action("Send", send));
+    this.element.replaceChildren(area, buttons);
+    area.focus();
+  }
+}
+
+/** What the model answers. `again()` asks for another answer. */
+export class AnswerView {
+  constructor(message, again) {
+    this.message = message;
+    this.thought = el("div.thought");
+    this.thinking = el("details.thinking", { hidden: true }, el("summary"), this.thought);
+    this.calls = el("div.calls");
+    this.markdown = new Markdown();
+    this.wait = el("p.wait.muted", { textContent: "…", ariaHidden: "true" });
+    this.trouble = el("p.trouble", { hidden: true });
+    this.facts = el("span.facts.muted.small");
+    const copyText = action("Copy", (button) => copy(this.message.content, button));
+    this.tools = el("footer.tools", {}, this.facts, action("Again", again), copyText);
+    this.element = el("article.answer", { ariaLabel: "Answer" }, this.thinking, this.markdown.element, this.calls,
+      this.wait, this.trouble, this.tools);
+    this.update();
+  }
+
+  /** Shows what has come. */
+  update() {
+    const { message } = this;
+    const running = message.running === true;
+    this.element.ariaBusy = String(running);
+    this.showThinking(message, running);
+    this.wait.hidden = !running || message.content !== "" || Boolean(message.thinking);
+    const complete = this.markdown.update(message.content);
+    if (running && complete !== "") announce(complete);
+    this.showCalls(message.calls ?? []);
+    this.showTrouble(message.trouble);
+    this.tools.hidden = running;
+    this.facts.textContent = running ? "" : facts(message);
+  }
+
+  /** The answer has ended. */
+  end() {
+    this.update();
+    const last = this.markdown.element.lastChild?.textContent ?? "";
+    announce(this.message.trouble?.message ?? `${last} End of the answer.`);
+  }
+
+  showThinking({ thinking, content, thought_ms: ms }, running) {
+    this.thinking.hidden = !thinking;
+    if (!thinking) return;
+    const thinks = running && content === "";
+    this.thinking.firstChild.textContent = thinks ? "Thinking…" : ms ? `Thought for ${seconds(ms)}` : "Thought";
+    if (this.thought.textContent !== thinking) this.thought.textContent = thinking;
+  }
+
+  showCalls(calls) {
+    const shown = calls.map(({ name, text }) => {
+      const head = el("summary", {}, "Calls ", el("code", { textContent: name || "a tool" }));
+      return el("details.call", { open: true }, head, el("pre", { tabIndex: 0, textContent: pretty(text) }));
+    });
+    this.calls.replaceChildren(...shown);
+  }
+
+  showTrouble(trouble) {
+    this.trouble.hidden = !trouble;
+    if (!trouble) return;
+    this.trouble.replaceChildren(el("strong", { textContent: trouble.message }), " ", trouble.hint ?? "");
+  }
+}
+
+/** JSON with lines, or the text it is so far. */
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+/** One line of figures. */
+function facts({ timings, finish, stopped }) {
+  const ends = { length: "ended at its limit", tool_calls: "waits for a tool" };
+  const words = [];
+  if (timings) {
+    words.push(plural(timings.written_tokens, "token"), `${rate(timings.decode_tok_s)} tok/s`);
+    words.push(`first after ${seconds(timings.ttft_ms)}`, `${percent(timings.hit_rate)} hits`);
+    if (timings.cached_tokens > 0) words.push(`${count(timings.cached_tokens)} of ${count(timings.prompt_tokens)} prompt tokens cached`);
+  }
+  if (stopped) words.push("stopped");
+  else if (ends[finish]) words.push(ends[finish]);
+  return words.join(" · ");
+}

@@ -1,0 +1,93 @@
+// How answers are written: what is sent beside the messages.
+
+import { byId, el } from "./dom.js";
+
+const KEPT = "flash-moe.settings";
+
+/** `[field of the request, label, smallest, largest, step]` */
+const NUMBERS = [
+  ["temperature", "Temperature", 0, 2, 0.05],
+  ["top_p", "Top p", 0, 1, 0.01],
+  ["top_k", "Top k", 0, 1000, 1],
+  ["min_p", "Min p", 0, 1, 0.01],
+  ["max_tokens", "Most tokens of an answer", 1, 1000000, 1],
+  ["seed", "Seed", 0, 2 ** 53 - 1, 1],
+  ["thinking_budget", "Most tokens of thinking", 1, 1000000, 1],
+];
+
+let kept = load();
+
+function load() {
+  try {
+    return JSON.parse(localStorage.getItem(KEPT)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function keep(name, value) {
+  if (value === "" || value === null) delete kept[name];
+  else kept[name] = value;
+  try {
+    localStorage.setItem(KEPT, JSON.stringify(kept));
+  } catch {
+    // They hold for this page.
+  }
+}
+
+/** What a request carries beside its messages. */
+export function manner() {
+  const fields = Object.fromEntries(NUMBERS.filter(([name]) => typeof kept[name] === "number").map(([name]) => [name, kept[name]]));
+  if (kept.thinking) fields.enable_thinking = kept.thinking === "on";
+  return fields;
+}
+
+export const systemPrompt = () => kept.system ?? "";
+
+/** Builds the drawer. */
+export function lay() {
+  const fields = [system(), thinking(), ...NUMBERS.map(number)];
+  byId("fields").replaceChildren(...fields);
+  byId("reset").onclick = () => {
+    kept = {};
+    keep("system", "");
+    lay();
+  };
+}
+
+function system() {
+  const area = el("textarea", { rows: 4, value: kept.system ?? "", placeholder: "None, or the server's own" });
+  area.oninput = () => keep("system", area.value);
+  return el("label.whole", {}, "System prompt", area);
+}
+
+function thinking() {
+  const option = (value, text) => el("option", { value, textContent: text });
+  const select = el("select", {}, option("", "as the model likes"), option("on", "on"), option("off", "off"));
+  select.value = kept.thinking ?? "";
+  select.onchange = () => keep("thinking", select.value);
+  return el("label", {}, "Thinking", select);
+}
+
+function number([name, label, min, max, step]) {
+  const input = el("input", { type: "number", inputMode: "decimal", min, max, step: "any", value: kept[name] ?? "" });
+  input.dataset.name = name;
+  const whole = step >= 1;
+  input.oninput = () => {
+    input.setCustomValidity("");
+    const fits = input.validity.valid && !(whole && !Number.isInteger(input.valueAsNumber || 0));
+    const range = max >= 1000000 ? `from ${min}` : `between ${min} and ${max}`;
+    input.setCustomValidity(fits ? "" : `A ${whole ? "whole " : ""}number ${range}.`);
+    if (!fits) return input.reportValidity();
+    return keep(name, input.value === "" ? null : input.valueAsNumber);
+  };
+  return el("label", {}, label, input);
+}
+
+/** Shows what the model likes where nothing is said. */
+export function suggest(sampling) {
+  for (const input of document.querySelectorAll("#fields input")) {
+    const own = sampling[input.dataset.name];
+    input.placeholder = own === undefined ? "" : String(Number(own.toFixed(4)));
+  }
+}
