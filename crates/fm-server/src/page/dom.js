@@ -4,7 +4,7 @@
 export function el(kind, properties = {}, ...children) {
   const [tag, ...classes] = kind.split(".");
   const element = document.createElement(tag);
-  element.classList.add(...classes);
+  if (classes.length > 0) element.classList.add(...classes);
   Object.assign(element, properties);
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;

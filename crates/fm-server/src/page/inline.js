@@ -35,6 +35,8 @@ function parsed(target) {
 export function inline(text, depth = 0) {
   if (text.length > LENGTH_MAX) return [document.createTextNode(text)];
   const nodes = [];
+  // Marks that nothing ends from here on: without it, a text of nothing but marks would take for ever.
+  const hopeless = new Set();
   let at = 0;
   let plain = "";
   const put = (node, next) => {
@@ -50,7 +52,7 @@ export function inline(text, depth = 0) {
     plain += text.slice(at, until);
     at = until;
     if (!special) break;
-    const found = element(text, at, depth);
+    const found = element(text, at, depth, hopeless);
     if (found) {
       put(...found);
     } else if (text[at] === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
@@ -66,7 +68,7 @@ export function inline(text, depth = 0) {
 }
 
 /** What begins at a place, with where it ends. */
-function element(text, at, depth) {
+function element(text, at, depth, hopeless) {
   switch (text[at]) {
     case "\n": return [el("br"), at + 1];
     case "`": return code(text, at);
@@ -76,7 +78,7 @@ function element(text, at, depth) {
     case "h": return WORD.test(text[at - 1] ?? "") ? null : address(BARE, text, at);
     case "*":
     case "_":
-    case "~": return marked(text, at, depth);
+    case "~": return marked(text, at, depth, hopeless);
     default: return null;
   }
 }
@@ -124,9 +126,9 @@ function address(pattern, text, at) {
 }
 
 /** Emphasis, from its mark to the next one that can end it. */
-function marked(text, at, depth) {
+function marked(text, at, depth, hopeless) {
   const row = MARKS.find(([mark]) => text.startsWith(mark, at));
-  if (!row || depth >= DEPTH_MAX) return null;
+  if (!row || depth >= DEPTH_MAX || hopeless.has(row[0])) return null;
   const [mark, tag] = row;
   const start = at + mark.length;
   const inWord = mark[0] === "_" && WORD.test(text[at - 1] ?? "");
@@ -136,6 +138,7 @@ function marked(text, at, depth) {
       return [el(tag, {}, ...inline(text.slice(start, end), depth + 1)), end + mark.length];
     }
   }
+  hopeless.add(mark);
   return null;
 }
 

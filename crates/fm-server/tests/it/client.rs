@@ -101,14 +101,19 @@ impl Pending {
     }
 
     pub(crate) fn response(mut self) -> Response {
-        let mut all = Vec::new();
-        self.0.read_to_end(&mut all).unwrap();
-        let all = String::from_utf8(all).unwrap();
-        let (head, body) = all.split_once("\r\n\r\n").unwrap();
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(self.0.read_line(&mut head).unwrap() > 0, "a head without an end: {head}");
+        }
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let head = head.to_ascii_lowercase();
+        let head = head.trim_end().to_ascii_lowercase();
+        let mut body = String::new();
+        // Not everybody closes the connection after a response whose length is known.
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+        let length = length.map_or(u64::MAX, |length| length.trim().parse().unwrap());
+        self.0.take(length).read_to_string(&mut body).unwrap();
         let chunked = head.contains("transfer-encoding: chunked");
-        let body = if chunked { unchunked(body) } else { body.to_owned() };
+        let body = if chunked { unchunked(&body) } else { body };
         Response { status, head, body }
     }
 }

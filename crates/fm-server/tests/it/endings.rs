@@ -54,7 +54,7 @@ impl Submit for Script {
     fn close(&self) {}
 }
 
-fn scripted(script: Script) -> Running {
+pub(crate) fn scripted(script: Script) -> Running {
     start_with(1, Some(Arc::new(script)), Door { key: None, loopback: true })
 }
 

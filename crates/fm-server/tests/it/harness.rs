@@ -108,7 +108,7 @@ impl Drop for Running {
 }
 
 /// Waits for what another thread does; a bound, so that a mistake is a red test and no hang.
-pub(crate) fn until(what: impl Fn() -> bool) {
+pub(crate) fn until(mut what: impl FnMut() -> bool) {
     for _ in 0..20_000 {
         if what() {
             return;
