@@ -43,6 +43,8 @@ pub mod probe;
 #[allow(clippy::inline_always)]
 mod rope;
 #[allow(clippy::inline_always)]
+mod tiles;
+#[allow(clippy::inline_always)]
 mod vector;
 
 pub use dispatch::Level;
@@ -131,6 +133,10 @@ impl Kernels for Simd {
 
     fn quantise<const LINES: usize>(&self, row: &[f32], blocks: &mut [Block<LINES>]) {
         self.level.run(vector::Quantise { row, blocks });
+    }
+
+    fn wants_rows_spaced(&self, rows: usize) -> bool {
+        on_level!(self.level, lanes => panels::wants_rows_spaced(lanes, rows))
     }
 
     fn arranged_dots(

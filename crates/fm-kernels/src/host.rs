@@ -29,7 +29,9 @@ mod kernels;
 mod matmul;
 mod view;
 
+pub(crate) use acts::SpacedRows;
 pub use acts::{BlockRows, HostActs, QuantisedRows, RowSelection};
+pub use expert_rows::EXPERT_ROWS_PER_PASS;
 pub use experts::EXPERTS_TOGETHER_MAX;
 pub use kernels::{ARRANGED_ROWS_MAX, Kernels, PANEL_ROWS, Parallel, QUERIES_PER_TASK_MAX};
 
@@ -42,11 +44,14 @@ pub struct Host<K> {
     scratch: RefCell<Vec<f32>>,
     /// Copies of panels that are being arranged; likewise.
     arranging: RefCell<Vec<u8>>,
+    /// Rows that chose an expert; likewise.
+    gathered: RefCell<HostActs>,
 }
 
 impl<K: Kernels> Host<K> {
     pub(crate) fn new(kernels: K) -> Self {
-        Self { kernels, scratch: RefCell::default(), arranging: RefCell::default() }
+        let gathered = HostActs::new(0, 0, kernels.numerics()).into();
+        Self { kernels, scratch: RefCell::default(), arranging: RefCell::default(), gathered }
     }
 
     pub(crate) fn into_kernels(self) -> K {

@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 
 use fm_format::record::MatrixRole;
-use fm_kernels::{backend::KV_BLOCK_TOKENS, host::ARRANGED_ROWS_MAX};
+use fm_kernels::{
+    backend::KV_BLOCK_TOKENS,
+    host::{ARRANGED_ROWS_MAX, EXPERT_ROWS_PER_PASS},
+};
 
 use crate::{
     decoder::DecoderOptions,
@@ -173,6 +176,9 @@ fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
         let widest = MatrixRole::ALL.map(|role| layer.layout.shape(role).row_bytes());
         row_bytes = widest.into_iter().fold(row_bytes, usize::max);
     }
-    (4 * (results + ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab) + ARRANGED_ROWS_MAX * row_bytes)
-        as u64
+    // Rows of an expert side by side: three bytes per value, and a block between rows.
+    let gathered = EXPERT_ROWS_PER_PASS * (3 * dims.hidden + 192);
+    (4 * (results + ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab)
+        + ARRANGED_ROWS_MAX * row_bytes
+        + gathered) as u64
 }

@@ -25,14 +25,24 @@ pub(super) fn noise(seed: u64, len: usize) -> Vec<f32> {
     (0..len).map(|_| ((noise.next() >> 40) as f32 + 0.5) / (1 << 23) as f32 - 1.0).collect()
 }
 
+/// Rows of a matrix that are encoded, because that takes longer than to multiply with them; those after
+/// them are drawn from these. No loop has as many turns.
+const ENCODED_ROWS: usize = 61;
+
 /// A matrix in any format: noise as the format's encoder packs it, or random blocks.
 pub fn noise_weights(shape: MatrixShape, seed: u64) -> Vec<u8> {
     let MatrixShape { rows, cols, format } = shape;
     let mut bytes = vec![0; shape.bytes()];
     if format.encode.is_some() {
-        let packed = bytes.chunks_exact_mut(shape.row_bytes());
-        for (row, values) in packed.zip(noise(seed, rows * cols).chunks_exact(cols)) {
+        let (row_bytes, encoded) = (shape.row_bytes(), rows.min(ENCODED_ROWS));
+        let packed = bytes.chunks_exact_mut(row_bytes);
+        for (row, values) in packed.zip(noise(seed, encoded * cols).chunks_exact(cols)) {
             format.encode_row(values, row);
+        }
+        let mut noise = Noise::new(seed);
+        for row in encoded..rows {
+            let from = noise.next() as usize % encoded * row_bytes;
+            bytes.copy_within(from..from + row_bytes, row * row_bytes);
         }
         return bytes;
     }

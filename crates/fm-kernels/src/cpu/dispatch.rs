@@ -40,10 +40,16 @@ impl Level {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512)))
     }
 
+    /// AVX-512, and AMX where many rows are multiplied.
+    #[cfg(target_arch = "x86_64")]
+    pub fn amx() -> Option<Self> {
+        Avx512::detect_with_tiles().map(|avx512| Self(Found::Avx512(avx512)))
+    }
+
     /// Everything this machine has, fastest first.
     pub fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        let special = [Self::avx512(), Self::avx2()];
+        let special = [Self::amx(), Self::avx512(), Self::avx2()];
         #[cfg(not(target_arch = "x86_64"))]
         let special = [];
         special.into_iter().flatten().chain([Self::portable()]).collect()
@@ -57,6 +63,8 @@ impl Level {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Found::Avx512(avx512) if avx512.tiles().is_some() => "amx",
             #[cfg(target_arch = "x86_64")]
             Found::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]

@@ -4,7 +4,7 @@
 //! `arch/`: as one register, as two, or as an array that the compiler vectorises. The arithmetic is
 //! the same lane by lane, so machines with fused multiply-add give the same bits as each other.
 
-use super::ints::Ints;
+use super::{ints::Ints, tiles::Tiles};
 
 /// Floats in a vector.
 pub(super) const LANES: usize = 16;
@@ -28,11 +28,16 @@ pub(super) trait Lanes: Ints {
     /// Sixteen bytes in a register.
     type Bytes: Copy;
 
+    /// What multiplies whole tiles.
+    type Tiles: Tiles;
+
     /// Registers that hold sixteen floats.
     const PARTS: usize;
     /// Chains of single registers that stay in registers, with room for operands.
     const CHAINS: usize;
 
+    /// The multiplier of tiles, if this machine has one and it is to be used.
+    fn tiles(self) -> Option<Self::Tiles>;
     /// Runs `work` compiled for these instructions.
     fn run<W: Work>(self, work: W) -> W::Out;
 

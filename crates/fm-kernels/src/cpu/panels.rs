@@ -34,6 +34,7 @@ use crate::{
 
 mod arrange;
 mod formats;
+mod tiled;
 
 pub(super) use arrange::arrange;
 use formats::{Panels, with_panels};
@@ -51,6 +52,11 @@ pub fn arranges(shape: MatrixShape) -> bool {
     let weights = with_panels!(shape.format, panels => unit_weights(panels));
     let whole = weights.is_some_and(|weights| shape.cols.is_multiple_of(weights));
     whole && shape.cols > 0 && shape.rows.is_multiple_of(PANEL_ROWS)
+}
+
+/// See [`crate::host::Kernels::wants_rows_spaced`].
+pub(super) fn wants_rows_spaced<L: Lanes>(lanes: L, rows: usize) -> bool {
+    lanes.tiles().is_some() && rows >= tiled::ROWS_MIN
 }
 
 fn unit_weights<P: Panels>(_: P) -> usize {
@@ -90,6 +96,13 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     // Equal passes: weights are unpacked for each.
     let per_pass = out.len().div_ceil(out.len().div_ceil(TOKENS_PER_PASS));
     for (pass, out) in out.chunks_mut(per_pass).enumerate() {
+        if let Some(tiles) = lanes.tiles()
+            && tiled::pays::<P>(out.len())
+            && let Some(x) = x.spaced(pass * per_pass, out.len())
+        {
+            tiled::products(lanes, (format, tiles), panels.clone(), &x, out);
+            continue;
+        }
         let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];
         let rows = &mut rows[..out.len()];
         for (i, row) in rows.iter_mut().enumerate() {

@@ -21,6 +21,12 @@ mod avx512 {
     crate::conformance!(maybe Level::avx512().map(|level| Cpu::with_level(level, 1)));
 }
 
+#[cfg(target_arch = "x86_64")]
+mod amx {
+    use crate::cpu::{Cpu, Level};
+    crate::conformance!(maybe Level::amx().map(|level| Cpu::with_level(level, 1)));
+}
+
 /// The integer numerics, on every instruction set.
 mod integers {
     macro_rules! numerics {
@@ -44,6 +50,10 @@ mod integers {
                 #[cfg(target_arch = "x86_64")]
                 mod avx2 {
                     crate::conformance!(maybe super::on(super::Level::avx2(), 1));
+                }
+                #[cfg(target_arch = "x86_64")]
+                mod avx512 {
+                    crate::conformance!(maybe super::on(super::Level::avx512(), 1));
                 }
             }
         };
@@ -108,21 +118,29 @@ fn the_number_of_threads_changes_no_bit() {
     }
 }
 
-/// Both multiply and add with one rounding and add their lanes in the same order.
+/// All multiply and add with one rounding and add their lanes in the same order; tiles add integers.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn avx2_and_avx512_give_the_same_bits() {
-    let (Some(avx2), Some(avx512)) = (Level::avx2(), Level::avx512()) else {
-        return crate::conformance::skipped("avx2_and_avx512_give_the_same_bits");
+fn levels_with_fused_multiply_add_give_the_same_bits() {
+    let levels: Vec<Level> =
+        [Level::amx(), Level::avx512(), Level::avx2()].into_iter().flatten().collect();
+    let [best, others @ ..] = &levels[..] else {
+        return crate::conformance::skipped("levels_with_fused_multiply_add_give_the_same_bits");
     };
     for numerics in [Numerics::F32, Numerics::Int15, Numerics::Int8] {
-        let on = |level| Cpu::with_level(level, 1).in_numerics(numerics);
-        let (avx2, avx512) = (on(avx2), on(avx512));
-        for format in &FORMATS {
-            for (rows, tokens) in [(13, 1), (13, 7), (48, 1), (48, 7)] {
-                let shape = MatrixShape { rows, cols: 768, format };
-                let (a, b) = (product(&avx2, shape, tokens), product(&avx512, shape, tokens));
-                assert!(bits(&a) == bits(&b), "{format:?}, {tokens} rows, {numerics}");
+        let on = |level: &Level| Cpu::with_level(*level, 1).in_numerics(numerics);
+        let best = on(best);
+        for other in others {
+            let device = on(other);
+            for format in &FORMATS {
+                // Tiles that are full, that are not, and that share rows; an odd panel; more than a pass.
+                for (rows, tokens) in
+                    [(13, 1), (13, 7), (48, 1), (48, 7), (48, 8), (32, 16), (16, 39), (48, 70)]
+                {
+                    let shape = MatrixShape { rows, cols: 768, format };
+                    let (a, b) = (product(&best, shape, tokens), product(&device, shape, tokens));
+                    assert!(bits(&a) == bits(&b), "{other}, {format:?}, {tokens} rows, {numerics}");
+                }
             }
         }
     }

@@ -87,6 +87,31 @@ impl HostActs {
         }
     }
 
+    /// Takes copies of the quantised rows of `x`, and makes room for them.
+    pub(super) fn gather(&mut self, x: &RowSelection<'_>, kernels: &impl Kernels) {
+        fn copy<const LINES: usize>(
+            x: &BlockRows<'_, LINES>,
+            kernels: &impl Kernels,
+            blocks: &mut Vec<Block<LINES>>,
+        ) {
+            let (rows, len) = (x.rows(), x.rows() * x.stride);
+            blocks.resize(len.max(blocks.len()), Block::ZERO);
+            let rows_per_task = rows_per_task(kernels, rows, rows * x.len * BLOCK);
+            let chunk = rows_per_task * x.stride;
+            kernels.for_each_chunk(&mut blocks[..len], chunk, |task, blocks| {
+                for (i, to) in blocks.chunks_mut(x.stride).enumerate() {
+                    to[..x.len].copy_from_slice(x.row(task * rows_per_task + i));
+                }
+            });
+        }
+        (self.rows, self.cols) = (x.rows(), x.cols());
+        match (x.quantised(), &mut self.quantised) {
+            (QuantisedRows::Int8(x), Quantised::Int8(blocks)) => copy(&x, kernels, blocks),
+            (QuantisedRows::Int15(x), Quantised::Int15(blocks)) => copy(&x, kernels, blocks),
+            _ => unreachable!("activations of one backend have the same numerics"),
+        }
+    }
+
     /// Rows of any length up to the longest that there is room for.
     pub(super) fn rows_max(&self) -> usize {
         self.rows_max
@@ -153,9 +178,51 @@ impl<'a, const LINES: usize> BlockRows<'a, LINES> {
         self.selection.rows()
     }
 
+    /// Rows `first ..`, if the rows between them are as many everywhere.
+    pub(crate) fn spaced(&self, first: usize, count: usize) -> Option<SpacedRows<'a, LINES>> {
+        let step = match self.selection.chosen {
+            Chosen::Listed(_) => return None,
+            Chosen::All | Chosen::Range { .. } => 1,
+            Chosen::Every { step, .. } => step,
+        };
+        assert!(first + count <= self.rows(), "rows of the selection");
+        let blocks = &self.blocks[self.selection.acts_row(first) * self.stride..];
+        Some(SpacedRows { blocks, stride: step * self.stride, len: self.len })
+    }
+
     /// The blocks of the `i`-th row.
     pub fn row(&self, i: usize) -> &'a [Block<LINES>] {
         &self.blocks[self.selection.acts_row(i) * self.stride..][..self.len]
+    }
+}
+
+/// Rows whose blocks lie [`SpacedRows::stride`] apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpacedRows<'a, const LINES: usize> {
+    blocks: &'a [Block<LINES>],
+    stride: usize,
+    len: usize,
+}
+
+impl<'a, const LINES: usize> SpacedRows<'a, LINES> {
+    /// Blocks of a row.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Blocks from one of a row to that of the next.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// From block `column` of row `first` on all up to that of the last of `rows` rows: those of the rows
+    /// lie [`Self::stride`] apart.
+    ///
+    /// # Panics
+    /// If there are no rows, or fewer.
+    #[inline]
+    pub(crate) fn column(&self, column: usize, first: usize, rows: usize) -> &'a [Block<LINES>] {
+        &self.blocks[first * self.stride + column..][..=(rows - 1) * self.stride]
     }
 }
 

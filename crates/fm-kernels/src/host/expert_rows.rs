@@ -8,15 +8,16 @@ use crate::{
 
 use super::{Host, HostActs, Kernels, PANEL_ROWS, RowSelection, acts::QuantisedMut};
 
-/// Rows whose results a task holds at a time, and of a row so many values: 16 KB.
-const TOKENS_PER_PASS: usize = 64;
+/// Rows of an expert that are gathered, and whose results a task holds, at a time.
+pub const EXPERT_ROWS_PER_PASS: usize = 64;
+/// Of a row a task holds so many results: 16 KB.
 const VALUES_PER_PASS: usize = BLOCK;
 
 /// Tasks per thread, where there is enough to do.
 const TASKS_PER_THREAD: usize = 4;
 
 type Weights<'a> = ExpertWeights<'a, [u8], Vec<f32>>;
-type Results = [f32; TOKENS_PER_PASS * VALUES_PER_PASS];
+type Results = [f32; EXPERT_ROWS_PER_PASS * VALUES_PER_PASS];
 
 impl<K: Kernels> Host<K> {
     /// Whether an expert can be computed so: arranged weights, no biases, and more than one row, which
@@ -36,20 +37,41 @@ impl<K: Kernels> Host<K> {
         (combine, out): (Combine, ViewMut<'_, Vec<f32>>),
     ) {
         match acts.quantised_mut(rows.len(), w.gate.shape.rows) {
-            QuantisedMut::Int8(blocks) => self.activated(w, (x, rows), blocks),
-            QuantisedMut::Int15(blocks) => self.activated(w, (x, rows), blocks),
+            QuantisedMut::Int8(blocks) => self.passes(w, (x, rows), blocks),
+            QuantisedMut::Int15(blocks) => self.passes(w, (x, rows), blocks),
         }
         self.combined(w.down, acts, rows, (combine, out));
     }
 
-    /// `silu(gate x) · up x` of the rows, quantised.
-    fn activated<const LINES: usize>(
+    /// `silu(gate x) · up x` of the rows, quantised, in equal passes: small ones are slow.
+    fn passes<const LINES: usize>(
         &self,
         w: &Weights<'_>,
         (x, rows): (&HostActs, &[ExpertRow]),
         blocks: &mut [Block<LINES>],
     ) {
-        let (count, blocks_per_row) = (rows.len(), w.gate.shape.rows / BLOCK);
+        let stride = blocks.len() / rows.len();
+        let len = pass_len(rows.len());
+        let mut gathered = self.gathered.borrow_mut();
+        for (rows, blocks) in rows.chunks(len).zip(blocks.chunks_mut(len * stride)) {
+            let x = RowSelection::chosen(x, rows);
+            if self.kernels.wants_rows_spaced(rows.len()) {
+                gathered.gather(&x, &self.kernels);
+                self.activated(w, &RowSelection::all(&gathered), blocks);
+            } else {
+                self.activated(w, &x, blocks);
+            }
+        }
+    }
+
+    /// The same of up to [`EXPERT_ROWS_PER_PASS`] rows.
+    fn activated<const LINES: usize>(
+        &self,
+        w: &Weights<'_>,
+        x: &RowSelection<'_>,
+        blocks: &mut [Block<LINES>],
+    ) {
+        let (count, blocks_per_row) = (x.rows(), w.gate.shape.rows / BLOCK);
         // Side by side lie the blocks that one task fills: of all rows the first, then the second.
         let mut of_rows: Vec<_> =
             blocks.chunks_mut(blocks.len() / count).map(<[_]>::iter_mut).collect();
@@ -63,16 +85,13 @@ impl<K: Kernels> Host<K> {
             let (mut gate, mut up): (Results, Results) = ([0.0; _], [0.0; _]);
             for (i, places) in places.chunks_mut(count).enumerate() {
                 let first = (task * per_task + i) * BLOCK;
-                for (rows, places) in passes(rows, places) {
-                    let x = RowSelection::chosen(x, rows);
-                    for (matrix, out) in [(w.gate, &mut gate), (w.up, &mut up)] {
-                        dots(kernels, (matrix, first, BLOCK), &x, out);
-                    }
-                    let products = gate.chunks_exact_mut(BLOCK).zip(up.chunks_exact(BLOCK));
-                    for ((gate, up), place) in products.zip(places) {
-                        kernels.silu_mul(up, gate);
-                        kernels.quantise(gate, std::slice::from_mut(*place));
-                    }
+                for (matrix, out) in [(w.gate, &mut gate), (w.up, &mut up)] {
+                    dots(kernels, (matrix, first, BLOCK), x, out);
+                }
+                let products = gate.chunks_exact_mut(BLOCK).zip(up.chunks_exact(BLOCK));
+                for ((gate, up), place) in products.zip(places) {
+                    kernels.silu_mul(up, gate);
+                    kernels.quantise(gate, std::slice::from_mut(*place));
                 }
             }
         });
@@ -111,8 +130,8 @@ impl<K: Kernels> Host<K> {
             let mut results: Results = [0.0; _];
             for (i, places) in places.chunks_mut(count).enumerate() {
                 let (first, cols) = ((task * per_task + i) * VALUES_PER_PASS, places[0].len());
-                let mut done = 0;
-                for (rows, places) in passes(rows, places) {
+                let (mut done, len) = (0, pass_len(count));
+                for (rows, places) in rows.chunks(len).zip(places.chunks_mut(len)) {
                     let x = RowSelection::range(acts, done..done + rows.len());
                     done += rows.len();
                     dots(kernels, (down, first, cols), &x, &mut results);
@@ -134,13 +153,9 @@ impl<K: Kernels> Host<K> {
     }
 }
 
-/// Rows and what belongs to them, in equal passes of up to [`TOKENS_PER_PASS`]: small ones are slow.
-fn passes<'a, T>(
-    rows: &'a [ExpertRow],
-    places: &'a mut [T],
-) -> impl Iterator<Item = (&'a [ExpertRow], &'a mut [T])> {
-    let len = rows.len().div_ceil(rows.len().div_ceil(TOKENS_PER_PASS));
-    rows.chunks(len).zip(places.chunks_mut(len))
+/// Rows of equal passes of up to [`EXPERT_ROWS_PER_PASS`].
+fn pass_len(rows: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(EXPERT_ROWS_PER_PASS))
 }
 
 /// Some rows of arranged weights, from `first` on, times activations: a run of results for each.
@@ -153,7 +168,7 @@ fn dots(
     debug_assert!(first.is_multiple_of(PANEL_ROWS), "whole panels");
     let row_bytes = matrix.shape.row_bytes();
     let panels = &matrix.bytes[first * row_bytes..][..len * row_bytes];
-    let mut out: [&mut [f32]; TOKENS_PER_PASS] = std::array::from_fn(|_| Default::default());
+    let mut out: [&mut [f32]; EXPERT_ROWS_PER_PASS] = std::array::from_fn(|_| Default::default());
     let out = &mut out[..x.rows()];
     for (out, results) in out.iter_mut().zip(results.chunks_exact_mut(len)) {
         *out = results;

@@ -65,6 +65,11 @@ pub trait Kernels: Parallel + Sync {
         quantise::quantise(row, blocks);
     }
 
+    /// Whether so many rows are multiplied faster where they lie as far from each other as the next ones do.
+    fn wants_rows_spaced(&self, _rows: usize) -> bool {
+        false
+    }
+
     /// `out[t][p · 16 + r] = (row r of panel p) · x[t]` for arranged weights; each result in an order
     /// that depends on the row's length only.
     fn arranged_dots(

@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C: two registers hold the sixteen lanes.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, convert::Infallible};
 
 use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
@@ -81,12 +81,17 @@ fn pairs(a: Halves, b: Halves, op: impl Fn(__m256, __m256) -> __m256) -> Halves 
 }
 
 impl Lanes for Avx2 {
+    type Tiles = Infallible;
     type Part = __m256;
     type Palette = (__m256, __m256);
     type Bytes = __m128i;
 
     const PARTS: usize = 2;
     const CHAINS: usize = 12;
+
+    fn tiles(self) -> Option<Infallible> {
+        None
+    }
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {

@@ -5,14 +5,19 @@ use std::arch::x86_64::*;
 
 use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
-use super::avx2::{bytes_left, bytes_right};
+use super::{
+    amx::Amx,
+    avx2::{bytes_left, bytes_right},
+};
 
 mod ints;
 
 /// Proof that this CPU has AVX-512 F, BW, DQ, VL, VBMI and VNNI, and AVX2, FMA and F16C as all of those have.
 /// The only way to obtain one is [`Avx512::detect`].
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Avx512(());
+pub(in crate::cpu) struct Avx512 {
+    tiles: Option<Amx>,
+}
 
 impl Avx512 {
     /// Asks the CPU.
@@ -26,7 +31,14 @@ impl Avx512 {
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        all.then_some(Self(()))
+        all.then_some(Self { tiles: None })
+    }
+
+    /// The same with AMX beside it.
+    pub(in crate::cpu) fn detect_with_tiles() -> Option<Self> {
+        let mut avx512 = Self::detect()?;
+        avx512.tiles = Some(Amx::detect()?);
+        Some(avx512)
     }
 }
 
@@ -107,6 +119,7 @@ const fn codes_from<const BITS: usize>(first: usize) -> Sixteen {
 pub(in crate::cpu) struct Palette(__m512, __m512);
 
 impl Lanes for Avx512 {
+    type Tiles = Amx;
     type Part = __m512;
     type Palette = Palette;
     type Bytes = __m128i;
@@ -114,6 +127,9 @@ impl Lanes for Avx512 {
     const PARTS: usize = 1;
     const CHAINS: usize = 24;
 
+    fn tiles(self) -> Option<Amx> {
+        self.tiles
+    }
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
         #[target_feature(

@@ -1,6 +1,6 @@
 //! Plain Rust for every machine; the compiler vectorises it for the baseline of its target.
 
-use std::array;
+use std::{array, convert::Infallible};
 
 use half::{bf16, f16};
 
@@ -27,12 +27,17 @@ fn pairs(a: Sixteen, b: Sixteen, op: impl Fn(f32, f32) -> f32) -> Sixteen {
 }
 
 impl Lanes for Portable {
+    type Tiles = Infallible;
     type Part = [f32; 4];
     type Palette = (f32, f32);
     type Bytes = [u8; 16];
 
     const PARTS: usize = 4;
     const CHAINS: usize = 12;
+
+    fn tiles(self) -> Option<Infallible> {
+        None
+    }
 
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
