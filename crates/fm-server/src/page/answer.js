@@ -49,9 +49,12 @@ function add(message, chunk, elapsed) {
   const choice = chunk.choices?.[0];
   if (!choice) return;
   const { content, reasoning_content: thinking, tool_calls: calls } = choice.delta ?? {};
-  if (thinking) message.thinking = (message.thinking ?? "") + thinking;
+  if (thinking) {
+    message.thought_from ??= elapsed;
+    message.thinking = (message.thinking ?? "") + thinking;
+  }
   if (content) {
-    if (message.thinking && message.content === "") message.thought_ms = Math.round(elapsed);
+    if (message.thinking && message.content === "") message.thought_ms = Math.round(elapsed - message.thought_from);
     message.content += content;
   }
   calls?.forEach((call) => addCall(message, call));

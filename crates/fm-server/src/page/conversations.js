@@ -53,7 +53,11 @@ export const fresh = () => ({ id: `${Date.now().toString(36)}-${Math.random().to
 /** A conversation, or nothing if it is gone or damaged. */
 export function load(id) {
   const found = read(CHAT + id, null);
-  return Array.isArray(found?.messages) ? found : null;
+  if (!Array.isArray(found?.messages)) return null;
+  // The page was left in the middle of these.
+  const broken = found.messages.filter(({ running }) => running);
+  broken.forEach((message) => Object.assign(message, { running: false, stopped: true }));
+  return found;
 }
 
 /** Keeps a conversation; makes room by forgetting the oldest others. */

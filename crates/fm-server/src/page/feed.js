@@ -18,7 +18,7 @@ export function watch(hear) {
     let again = AGAIN_MIN;
     const { signal } = controller;
     while (!signal.aborted) {
-      const heard = await follow(hear, signal).catch((error) => hear.lost(error));
+      const heard = await follow(hear, signal).catch((error) => signal.aborted || hear.lost(error));
       again = heard ? AGAIN_MIN : Math.min(2 * again, AGAIN_MAX);
       if (!signal.aborted) await new Promise((done) => setTimeout(done, again));
     }

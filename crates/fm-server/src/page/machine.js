@@ -62,7 +62,7 @@ export class Machine {
     this.meters = {
       memory: new Meter("Memory", "Held by this process, of its budget"),
       disk: new Meter("Disk", "Experts read, of what the disk was measured to reach"),
-      dram: new Meter("Weights", "Weights read from memory, of what memory was measured to reach"),
+      dram: new Meter("DRAM", "Weights read from memory, of what memory was measured to reach"),
       hits: new Meter("Hits", "Experts that needed no read, of those asked for"),
     };
     this.about = el("p.muted.small");
@@ -84,7 +84,7 @@ export class Machine {
   }
 
   age({ age_s: age, disk_bytes_per_s: disk, memory_bytes_per_s: memory }) {
-    if (disk === null && memory === null) return "limits not measured: flash-moe bench does";
+    if (disk === null && memory === null) return "limits not measured: flash-moe run does";
     return age < 90 ? null : `limits measured ${age < 7200 ? `${count(age / 60)} min` : `${count(age / 3600)} h`} ago`;
   }
 
