@@ -6,6 +6,7 @@ Needs `openai` and `anthropic` (requirements.txt). The server must serve models/
 the answers are. Prints one line for each thing that was checked; the first that is wrong ends it.
 """
 
+import json
 import sys
 
 import anthropic
@@ -15,6 +16,15 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 SUM = [{"role": "user", "content": "What is 7 plus 5?"}]
 STORY = [{"role": "user", "content": "Write a story about a robot who loves music."}]
 GREEDY = {"model": "any", "temperature": 0}
+WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+BOTH = [{"role": "user", "content": "What is the weather in Paris and in Rome?"}]
+RESULT = '{"condition": "sunny", "temperature": 21}'
+ABOUT = "Get the current weather for a city."
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "The name of the city."}},
+    "required": ["city"],
+}
 
 
 def expect(what, truth):
@@ -67,13 +77,56 @@ def check_openai(url):
 
     error = refused(openai.BadRequestError, lambda: chat.create(messages=FRANCE, model="any", max_tokens=-1))
     expect("openai: a bad request", error is not None and error.param == "max_tokens")
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    expect("openai: tools are refused", refused(openai.BadRequestError, lambda: chat.create(messages=FRANCE, model="any", tools=[tool])))
     expect("openai: nothing there", refused(openai.NotFoundError, lambda: client.embeddings.create(model="any", input="x")))
 
     raw = client.completions.create(prompt="Once upon a time", max_tokens=8, **GREEDY)
     expect("openai: completions", raw.choices[0].text and raw.usage.completion_tokens == 8)
     expect("openai: models", len(list(client.models.list())) == 1 and client.models.retrieve("a-name").id == "a-name")
+
+
+def check_openai_tools(url):
+    chat = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0).chat.completions
+    function = {"name": "get_weather", "description": ABOUT, "parameters": SCHEMA}
+    ask = {"tools": [{"type": "function", "function": function}], **GREEDY}
+
+    whole = chat.create(messages=WEATHER, **ask)
+    choice = whole.choices[0]
+    call = choice.message.tool_calls[0]
+    expect("openai: a call", choice.finish_reason == "tool_calls" and call.type == "function" and call.function.name == "get_weather")
+    expect("openai: its arguments", json.loads(call.function.arguments) == {"city": "Paris"})
+    with chat.stream(messages=WEATHER, **ask) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0]
+    streamed = final.message.tool_calls[0]
+    expect("openai: a streamed call", "tool_calls.function.arguments.delta" in events and final.finish_reason == "tool_calls")
+    expect("openai: is the same", streamed.function.arguments == call.function.arguments and streamed.id != call.id)
+
+    result = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
+    history = [*WEATHER, choice.message.model_dump(exclude_none=True), result]
+    answer = chat.create(messages=history, **ask)
+    expect("openai: the round trip", "sunny in Paris" in answer.choices[0].message.content and answer.choices[0].finish_reason == "stop")
+    with chat.stream(messages=history, **ask) as stream:
+        final = stream.get_final_completion().choices[0]
+    expect("openai: the round trip, streamed", final.message.content == answer.choices[0].message.content)
+
+    both = chat.create(messages=BOTH, extra_body={"enable_thinking": False}, **ask).choices[0].message.tool_calls
+    expect("openai: two calls", [json.loads(c.function.arguments)["city"] for c in both] == ["Paris", "Rome"] and both[0].id != both[1].id)
+    one = chat.create(messages=BOTH, parallel_tool_calls=False, **ask).choices[0].message.tool_calls
+    expect("openai: one call", len(one) == 1)
+    for asked in ["required", {"type": "function", "function": {"name": "get_weather"}}]:
+        forced = chat.create(messages=FRANCE, tool_choice=asked, **ask).choices[0]
+        expect("openai: a call on demand", forced.message.tool_calls[0].function.name == "get_weather")
+    none = chat.create(messages=WEATHER, tool_choice="none", **ask).choices[0]
+    expect("openai: no call", not none.message.tool_calls and none.finish_reason == "stop")
+    cut = chat.create(messages=WEATHER, max_completion_tokens=18, extra_body={"enable_thinking": False}, **ask).choices[0]
+    expect("openai: a call that is cut", cut.finish_reason == "length" and not cut.message.tool_calls and "get_weather" in cut.message.content)
+
+    bad = [{"type": "function", "function": {"name": "a b"}}]
+    error = refused(openai.BadRequestError, lambda: chat.create(messages=WEATHER, model="any", tools=bad))
+    expect("openai: a bad tool", error is not None and error.param == "tools[0].function.name")
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    error = refused(openai.BadRequestError, lambda: chat.create(messages=image, model="any"))
+    expect("openai: an image", error is not None and "images" in error.message)
 
 
 def check_anthropic(url):
@@ -113,11 +166,57 @@ def check_anthropic(url):
 
     error = refused(anthropic.BadRequestError, lambda: client.messages.create(model="any", max_tokens=-1, messages=FRANCE))
     expect("anthropic: a bad request", error is not None and "max_tokens" in error.message)
-    tools = [{"name": "f", "input_schema": {"type": "object"}}]
-    expect("anthropic: tools are refused", refused(anthropic.BadRequestError, lambda: client.messages.create(messages=FRANCE, tools=tools, **ask)))
     expect("anthropic: models", [model.id for model in client.models.list()] != [])
+
+
+def check_anthropic_tools(url):
+    messages = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0).messages
+    tools = [{"name": "get_weather", "description": ABOUT, "input_schema": SCHEMA}]
+    ask = {"model": "any", "max_tokens": 300, "tools": tools, "extra_body": {"temperature": 0}}
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+    whole = messages.create(messages=WEATHER, **thinking, **ask)
+    expect("anthropic: a call", whole.stop_reason == "tool_use" and [block.type for block in whole.content] == ["thinking", "tool_use"])
+    call = whole.content[1]
+    expect("anthropic: its input", call.name == "get_weather" and call.input == {"city": "Paris"})
+    with messages.stream(messages=WEATHER, **thinking, **ask) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_message()
+    expect("anthropic: a streamed call", "input_json" in events and final.stop_reason == "tool_use")
+    expect("anthropic: is the same", final.content[1].input == call.input and final.content[0].thinking == whole.content[0].thinking)
+
+    content = [{"type": "text", "text": RESULT}]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": content}
+    history = [*WEATHER, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+    answer = messages.create(messages=history, **thinking, **ask)
+    expect("anthropic: the round trip", "sunny in Paris" in answer.content[-1].text and answer.stop_reason == "end_turn")
+    with messages.stream(messages=history, **thinking, **ask) as stream:
+        text = stream.get_final_message().content[-1].text
+    expect("anthropic: the round trip, streamed", text == answer.content[-1].text)
+    counted = messages.count_tokens(model="any", messages=history, tools=tools, **thinking)
+    expect("anthropic: counted with tools", counted.input_tokens == answer.usage.input_tokens)
+
+    both = messages.create(messages=BOTH, **ask)
+    expect("anthropic: two calls", [block.input["city"] for block in both.content if block.type == "tool_use"] == ["Paris", "Rome"])
+    results = [{"type": "tool_result", "tool_use_id": block.id, "content": RESULT} for block in both.content if block.type == "tool_use"]
+    results[1].update(is_error=True, content="timed out")
+    history = [*BOTH, {"role": "assistant", "content": both.content}, {"role": "user", "content": results}]
+    expect("anthropic: two results, one an error", messages.create(messages=history, **ask).stop_reason in ("end_turn", "tool_use"))
+    one = messages.create(messages=BOTH, tool_choice={"type": "auto", "disable_parallel_tool_use": True}, **ask)
+    expect("anthropic: one call", [block.type for block in one.content].count("tool_use") == 1)
+    for asked in [{"type": "any"}, {"type": "tool", "name": "get_weather"}]:
+        forced = messages.create(messages=FRANCE, tool_choice=asked, **ask)
+        expect("anthropic: a call on demand", forced.stop_reason == "tool_use")
+    none = messages.create(messages=WEATHER, tool_choice={"type": "none"}, **ask)
+    expect("anthropic: no call", all(block.type == "text" for block in none.content))
+
+    server_tool = [{"type": "web_search_20250305", "name": "web_search"}]
+    error = refused(anthropic.BadRequestError, lambda: messages.create(model="any", max_tokens=1, messages=WEATHER, tools=server_tool))
+    expect("anthropic: a tool of the original's servers", error is not None and "tools[0]" in error.message)
 
 
 if __name__ == "__main__":
     check_openai(sys.argv[1])
+    check_openai_tools(sys.argv[1])
     check_anthropic(sys.argv[1])
+    check_anthropic_tools(sys.argv[1])

@@ -7,7 +7,7 @@ use fm_model::{
     runner::{Batch, SessionId, StepTimes},
 };
 use fm_store::Stats;
-use fm_text::{Channel, ThinkingState, Tokenizer};
+use fm_text::{AnswerForm, CallPart, Channel, ThinkingState, Tokenizer};
 
 use crate::{
     error::EngineError,
@@ -32,6 +32,12 @@ pub struct Request {
     pub think_budget: Option<usize>,
     /// How the prompt ends.
     pub thinking: ThinkingState,
+    /// What the answer may consist of.
+    pub answer: AnswerForm,
+    /// What the prompt has begun the answer with.
+    pub opening: String,
+    /// Calls that end the text; `None` for as many as the model makes.
+    pub calls_max: Option<usize>,
     /// Tokens that the session can hold.
     pub context: u32,
     /// Added to the logits of these tokens before one is chosen.
@@ -51,6 +57,9 @@ impl Default for Request {
             stop: Vec::new(),
             think_budget: None,
             thinking: ThinkingState::None,
+            answer: AnswerForm::default(),
+            opening: String::new(),
+            calls_max: None,
             context: u32::MAX,
             bias: Vec::new(),
             top_logprobs: None,
@@ -106,6 +115,21 @@ pub enum Event<'a> {
     Token(Chosen<'a>),
     /// Text that is complete.
     Text(Channel, &'a str),
+    /// A part of a call, with the call's place among those that began.
+    Call(usize, CallPart<'a>),
+}
+
+/// A call that is complete.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    /// Its place among those that began.
+    pub index: usize,
+    /// The function.
+    pub name: String,
+    /// Its arguments: a JSON object.
+    pub arguments: String,
+    /// The arguments as the model wrote them, if that is one stretch of text.
+    pub written: Option<String>,
 }
 
 /// Why a text ended.
@@ -157,6 +181,8 @@ pub struct Generated {
     pub text: Option<String>,
     /// What the model thought before it, if it did.
     pub thinking: Option<String>,
+    /// What it calls.
+    pub calls: Vec<Call>,
     /// Why it ended.
     pub finish: FinishReason,
     /// Tokens of the prompt that the session already held.

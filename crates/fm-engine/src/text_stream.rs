@@ -1,13 +1,16 @@
-//! Tokens on their way to text: whole characters, thinking apart from the answer, nothing of a stop
-//! string.
+//! Tokens on their way to text: whole characters, thinking and calls apart from the answer, nothing of a
+//! stop string.
+
+use std::ops::ControlFlow;
 
 use fm_text::{
-    Channel, Detokenizer, SpecialText, StopStrings, ThinkingSplitter, ThinkingTags, Tokenizer,
+    AnswerSplitter, CallPart, Channel, Detokenizer, Dialect, Part, SpecialText, StopStrings,
+    ThinkingTags, Tokenizer,
 };
 
 use crate::{
     error::EngineError,
-    generate::{Event, FinishReason, Request},
+    generate::{Call, Event, FinishReason, Request},
     writing::Hear,
 };
 
@@ -19,22 +22,45 @@ const THINK_END: &str = "\n</think>\n\n";
 pub(crate) struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
     detokenizer: Detokenizer<'t>,
-    splitter: ThinkingSplitter,
+    splitter: AnswerSplitter,
+    think_end: &'static str,
+    /// What the prompt has begun the answer with, until it has been read.
+    opening: Option<String>,
+    pub(crate) told: Told,
+}
+
+/// What was told so far.
+#[derive(Debug)]
+pub(crate) struct Told {
     stop: StopStrings,
+    /// Calls that end the text.
+    calls_max: usize,
     pub(crate) answer: String,
     pub(crate) thinking: String,
+    /// Calls that are complete.
+    pub(crate) calls: Vec<Call>,
+    /// The call that is being written.
+    call: Call,
 }
 
 impl<'t> TextStream<'t> {
     pub(crate) fn new(tokenizer: &'t Tokenizer, request: &Request) -> Result<Self, EngineError> {
         let tags = ThinkingTags::new("<think>", "</think>")?.with_tokens_of(tokenizer);
+        let marks = request.answer.dialect.map_or(&[][..], |dialect| dialect.marks());
         Ok(Self {
             tokenizer,
-            detokenizer: Detokenizer::new(tokenizer, SpecialText::Skip),
-            splitter: ThinkingSplitter::new(tags, request.thinking),
-            stop: StopStrings::new(request.stop.iter().cloned())?,
-            answer: String::new(),
-            thinking: String::new(),
+            detokenizer: Detokenizer::new(tokenizer, SpecialText::Skip).keeping(marks),
+            splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
+            think_end: request.answer.dialect.and_then(Dialect::think_end).unwrap_or(THINK_END),
+            opening: Some(request.opening.clone()).filter(|opening| !opening.is_empty()),
+            told: Told {
+                stop: StopStrings::new(request.stop.iter().cloned())?,
+                calls_max: request.calls_max.unwrap_or(usize::MAX),
+                answer: String::new(),
+                thinking: String::new(),
+                calls: Vec::new(),
+                call: Call::default(),
+            },
         })
     }
 
@@ -45,59 +71,112 @@ impl<'t> TextStream<'t> {
 
     /// The tokens that close a thinking block.
     pub(crate) fn think_end(&self) -> Result<Vec<u32>, EngineError> {
-        Ok(self.tokenizer.encode(THINK_END, fm_text::SpecialTokens::Parse)?)
+        Ok(self.tokenizer.encode(self.think_end, fm_text::SpecialTokens::Parse)?)
     }
 
-    /// Adds a token; breaks off if a stop string is complete or the caller says so.
+    /// Adds a token; breaks off if a stop string or the last call is complete, or the caller says so.
     pub(crate) fn push(
         &mut self,
         token: u32,
         sink: &mut impl Hear,
     ) -> Result<Option<FinishReason>, EngineError> {
-        let text = self.detokenizer.push(token)?;
-        let mut finish = None;
-        for segment in self.splitter.push(token, text) {
-            let (kept, emit) = match segment.channel {
-                Channel::Thinking => (&mut self.thinking, segment.text),
-                Channel::Answer => {
-                    let pushed = self.stop.push(segment.text);
-                    finish = pushed.stopped.map(FinishReason::StopString).or(finish);
-                    (&mut self.answer, pushed.emit)
+        if let Some(opening) = self.opening.take() {
+            for part in self.splitter.push(u32::MAX, &opening) {
+                if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
+                    return Ok(Some(finish));
                 }
-            };
-            kept.push_str(emit);
-            if !emit.is_empty() && sink.hear(Event::Text(segment.channel, emit)).is_break() {
-                return Ok(Some(FinishReason::Cancelled));
             }
         }
-        Ok(finish)
+        let text = self.detokenizer.push(token)?;
+        for part in self.splitter.push(token, text) {
+            if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
+                return Ok(Some(finish));
+            }
+        }
+        Ok(None)
     }
 
     /// What was held back, now that nothing follows. Says whether a stop string was in it.
     pub(crate) fn finish(&mut self, sink: &mut impl Hear) -> Option<FinishReason> {
-        let rest = self.detokenizer.finish().to_owned();
-        let mut segments: Vec<(Channel, String)> = Vec::new();
-        for segment in self.splitter.push_text(&rest) {
-            segments.push((segment.channel, segment.text.to_owned()));
-        }
-        for segment in self.splitter.finish() {
-            segments.push((segment.channel, segment.text.to_owned()));
-        }
-        // Nobody is left to break off for: what is said here is the end.
-        let mut emit = |kept: &mut String, channel, text: &str| {
-            kept.push_str(text);
-            if !text.is_empty() {
-                let _ = sink.hear(Event::Text(channel, text));
-            }
-        };
-        for (channel, text) in segments {
-            match channel {
-                Channel::Thinking => emit(&mut self.thinking, channel, &text),
-                Channel::Answer => emit(&mut self.answer, channel, self.stop.push(&text).emit),
+        let mut finish = None;
+        for part in self.splitter.finish(self.detokenizer.finish()) {
+            // Nobody is left to break off for: what is said here is the end.
+            if let ControlFlow::Break(reason @ FinishReason::StopString(_)) =
+                self.told.tell(part, sink)
+            {
+                finish = finish.or(Some(reason));
             }
         }
+        match self.told.flush(sink) {
+            ControlFlow::Break(reason @ FinishReason::StopString(_)) => finish.or(Some(reason)),
+            _ => finish,
+        }
+    }
+}
+
+impl Told {
+    fn tell(&mut self, part: Part<'_>, sink: &mut impl Hear) -> ControlFlow<FinishReason> {
+        match part {
+            Part::Text(Channel::Thinking, text) => {
+                self.thinking.push_str(text);
+                said(sink, Event::Text(Channel::Thinking, text))
+            }
+            Part::Text(Channel::Answer, text) => {
+                let pushed = self.stop.push(text);
+                self.answer.push_str(pushed.emit);
+                if !pushed.emit.is_empty() {
+                    said(sink, Event::Text(Channel::Answer, pushed.emit))?;
+                }
+                stopped(pushed.stopped)
+            }
+            Part::Call(index, part) => {
+                if let CallPart::Begin(name) = part {
+                    self.flush(sink)?;
+                    self.call = Call { index, name: name.to_owned(), ..Call::default() };
+                }
+                said(sink, Event::Call(index, part))?;
+                self.call(part)
+            }
+        }
+    }
+
+    fn call(&mut self, part: CallPart<'_>) -> ControlFlow<FinishReason> {
+        match part {
+            CallPart::Begin(_) => {}
+            CallPart::Arguments(json) => self.call.arguments.push_str(json),
+            CallPart::Broken => self.call = Call::default(),
+            CallPart::End(written) => {
+                self.call.written = written.map(str::to_owned);
+                self.calls.push(std::mem::take(&mut self.call));
+                if self.calls.len() >= self.calls_max {
+                    return ControlFlow::Break(FinishReason::Stop);
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Says the text that was held back for a stop string.
+    fn flush(&mut self, sink: &mut impl Hear) -> ControlFlow<FinishReason> {
         let last = self.stop.finish();
-        emit(&mut self.answer, Channel::Answer, last.emit);
-        last.stopped.map(FinishReason::StopString)
+        self.answer.push_str(last.emit);
+        if !last.emit.is_empty() {
+            said(sink, Event::Text(Channel::Answer, last.emit))?;
+        }
+        stopped(last.stopped)
+    }
+}
+
+fn said(sink: &mut impl Hear, event: Event<'_>) -> ControlFlow<FinishReason> {
+    match sink.hear(event) {
+        ControlFlow::Continue(()) => ControlFlow::Continue(()),
+        ControlFlow::Break(()) => ControlFlow::Break(FinishReason::Cancelled),
+    }
+}
+
+fn stopped(stop: Option<usize>) -> ControlFlow<FinishReason> {
+    match stop {
+        Some(stop) => ControlFlow::Break(FinishReason::StopString(stop)),
+        None => ControlFlow::Continue(()),
     }
 }

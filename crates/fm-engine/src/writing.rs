@@ -305,14 +305,15 @@ impl<'t, S: Hear> Writing<'t, S> {
         if let (Some(text), true) = (&mut self.text, finish != FinishReason::Cancelled) {
             finish = text.finish(&mut self.sink).unwrap_or(finish);
         }
-        let (text, thinking) = match self.text {
-            Some(text) => (Some(text.answer), Some(text.thinking)),
-            None => (None, None),
+        let (text, thinking, calls) = match self.text.map(|text| text.told) {
+            Some(told) => (Some(told.answer), Some(told.thinking), told.calls),
+            None => (None, None, Vec::new()),
         };
         let first = self.first.unwrap_or(now);
         let generated = Generated {
             text,
             thinking: thinking.filter(|thinking| !thinking.is_empty()),
+            calls,
             finish,
             reused: self.reused,
             thinking_tokens: self.thinking_tokens,

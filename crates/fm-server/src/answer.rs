@@ -12,11 +12,11 @@ use fm_engine::{
     generate::{Event, Generated},
     schedule::{Job, Listener, Queue, Refused, Update},
 };
-use fm_text::Channel;
+use fm_text::{CallPart, Channel};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-use crate::{problem::Problem, serve::App};
+use crate::{kept::CallIds, problem::Problem, serve::App};
 
 /// Where requests go: the scheduler's queue, or a test's.
 pub trait Submit: Send + Sync {
@@ -66,9 +66,31 @@ pub(crate) struct TokenOdds {
 #[derive(Debug)]
 pub(crate) enum Piece {
     Text(Channel, String),
+    /// Of the call in this place.
+    Call(usize, CallPiece),
     Token(TokenOdds),
     Done(Box<Generated>),
     Failed(Problem),
+}
+
+/// A piece of a call.
+#[derive(Debug)]
+pub(crate) enum CallPiece {
+    /// The function.
+    Begin(String),
+    Arguments(String),
+    /// It is over: complete, or none after all, and then its text follows.
+    End,
+}
+
+impl From<CallPart<'_>> for CallPiece {
+    fn from(part: CallPart<'_>) -> Self {
+        match part {
+            CallPart::Begin(name) => Self::Begin(name.to_owned()),
+            CallPart::Arguments(json) => Self::Arguments(json.to_owned()),
+            CallPart::End(_) | CallPart::Broken => Self::End,
+        }
+    }
 }
 
 /// What the scheduler's thread sends.
@@ -90,6 +112,7 @@ pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: bool) -> 
                 };
             }
             Update::Event(Event::Text(channel, text)) => Piece::Text(channel, text.to_owned()),
+            Update::Event(Event::Call(call, part)) => Piece::Call(call, part.into()),
             Update::Event(Event::Token(chosen)) if odds && chosen.channel == Channel::Answer => {
                 Piece::Token(TokenOdds {
                     token: chosen.token,
@@ -121,12 +144,18 @@ pub(crate) struct Answer {
     sent: UnboundedReceiver<Sent>,
     /// Choices that have not ended.
     open: usize,
+    ids: CallIds,
     pub(crate) tally: Tally,
 }
 
 impl Answer {
-    pub(crate) fn new(sent: UnboundedReceiver<Sent>, choices: usize, tally: Tally) -> Self {
-        Self { sent, open: choices, tally }
+    pub(crate) fn new(
+        sent: UnboundedReceiver<Sent>,
+        choices: usize,
+        tally: Tally,
+        ids: CallIds,
+    ) -> Self {
+        Self { sent, open: choices, ids, tally }
     }
 
     /// The next piece and whose it is; nothing when all choices have ended, or one has failed.
@@ -140,6 +169,10 @@ impl Answer {
                         Piece::Done(generated) => {
                             self.open -= 1;
                             self.tally.done(choice, generated);
+                            for call in &generated.calls {
+                                let id = self.ids.id(choice, call.index);
+                                self.tally.app.kept.put(&id, call);
+                            }
                         }
                         Piece::Failed(_) => self.fail(),
                         _ => {}

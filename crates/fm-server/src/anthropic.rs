@@ -1,9 +1,9 @@
 //! Anthropic's interface: the shapes that its endpoints share, and how its requests are read.
 
+mod content;
 pub(crate) mod messages;
 
 use axum::{http::StatusCode, response::Response};
-use fm_text::Message;
 use serde_json::{Value, json};
 
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
     model::Conversation,
     openai::with_status,
     problem::{Problem, Wrong},
+    tools::Tools,
 };
 
 /// Messages of a request.
@@ -60,7 +61,7 @@ fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation
     }
     let mut messages = Vec::new();
     if let Some(system) = fields.take("system") {
-        messages.push(message("system", &system, "system")?);
+        messages.extend(content::read("system", &system, "system")?);
     }
     for (at, value) in list.into_iter().enumerate() {
         let field = format!("messages.{at}");
@@ -71,61 +72,26 @@ fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation
         }
         let content = fields.take("content").unwrap_or_default();
         fields.end(&[])?;
-        let next = message(&role, &content, &format!("{field}.content"))?;
-        match messages.last_mut() {
-            // Turns of one role that follow each other are one turn.
-            Some(last) if last.role == role => join(last, &next),
-            _ => messages.push(next),
+        for next in content::read(&role, &content, &format!("{field}.content"))? {
+            match messages.last_mut() {
+                // Turns of one role that follow each other are one turn; results are apart.
+                Some(last) if last.role == role && next.role == role => content::join(last, next),
+                _ => messages.push(next),
+            }
         }
     }
     if messages.last().is_some_and(|message| message.role == "assistant") {
         let wrong = Wrong::Unsupported("the continuation of an assistant's message");
         return Err(wrong.at("messages"));
     }
-    let enable_thinking = Some(thinking(fields, manner)?);
-    Ok(Conversation { messages, enable_thinking, ..Conversation::default() })
-}
-
-fn join(last: &mut Message, next: &Message) {
-    let text =
-        |message: &Message| message.content.as_ref().and_then(Value::as_str).map(str::to_owned);
-    let texts = [text(last), text(next)];
-    last.content = Some(texts.into_iter().flatten().collect::<Vec<_>>().join("\n").into());
-    if next.reasoning_content.is_some() {
-        last.reasoning_content.clone_from(&next.reasoning_content);
+    let thinking = thinking(fields, manner)?;
+    let tools = Tools::take_anthropic(fields)?;
+    if thinking && tools.choice.is_forced() {
+        let wrong = "a call cannot be asked for together with thinking";
+        return Err(Wrong::Rule(wrong).at("tool_choice"));
     }
-}
-
-/// A message of a string or of blocks.
-fn message(role: &str, content: &Value, field: &str) -> Result<Message, Problem> {
-    let blocks = match content {
-        Value::String(text) => return Ok(Message::new(role, text.as_str())),
-        Value::Array(blocks) => blocks,
-        Value::Null => return Err(Wrong::Missing.at(field)),
-        _ => return Err(Wrong::Kind("a string or a list of blocks").at(field)),
-    };
-    let (mut texts, mut thinking) = (Vec::new(), Vec::new());
-    for (at, block) in blocks.iter().enumerate() {
-        let field = format!("{field}.{at}");
-        let string = |name: &str| {
-            let text = block[name].as_str();
-            text.ok_or_else(|| Wrong::Kind("a string").at(format!("{field}.{name}")))
-        };
-        match block["type"].as_str() {
-            Some("text") => texts.push(string("text")?),
-            Some("thinking") if role == "assistant" => thinking.push(string("thinking")?),
-            Some("image") => {
-                return Err(Wrong::Unsupported("images; the model reads text only").at(field));
-            }
-            Some("tool_use" | "tool_result") => {
-                return Err(Wrong::Unsupported("tools yet").at(field));
-            }
-            _ => return Err(Wrong::Unsupported("blocks of this type").at(field)),
-        }
-    }
-    let mut message = Message::new(role, texts.join("\n"));
-    message.reasoning_content = (!thinking.is_empty()).then(|| thinking.join("\n"));
-    Ok(message)
+    let enable_thinking = Some(thinking);
+    Ok(Conversation { messages, enable_thinking, tools, ..Conversation::default() })
 }
 
 /// Whether the model shall think; without the field it does not.
@@ -146,10 +112,7 @@ fn thinking(fields: &mut Fields, manner: &mut Manner) -> Result<bool, Problem> {
 
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let idle = |value: &Value| value["type"] == "auto" || value["type"] == "none";
-    fields.refuse("tools", "tools yet", empty)?;
-    fields.refuse("tool_choice", "tools yet", idle)?;
-    fields.refuse("mcp_servers", "tools yet", empty)?;
+    fields.refuse("mcp_servers", "MCP servers; connect the client to them", empty)?;
     fields.refuse("container", "containers", |_| false)?;
     fields.refuse("output_format", "structured output yet", |_| false)?;
     let formless = |value: &Value| value.get("format").is_none_or(Value::is_null);

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use crate::{
     answer::{Answer, Tally, listener},
     fields::Fields,
+    kept::CallIds,
     model::{Model, Prompt},
     problem::{Problem, Wrong},
     serve::App,
@@ -36,6 +37,7 @@ const BIAS_MAX: usize = 1024;
 pub(crate) struct Ask {
     pub(crate) prompt: Prompt,
     pub(crate) manner: Manner,
+    pub(crate) ids: CallIds,
 }
 
 /// How the answer shall be written.
@@ -101,9 +103,10 @@ fn bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>, Problem> {
 impl Ask {
     /// Hands the request to the scheduler, one job for every choice.
     pub(crate) fn submit(self, app: &Arc<App>, path: &'static str) -> Result<Answer, Problem> {
-        let Self { prompt, manner } = self;
+        let Self { prompt, manner, ids } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
+        let banned = prompt.banned.map(|token| (token, f32::NEG_INFINITY));
         let request = |choice: usize| Request {
             prompt: prompt.tokens.clone(),
             sampling: Sampling {
@@ -115,8 +118,11 @@ impl Ask {
             stop: manner.stop.clone(),
             think_budget: manner.think_budget,
             thinking: prompt.thinking,
+            answer: prompt.answer.clone(),
+            opening: prompt.opening.clone(),
+            calls_max: prompt.calls_max,
             context: app.model.context,
-            bias: manner.bias.clone(),
+            bias: manner.bias.iter().copied().chain(banned).collect(),
             top_logprobs: manner.top_logprobs,
         };
         let jobs = (0..manner.choices).map(|choice| Job {
@@ -128,6 +134,6 @@ impl Ask {
         });
         app.submit.submit(jobs.collect())?;
         let tally = Tally::new(Arc::clone(app), path, prompt.tokens.len());
-        Ok(Answer::new(receiver, manner.choices, tally))
+        Ok(Answer::new(receiver, manner.choices, tally, ids))
     }
 }

@@ -18,6 +18,7 @@ mod connections;
 mod door;
 mod feed;
 mod fields;
+mod kept;
 mod model;
 mod openai;
 mod page;
@@ -26,6 +27,7 @@ mod serve;
 mod stream;
 mod texts;
 mod tokens;
+mod tools;
 mod watch;
 
 pub use answer::{Requested, Submit};

@@ -1,14 +1,22 @@
 //! What handlers know of the model: its words.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use fm_engine::sampler::Sampling;
 use fm_text::{
-    ChatTemplate, Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags, Tokenizer,
+    AnswerForm, ChatTemplate, Definitions, Dialect, Message, RenderRequest, SpecialTokens,
+    ThinkingState, ThinkingTags, Tokenizer,
 };
 use serde_json::{Map, Value};
 
-use crate::problem::Problem;
+use crate::{
+    kept::Kept,
+    problem::Problem,
+    tools::{Choice, Tools},
+};
+
+/// Ends a thinking block that the template has opened.
+const THINK_END: &str = "\n</think>\n\n";
 
 /// See the module.
 #[derive(Debug)]
@@ -34,6 +42,26 @@ pub struct Model {
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     pub(crate) thinking: ThinkingState,
+    pub(crate) answer: AnswerForm,
+    /// What it has begun the answer with.
+    pub(crate) opening: String,
+    pub(crate) calls_max: Option<usize>,
+    /// A token that must not come.
+    pub(crate) banned: Option<u32>,
+}
+
+impl Prompt {
+    /// Tokens after which nothing but text is expected.
+    pub(crate) fn plain(tokens: Vec<u32>) -> Self {
+        Self {
+            tokens,
+            thinking: ThinkingState::None,
+            answer: AnswerForm::default(),
+            opening: String::new(),
+            calls_max: None,
+            banned: None,
+        }
+    }
 }
 
 /// A conversation, and how it shall go on.
@@ -43,34 +71,78 @@ pub(crate) struct Conversation {
     pub(crate) enable_thinking: Option<bool>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
+    pub(crate) tools: Tools,
 }
 
 impl Model {
     /// Renders a conversation. What its messages spell never becomes a special token.
-    pub(crate) fn prompt(&self, mut conversation: Conversation) -> Result<Prompt, Problem> {
+    pub(crate) fn prompt(
+        &self,
+        mut conversation: Conversation,
+        kept: &Kept,
+    ) -> Result<Prompt, Problem> {
         let template = self.template.as_ref().ok_or(Problem::NoTemplate)?;
+        let tools = std::mem::take(&mut conversation.tools);
+        let dialect = check(template, &tools)?;
         let messages = &mut conversation.messages;
         let has_system = messages.iter().any(|message| message.role == "system");
         if let (Some(system), false) = (&self.system, has_system) {
             messages.insert(0, Message::new("system", system.as_str()));
         }
+        let written = self.written(messages, kept);
+        name_results(messages);
         messages.iter_mut().for_each(|message| self.guard(message));
         conversation.variables.values_mut().for_each(|value| self.guard_value(value));
-        let rendered = template.render(&RenderRequest {
-            enable_thinking: conversation.enable_thinking,
+        let mut list = tools.list.clone();
+        list.iter_mut().for_each(|tool| self.guard_value(tool));
+        let forced = tools.choice.is_forced();
+        let mut rendered = template.render(&RenderRequest {
+            tools: &list,
+            written: Some(&written),
+            enable_thinking: if forced { Some(false) } else { conversation.enable_thinking },
             variables: Some(&conversation.variables),
             ..RenderRequest::new(messages)
         })?;
-        let tokens = self.tokenizer.encode(&rendered, SpecialTokens::ParseTemplate)?;
-        let thinking = ThinkingTags::new("<think>", "</think>")?.state_at_end_of(&rendered);
-        self.fitting(Prompt { tokens, thinking })
+        let tags = ThinkingTags::new("<think>", "</think>")?;
+        let mut prompt = Prompt::plain(Vec::new());
+        prompt.thinking = tags.state_at_end_of(&rendered);
+        prompt.calls_max = tools.calls_max;
+        prompt.answer.dialect = dialect;
+        match &tools.choice {
+            Choice::None => {
+                let mark = dialect.and_then(Dialect::first_mark).filter(|_| !list.is_empty());
+                prompt.banned = mark.and_then(|mark| self.tokenizer.token_id(mark));
+            }
+            _ if list.is_empty() => {}
+            choice => {
+                prompt.answer.calls = Some(Arc::new(Definitions::new(&tools.list)));
+                prompt.opening = opening(choice, dialect);
+            }
+        }
+        if forced && prompt.thinking == ThinkingState::Open {
+            rendered.push_str(THINK_END);
+            prompt.thinking = ThinkingState::Closed;
+        }
+        rendered.push_str(&prompt.opening);
+        prompt.tokens = self.tokenizer.encode(&rendered, SpecialTokens::ParseTemplate)?;
+        self.fitting(prompt)
+    }
+
+    /// Arguments of calls as the model wrote them, by the ids of those that are still known. What they
+    /// spell is text, as in messages.
+    fn written(&self, messages: &[Message], kept: &Kept) -> HashMap<String, String> {
+        let known = calls(messages).filter_map(|(id, function)| {
+            let written = kept.get(id, function["name"].as_str()?, &function["arguments"])?;
+            Some((id.to_owned(), self.tokenizer.guard(&written).into_owned()))
+        });
+        known.collect()
     }
 
     /// A text that the model continues as it stands.
     pub(crate) fn raw(&self, text: &str) -> Result<Prompt, Problem> {
         let tokens = self.tokenizer.encode(text, SpecialTokens::AsText)?;
         let tokens = [self.tokenizer.prefix(), &tokens].concat();
-        self.fitting(Prompt { tokens, thinking: ThinkingState::None })
+        self.fitting(Prompt::plain(tokens))
     }
 
     /// Refuses a prompt behind which there is no room.
@@ -105,5 +177,155 @@ impl Model {
             }
             _ => {}
         }
+    }
+}
+
+/// Whether the model can be told of tools, and how it writes calls.
+fn check(template: &ChatTemplate, tools: &Tools) -> Result<Option<&'static Dialect>, Problem> {
+    let dialect = template.dialect();
+    match tools.list.is_empty() {
+        false if !template.takes_tools() => Err(Problem::NoTools),
+        false if dialect.is_none() && tools.choice != Choice::None => Err(Problem::NoDialect),
+        _ => Ok(dialect),
+    }
+}
+
+/// What the answer begins with if it shall be a call.
+fn opening(choice: &Choice, dialect: Option<&'static Dialect>) -> String {
+    let name = match choice {
+        Choice::Auto | Choice::None => return String::new(),
+        Choice::Required => None,
+        Choice::Named(name) => Some(name.as_str()),
+    };
+    dialect.map_or_else(String::new, |dialect| dialect.opening(name))
+}
+
+/// The calls of a conversation: ids and functions.
+fn calls(messages: &[Message]) -> impl Iterator<Item = (&str, &Value)> {
+    let lists = messages.iter().filter_map(|message| message.tool_calls.as_ref()?.as_array());
+    lists.flatten().filter_map(|call| Some((call["id"].as_str()?, &call["function"])))
+}
+
+/// Gives results the name of what was called, which some templates want.
+fn name_results(messages: &mut [Message]) {
+    let names: HashMap<String, String> = calls(messages)
+        .filter_map(|(id, function)| Some((id.to_owned(), function["name"].as_str()?.to_owned())))
+        .collect();
+    for message in messages.iter_mut().filter(|message| message.role == "tool") {
+        let name = message.tool_call_id.as_ref().and_then(|id| names.get(id));
+        message.name = message.name.take().or_else(|| name.cloned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fm_engine::generate::Call;
+    use fm_testkit::golden::demo_dir;
+    use serde_json::json;
+
+    use super::*;
+    use crate::kept::CallIds;
+
+    fn demo() -> Model {
+        let dir = demo_dir();
+        Model {
+            name: "demo".to_owned(),
+            tokenizer: Arc::new(Tokenizer::open(&dir, None).unwrap()),
+            template: ChatTemplate::open(&dir).unwrap(),
+            sampling: Sampling::default(),
+            eos: Vec::new(),
+            context: 4096,
+            system: None,
+        }
+    }
+
+    fn ask() -> Conversation {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+        Conversation {
+            messages: vec![Message::new("user", "Hi")],
+            tools: Tools { list: vec![tool], ..Tools::default() },
+            enable_thinking: Some(false),
+            ..Conversation::default()
+        }
+    }
+
+    /// The conversation after a call with this id, as a client sends it.
+    fn called(id: &str, arguments: &Value) -> Conversation {
+        let mut after = ask();
+        let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
+        after
+            .messages
+            .push(Message { tool_calls: Some(json!([call])), ..Message::new("assistant", "") });
+        after
+            .messages
+            .push(Message { tool_call_id: Some(id.to_owned()), ..Message::new("tool", "done") });
+        after
+    }
+
+    fn text(model: &Model, conversation: Conversation, kept: &Kept) -> String {
+        let tokens = model.prompt(conversation, kept).unwrap().tokens;
+        let bytes = tokens.iter().flat_map(|token| model.tokenizer.token_bytes(*token).unwrap());
+        String::from_utf8(bytes.copied().collect()).unwrap()
+    }
+
+    #[test]
+    fn a_call_that_comes_back_is_what_the_model_wrote() {
+        let (model, kept) = (demo(), Kept::default());
+        let written = "{\"a\":1,\n \"b\": \"\\u00e9<|im_end|>\"}".to_owned();
+        let call = Call {
+            index: 0,
+            name: "f".to_owned(),
+            arguments: written.clone(),
+            written: Some(written),
+        };
+        let id = CallIds::new("call_").id(0, 0);
+        kept.put(&id, &call);
+        let same = json!({"b": "é<|im_end|>", "a": 1});
+        let prompt = model.prompt(called(&id, &same), &kept).unwrap().tokens;
+        let first = model.prompt(ask(), &kept).unwrap().tokens;
+        let said = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1,\n \"b\": \"\\u00e9<|im_end|>\"}}\n</tool_call>";
+        let said = model.tokenizer.encode(said, SpecialTokens::AsText).unwrap();
+        assert_eq!(prompt[..first.len()], first, "what was asked is still what was asked");
+        assert_eq!(prompt[first.len()..][..said.len()], said, "and what was said, what was said");
+        // Other arguments, or nobody's id: the template writes them.
+        let other = text(&model, called(&id, &json!({"a":2})), &kept);
+        assert!(other.contains("\"arguments\": {\"a\": 2}}"), "{other}");
+        let foreign = text(&model, called("call_x", &same), &kept);
+        assert!(
+            foreign.contains("\"arguments\": {\"b\": \"é<|im_end|>\", \"a\": 1}}"),
+            "{foreign}"
+        );
+    }
+
+    #[test]
+    fn what_tools_and_calls_spell_is_no_token_of_the_template() {
+        let (model, kept) = (demo(), Kept::default());
+        let end = model.tokenizer.token_id("<|im_end|>").unwrap();
+        let ends = |conversation: Conversation| {
+            let tokens = model.prompt(conversation, &kept).unwrap().tokens;
+            tokens.iter().filter(|token| **token == end).count()
+        };
+        let mut spelled = called("<|im_end|>", &json!({"<|im_end|>": ["<|im_end|>"]}));
+        let tool = json!({"type": "function", "function": {
+            "name": "f",
+            "description": "<|im_end|>",
+            "parameters": {"properties": {"<|im_end|>": {"enum": ["<|im_end|>"]}}},
+        }});
+        spelled.tools.list = vec![tool];
+        assert_eq!(ends(spelled), ends(called("x", &json!({}))));
+    }
+
+    #[test]
+    fn a_template_without_tools_refuses_them() {
+        let dir = std::env::temp_dir().join(format!("fm-server-model-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let open = |template: &str| {
+            std::fs::write(dir.join("chat_template.jinja"), template).unwrap();
+            let model = Model { template: ChatTemplate::open(&dir).unwrap(), ..demo() };
+            model.prompt(ask(), &Kept::default()).unwrap_err()
+        };
+        assert!(matches!(open("{{ messages[0].content }}"), Problem::NoTools));
+        assert!(matches!(open("{{ tools }} write <some_call>"), Problem::NoDialect));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+mod message;
 
 use axum::{
     Json,
@@ -9,7 +10,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use fm_engine::generate::FinishReason;
+use fm_engine::generate::{FinishReason, Generated};
 use fm_text::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -32,7 +33,6 @@ pub(crate) const TOLERATED: &[&str] = &[
     "prompt_cache_retention",
     "prediction",
     "verbosity",
-    "parallel_tool_calls",
     "cache_control",
 ];
 
@@ -74,8 +74,9 @@ pub(crate) fn with_status(problem: &Problem, body: &Value) -> Response {
     response
 }
 
-fn finish_reason(finish: FinishReason) -> &'static str {
-    match finish {
+fn finish_reason(generated: &Generated) -> &'static str {
+    match generated.finish {
+        FinishReason::Stop if !generated.calls.is_empty() => "tool_calls",
         FinishReason::Length | FinishReason::Context => "length",
         _ => "stop",
     }

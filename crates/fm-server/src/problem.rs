@@ -53,6 +53,12 @@ pub(crate) enum Problem {
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
+    /// The chat template does not mention tools.
+    #[error("this model was not made for tools: its chat template has no place for them")]
+    NoTools,
+    /// The model has its own way of writing calls.
+    #[error("this server cannot read the calls of this model; with tool_choice none it answers")]
+    NoDialect,
     /// No key, or another one.
     #[error("the API key is missing or wrong")]
     Key,
@@ -138,7 +144,9 @@ impl Problem {
             | Self::Field { .. }
             | Self::Text(_)
             | Self::TooLong { .. }
-            | Self::NoTemplate => StatusCode::BAD_REQUEST,
+            | Self::NoTemplate
+            | Self::NoTools
+            | Self::NoDialect => StatusCode::BAD_REQUEST,
             Self::BodyTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::Key => StatusCode::UNAUTHORIZED,
@@ -161,6 +169,7 @@ impl Problem {
         match self {
             Self::Field { field, .. } => Some(field),
             Self::TooLong { .. } => Some("messages"),
+            Self::NoTools | Self::NoDialect => Some("tools"),
             _ => None,
         }
     }

@@ -31,6 +31,7 @@ use crate::{
     door::Door,
     feed,
     fields::Fields,
+    kept::Kept,
     model::Model,
     openai, page,
     problem::Problem,
@@ -75,6 +76,7 @@ pub(crate) struct App {
     pub(crate) watch: Watch,
     pub(crate) texts: Arc<Texts>,
     pub(crate) watchers: Arc<Semaphore>,
+    pub(crate) kept: Kept,
     pub(crate) started_unix: u64,
     door: Door,
     patience: Patience,
@@ -176,8 +178,18 @@ impl Server {
         let Service { model, submit, activity, gauges, door, patience, log } = service;
         let watch = Watch::new(log, activity, gauges);
         let (started_unix, texts, watchers) = (now_unix(), Arc::default(), feed::watchers());
-        let app =
-            Arc::new(App { model, submit, watch, texts, watchers, started_unix, door, patience });
+        let kept = Kept::default();
+        let app = Arc::new(App {
+            model,
+            submit,
+            watch,
+            texts,
+            watchers,
+            kept,
+            started_unix,
+            door,
+            patience,
+        });
         // One thread for the network: the cores belong to the model.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -285,6 +297,8 @@ pub(crate) async fn whole(
     while let Some((choice, piece)) = answer.next().await {
         match piece {
             Piece::Text(_, text) => texts[choice].push_str(&text),
+            // What was called is told at the end.
+            Piece::Call(..) => {}
             Piece::Token(token) => odds[choice].push(token),
             Piece::Done(generated) => ends[choice] = Some(generated),
             Piece::Failed(problem) => return Err(problem),

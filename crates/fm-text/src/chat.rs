@@ -9,14 +9,15 @@ mod message;
 mod python;
 mod source;
 mod strftime;
+mod written;
 
-use std::{path::Path, time::SystemTime};
+use std::{collections::HashMap, path::Path, time::SystemTime};
 
 use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
 use serde_json::Map;
 
 pub use self::{message::Message, python::RaisedException};
-use crate::{error::TextError, files, vocabulary::Vocabulary};
+use crate::{error::TextError, files, tools::Dialect, vocabulary::Vocabulary};
 
 /// How long a template may run, in instructions: about a second. A long conversation needs a few
 /// hundred for each message.
@@ -30,6 +31,8 @@ const TOOL_USE: &str = "tool_use";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     has_tool_use: bool,
+    takes_tools: bool,
+    dialect: Option<&'static Dialect>,
     /// `bos_token`, `eos_token` and the like.
     special_tokens: Vec<(String, String)>,
 }
@@ -41,6 +44,9 @@ pub struct RenderRequest<'a> {
     pub messages: &'a [Message],
     /// JSON schemas of the tools the model may call.
     pub tools: &'a [serde_json::Value],
+    /// By the ids of calls, their arguments as the model wrote them, which take the place of what the
+    /// template makes of the same arguments.
+    pub written: Option<&'a HashMap<String, String>>,
     /// Whether to end with the start of the assistant's turn.
     pub add_generation_prompt: bool,
     /// Whether the model shall think first; `None` leaves it to the template.
@@ -58,6 +64,7 @@ impl<'a> RenderRequest<'a> {
         RenderRequest {
             messages,
             tools: &[],
+            written: None,
             add_generation_prompt: true,
             enable_thinking: None,
             variables: None,
@@ -133,11 +140,25 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         python::install(&mut environment);
         let has_tool_use = templates.iter().any(|(name, _)| *name == TOOL_USE);
+        let dialect = templates.iter().rev().find_map(|(_, text)| Dialect::of_template(text));
+        let mut takes_tools = has_tool_use;
         for (name, text) in templates {
             let text = source::without_generation_tags(&text);
             environment.add_template_owned(name, text).map_err(syntax)?;
+            let template = environment.get_template(name).map_err(syntax)?;
+            takes_tools |= template.undeclared_variables(false).contains("tools");
         }
-        Ok(ChatTemplate { environment, has_tool_use, special_tokens })
+        Ok(ChatTemplate { environment, has_tool_use, takes_tools, dialect, special_tokens })
+    }
+
+    /// Whether it tells the model of tools.
+    pub fn takes_tools(&self) -> bool {
+        self.takes_tools
+    }
+
+    /// How the model writes its calls, if that is known.
+    pub fn dialect(&self) -> Option<&'static Dialect> {
+        self.dialect
     }
 
     /// Renders a conversation.
@@ -146,6 +167,36 @@ impl ChatTemplate {
     /// [`TextError::Refused`] with the template's own words if it refuses the conversation,
     /// [`TextError::Render`] if it fails.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<String, TextError> {
+        let mut messages = request.messages.to_vec();
+        self.dialect.iter().for_each(|dialect| dialect.prepare(&mut messages));
+        match self.render_written(request, &messages) {
+            Some(text) => Ok(text),
+            None => self.render_calls(&RenderRequest { messages: &messages, ..*request }),
+        }
+    }
+
+    /// Renders with arguments as they were written; nothing if that is not possible here.
+    fn render_written(&self, request: &RenderRequest<'_>, messages: &[Message]) -> Option<String> {
+        let marked = written::mark(messages, request.written?)?;
+        let request = RenderRequest { messages: &marked.messages, ..*request };
+        marked.put(self.render_calls(&request).ok()?, self.dialect?)
+    }
+
+    /// Renders with arguments as objects, or as text if the template wants that.
+    fn render_calls(&self, request: &RenderRequest<'_>) -> Result<String, TextError> {
+        let failure = match self.render_once(request) {
+            Err(failure @ TextError::Render { .. }) => failure,
+            result => return result,
+        };
+        let mut messages = request.messages.to_vec();
+        if !messages.iter_mut().any(Message::write_tool_arguments) {
+            return Err(failure);
+        }
+        let messages = RenderRequest { messages: &messages, ..*request };
+        self.render_once(&messages).map_err(|_| failure)
+    }
+
+    fn render_once(&self, request: &RenderRequest<'_>) -> Result<String, TextError> {
         let with_tools = !request.tools.is_empty();
         let name = if with_tools && self.has_tool_use { TOOL_USE } else { DEFAULT };
         let template =

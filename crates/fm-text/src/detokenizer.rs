@@ -22,13 +22,21 @@ pub enum SpecialText {
 pub struct Detokenizer<'t> {
     tokenizer: &'t Tokenizer,
     special: SpecialText,
+    /// Special tokens that are written out all the same.
+    kept: Vec<u32>,
     utf8: Utf8Stream,
 }
 
 impl<'t> Detokenizer<'t> {
     /// Starts at a character border.
     pub fn new(tokenizer: &'t Tokenizer, special: SpecialText) -> Detokenizer<'t> {
-        Detokenizer { tokenizer, special, utf8: Utf8Stream::default() }
+        Detokenizer { tokenizer, special, kept: Vec::new(), utf8: Utf8Stream::default() }
+    }
+
+    /// Writes out these special tokens: marks that somebody reads who comes after.
+    pub fn keeping(mut self, texts: &[&str]) -> Self {
+        self.kept = texts.iter().filter_map(|text| self.tokenizer.token_id(text)).collect();
+        self
     }
 
     /// Adds a token and returns the characters that are complete now; often none.
@@ -38,7 +46,8 @@ impl<'t> Detokenizer<'t> {
     /// # Errors
     /// If no token has this id; nothing changed then.
     pub fn push(&mut self, id: u32) -> Result<&str, TextError> {
-        if self.special == SpecialText::Skip && self.tokenizer.is_special(id) {
+        let skip = self.special == SpecialText::Skip && self.tokenizer.is_special(id);
+        if skip && !self.kept.contains(&id) {
             return Ok(self.utf8.push(&[]));
         }
         let bytes = self

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod answer;
 pub mod chat;
 pub mod detokenizer;
 pub mod error;
@@ -15,12 +16,15 @@ mod files;
 pub mod stop;
 pub mod thinking;
 pub mod tokenizer;
+pub mod tools;
 pub mod vocabulary;
 
+pub use answer::{AnswerForm, AnswerSplitter};
 pub use chat::{ChatTemplate, Message, RenderRequest};
 pub use detokenizer::{Detokenizer, SpecialText};
 pub use error::TextError;
 pub use stop::{StopPush, StopStrings};
 pub use thinking::{Channel, Segment, ThinkingSplitter, ThinkingState, ThinkingTags};
 pub use tokenizer::{SpecialTokens, Tokenizer};
+pub use tools::{CallPart, Definitions, Dialect, Part};
 pub use vocabulary::{Vocabulary, VocabularyError};

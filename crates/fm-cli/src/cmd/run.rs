@@ -21,7 +21,9 @@ use fm_engine::{
     session::Conversation,
     warm_start::WarmStart,
 };
-use fm_text::{Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
+use fm_text::{
+    AnswerForm, ChatTemplate, Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags,
+};
 
 use super::{json_arg, model_arg, model_path};
 use crate::{
@@ -103,6 +105,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let prompt = tokens_of(&engine, matches, &input, &mut conversation)?;
     let session = reuse(&mut engine, session, &conversation, &prompt)?;
     let tags = ThinkingTags::new("<think>", "</think>").map_err(EngineError::from)?;
+    let template = engine.template.as_ref().filter(|_| prompt.text.is_some());
     let request = Request {
         thinking: prompt
             .text
@@ -114,6 +117,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         eos: engine.eos.clone(),
         stop: matches.get_many("stop").map_or_else(Vec::new, |stops| stops.cloned().collect()),
         think_budget: matches.get_one("think-budget").copied(),
+        answer: AnswerForm { dialect: template.and_then(ChatTemplate::dialect), calls: None },
         context: engine.plan.context,
         ..Request::default()
     };
@@ -322,6 +326,8 @@ fn generate(
                     released = now;
                 }
             }
+            // Nobody is told of tools here, so there are no calls.
+            Event::Call(..) => {}
             Event::Text(..) if silent => {}
             Event::Text(channel, text) => {
                 if let Err(error) = answer.show(channel, text) {

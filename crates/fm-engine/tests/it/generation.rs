@@ -72,6 +72,7 @@ fn streamed_pieces_are_the_text() {
             Event::Text(Channel::Answer, text) => answer.push_str(text),
             Event::Text(Channel::Thinking, text) => thinking.push_str(text),
             Event::Token(chosen) => tokens.push(chosen.token),
+            Event::Call(..) => panic!("nobody offered a tool"),
             Event::Prefill { done, total } => assert!(done <= total),
         }
         ControlFlow::Continue(())

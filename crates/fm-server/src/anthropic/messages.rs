@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::{TOLERATED, conversation, error, refuse, refuse_unsupported};
 use crate::{
-    answer::{Piece, Requested},
+    answer::{CallPiece, Piece, Requested},
     ask::{Ask, Manner, STOPS_MAX, TOKENS_MAX},
     fields::Fields,
-    model::Model,
+    kept::CallIds,
     problem::{Problem, Wrong},
     serve::{self, App},
     stream::{self, Encode, Out},
@@ -23,8 +23,12 @@ use crate::{
 
 const PATH: &str = "/v1/messages";
 
+/// Thinking is not signed, but clients leave out of the history what has no signature.
+const SIGNATURE: &str = "unsigned";
+
 struct Form {
     id: String,
+    ids: CallIds,
     model: String,
     stream: bool,
     stop: Vec<String>,
@@ -42,7 +46,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
     let read = |app: &Arc<App>, mut fields: Fields| {
         let manner = Manner::take(&mut fields, &app.model)?;
-        Ok(read_prompt(&app.model, fields, manner)?.0.prompt.tokens.len())
+        Ok(read_prompt(app, fields, manner)?.0.prompt.tokens.len())
     };
     match serve::prepare(&app, request, read).await {
         Ok(tokens) => axum::Json(json!({"input_tokens": tokens})).into_response(),
@@ -60,15 +64,19 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
         ));
     }
     let (mut wholes, answer) = serve::whole(answer, 1).await?;
-    let Generated { text, thinking, finish, .. } = *wholes.remove(0).generated;
+    let Generated { text, thinking, calls, finish, .. } = *wholes.remove(0).generated;
     let thinking =
-        thinking.map(|text| json!({"type": "thinking", "thinking": text, "signature": ""}));
+        thinking.map(|text| json!({"type": "thinking", "thinking": text, "signature": SIGNATURE}));
+    let uses = calls.iter().map(|call| {
+        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        json!({"type": "tool_use", "id": form.ids.id(0, call.index), "name": call.name, "input": input})
+    });
     let text =
         text.filter(|text| !text.is_empty()).map(|text| json!({"type": "text", "text": text}));
-    let content: Vec<Value> = thinking.into_iter().chain(text).collect();
+    let content: Vec<Value> = thinking.into_iter().chain(text).chain(uses).collect();
     let requested = &answer.tally.requested;
     let mut message = form.message(&content.into(), &usage(requested));
-    form.stop_fields(&mut message, finish);
+    form.stop_fields(&mut message, finish, !calls.is_empty());
     message["timings"] = requested.timings();
     Ok(axum::Json(message).into_response())
 }
@@ -81,21 +89,23 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     manner.stop = fields.texts("stop_sequences", STOPS_MAX)?;
     let stop = manner.stop.clone();
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let (ask, model) = read_prompt(&app.model, fields, manner)?;
-    Ok((ask, Form { id: serve::new_id("msg_"), model, stream, stop }))
+    let (ask, model) = read_prompt(app, fields, manner)?;
+    let ids = ask.ids.clone();
+    Ok((ask, Form { id: serve::new_id("msg_"), ids, model, stream, stop }))
 }
 
 /// Reads what messages and counts have in common, and the model's name.
 fn read_prompt(
-    model: &Model,
+    app: &App,
     mut fields: Fields,
     mut manner: Manner,
 ) -> Result<(Ask, String), Problem> {
     let conversation = conversation(&mut fields, &mut manner)?;
     refuse_unsupported(&mut fields)?;
-    let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
+    let name = fields.text("model")?.unwrap_or_else(|| app.model.name.clone());
     fields.end(TOLERATED)?;
-    Ok((Ask { prompt: model.prompt(conversation)?, manner }, name))
+    let prompt = app.model.prompt(conversation, &app.kept)?;
+    Ok((Ask { prompt, manner, ids: CallIds::new("toolu_") }, name))
 }
 
 fn usage(requested: &Requested) -> Value {
@@ -122,8 +132,9 @@ impl Form {
         })
     }
 
-    fn stop_fields(&self, into: &mut Value, finish: FinishReason) {
+    fn stop_fields(&self, into: &mut Value, finish: FinishReason, calls: bool) {
         into["stop_reason"] = match finish {
+            FinishReason::Stop if calls => "tool_use",
             FinishReason::Stop | FinishReason::Cancelled => "end_turn",
             FinishReason::StopString(at) => {
                 into["stop_sequence"] = self.stop[at].as_str().into();
@@ -139,37 +150,61 @@ impl Form {
 /// The events of a streamed answer.
 struct MessageStream {
     form: Form,
-    /// What the block that is open is for.
-    block: Option<Channel>,
+    /// The block that is open.
+    block: Option<Block>,
     /// Blocks that have been opened.
     blocks: usize,
-    end: Option<FinishReason>,
+    /// Why it ended, and whether it calls tools.
+    end: Option<(FinishReason, bool)>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Block {
+    Text(Channel),
+    Call,
 }
 
 impl MessageStream {
     /// Opens the block that a text belongs to, and closes the one before.
     fn enter(&mut self, out: &mut Out, channel: Channel) {
-        if self.block == Some(channel) {
+        if self.block == Some(Block::Text(channel)) {
             return;
         }
-        self.leave(out);
         let block = match channel {
             Channel::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
             Channel::Answer => json!({"type": "text", "text": ""}),
         };
+        self.start(out, Block::Text(channel), &block);
+    }
+
+    fn start(&mut self, out: &mut Out, block: Block, content: &Value) {
+        self.leave(out);
         out.named(&json!({
-            "type": "content_block_start", "index": self.blocks, "content_block": block,
+            "type": "content_block_start", "index": self.blocks, "content_block": content,
         }));
-        self.block = Some(channel);
+        self.block = Some(block);
         self.blocks += 1;
     }
 
     fn leave(&mut self, out: &mut Out) {
-        if self.block.take() == Some(Channel::Thinking) {
-            self.delta(out, &json!({"type": "signature_delta", "signature": ""}));
+        let Some(block) = self.block.take() else { return };
+        if block == Block::Text(Channel::Thinking) {
+            self.delta(out, &json!({"type": "signature_delta", "signature": SIGNATURE}));
         }
-        if let Some(index) = self.blocks.checked_sub(1) {
-            out.named(&json!({"type": "content_block_stop", "index": index}));
+        out.named(&json!({"type": "content_block_stop", "index": self.blocks - 1}));
+    }
+
+    fn call(&mut self, out: &mut Out, call: usize, piece: CallPiece) {
+        match piece {
+            CallPiece::Begin(name) => {
+                let id = self.form.ids.id(0, call);
+                let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                self.start(out, Block::Call, &block);
+            }
+            CallPiece::Arguments(json) => {
+                self.delta(out, &json!({"type": "input_json_delta", "partial_json": json}));
+            }
+            CallPiece::End => self.leave(out),
         }
     }
 
@@ -189,6 +224,7 @@ impl Encode for MessageStream {
     fn piece(&mut self, out: &mut Out, _: usize, piece: Piece) {
         match piece {
             Piece::Token(_) => {}
+            Piece::Call(call, piece) => self.call(out, call, piece),
             Piece::Text(channel, text) => {
                 self.enter(out, channel);
                 let delta = match channel {
@@ -197,7 +233,9 @@ impl Encode for MessageStream {
                 };
                 self.delta(out, &delta);
             }
-            Piece::Done(generated) => self.end = Some(generated.finish),
+            Piece::Done(generated) => {
+                self.end = Some((generated.finish, !generated.calls.is_empty()));
+            }
             Piece::Failed(problem) => out.named(&error(&problem)),
         }
     }
@@ -205,7 +243,8 @@ impl Encode for MessageStream {
     fn close(&mut self, out: &mut Out, requested: &Requested) {
         self.leave(out);
         let mut delta = json!({"stop_reason": null, "stop_sequence": null});
-        self.form.stop_fields(&mut delta, self.end.unwrap_or(FinishReason::Stop));
+        let (finish, calls) = self.end.unwrap_or((FinishReason::Stop, false));
+        self.form.stop_fields(&mut delta, finish, calls);
         let usage = usage(requested);
         out.named(&json!({
             "type": "message_delta", "delta": delta, "usage": usage, "timings": requested.timings(),

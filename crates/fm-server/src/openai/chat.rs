@@ -7,18 +7,20 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use fm_engine::generate::Generated;
-use fm_text::{Channel, Message};
-use serde_json::{Map, Value, json};
+use fm_text::Channel;
+use serde_json::{Value, json};
 
-use super::{TOLERATED, error, finish_reason, logprobs, refuse, usage};
+use super::{TOLERATED, error, finish_reason, logprobs, message, refuse, usage};
 use crate::{
-    answer::{Answer, Piece, Requested, TokenOdds},
+    answer::{Answer, CallPiece, Piece, Requested, TokenOdds},
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
+    kept::CallIds,
     model::Conversation,
     problem::{Problem, Wrong},
     serve::{self, App, Whole},
     stream::{self, Encode, Out},
+    tools::Tools,
 };
 
 /// Messages of a request.
@@ -30,6 +32,7 @@ const PATH: &str = "/v1/chat/completions";
 struct Form {
     app: Arc<App>,
     id: String,
+    ids: CallIds,
     model: String,
     stream: bool,
     include_usage: bool,
@@ -73,9 +76,9 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     refuse_unsupported(&mut fields)?;
     let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
-    let ask = Ask { prompt: model.prompt(conversation)?, manner };
-    let id = serve::new_id("chatcmpl-");
-    Ok((ask, Form { app: Arc::clone(app), id, model: name, stream, include_usage, odds }))
+    let (id, ids) = (serve::new_id("chatcmpl-"), CallIds::new("call_"));
+    let ask = Ask { prompt: model.prompt(conversation, &app.kept)?, manner, ids: ids.clone() };
+    Ok((ask, Form { app: Arc::clone(app), id, ids, model: name, stream, include_usage, odds }))
 }
 
 /// `stream` and `stream_options`.
@@ -94,10 +97,8 @@ pub(super) fn stream_options(fields: &mut Fields) -> Result<(bool, bool), Proble
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let idle = |value: &Value| value == "none" || value == "auto";
-    fields.refuse("tools", "tools yet", empty)?;
-    fields.refuse("functions", "tools yet", empty)?;
-    fields.refuse("tool_choice", "tools yet", idle)?;
-    fields.refuse("function_call", "tools yet", idle)?;
+    fields.refuse("functions", "functions; use tools", empty)?;
+    fields.refuse("function_call", "function_call; use tool_choice", idle)?;
     let text = |value: &Value| value["type"] == "text";
     fields.refuse("response_format", "structured output yet", text)?;
     fields.refuse("modalities", "anything but text", |value| *value == json!(["text"]))?;
@@ -111,7 +112,7 @@ fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation
     if list.is_empty() {
         return Err(Wrong::Empty.at("messages"));
     }
-    let messages = list.into_iter().enumerate().map(|(at, value)| message(value, at));
+    let messages = list.into_iter().enumerate().map(|(at, value)| message::read(value, at));
     let mut conversation =
         Conversation { messages: messages.collect::<Result<_, _>>()?, ..Conversation::default() };
     let mut words = match fields.take("chat_template_kwargs") {
@@ -131,56 +132,25 @@ fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation
         }
         conversation.variables.insert("reasoning_effort".to_owned(), effort.into());
     }
+    conversation.tools = Tools::take_openai(fields)?;
     let budget = fields.count("thinking_budget", 1..=TOKENS_MAX)?;
     manner.think_budget = budget.map(|budget| budget as usize);
     Ok(conversation)
 }
 
-fn message(value: Value, at: usize) -> Result<Message, Problem> {
-    let field = |name: &str| format!("messages[{at}].{name}");
-    let mut message: Message = serde_json::from_value(value)
-        .map_err(|_| Wrong::Kind("a message with a role").at(format!("messages[{at}]")))?;
-    message.role = match message.role.as_str() {
-        "developer" => "system".to_owned(),
-        "system" | "user" | "assistant" | "tool" => message.role,
-        _ => {
-            let roles = "one of system, developer, user, assistant, tool";
-            return Err(Wrong::Kind(roles).at(field("role")));
-        }
+/// The delta of a piece of a call.
+fn call_delta(id: &str, call: usize, piece: CallPiece) -> Option<Value> {
+    let delta = match piece {
+        CallPiece::Begin(name) => json!({
+            "index": call,
+            "id": id,
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }),
+        CallPiece::Arguments(json) => json!({"index": call, "function": {"arguments": json}}),
+        CallPiece::End => return None,
     };
-    let text = match message.content.take() {
-        None | Some(Value::Null) if message.tool_calls.is_some() => None,
-        None | Some(Value::Null) => return Err(Wrong::Missing.at(field("content"))),
-        Some(Value::String(text)) => Some(text),
-        Some(Value::Array(parts)) => Some(parts_text(&parts, &field("content"))?),
-        Some(_) => {
-            return Err(Wrong::Kind("a string or a list of parts").at(field("content")));
-        }
-    };
-    message.content = text.map(Value::String);
-    if message.extra.get("function_call").is_some_and(|call| !call.is_null()) {
-        return Err(Wrong::Unsupported("function_call; use tool_calls").at(field("function_call")));
-    }
-    // What clients send back of earlier answers, and templates do not know.
-    message.extra = Map::new();
-    message.parse_tool_arguments();
-    Ok(message)
-}
-
-/// The text of a list of parts.
-fn parts_text(parts: &[Value], field: &str) -> Result<String, Problem> {
-    let texts = parts.iter().enumerate().map(|(at, part)| match part["type"].as_str() {
-        Some("text") => {
-            let text = part["text"].as_str();
-            text.ok_or_else(|| Wrong::Kind("a string").at(format!("{field}[{at}].text")))
-        }
-        Some("image_url" | "input_image") => {
-            Err(Wrong::Unsupported("images; the model reads text only")
-                .at(format!("{field}[{at}]")))
-        }
-        _ => Err(Wrong::Unsupported("parts other than text").at(format!("{field}[{at}]"))),
-    });
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    Some(json!({"tool_calls": [delta]}))
 }
 
 impl Form {
@@ -200,8 +170,19 @@ impl Form {
 
     fn completion(&self, wholes: &[Whole], answer: &Answer) -> Value {
         let choices = wholes.iter().enumerate().map(|(index, whole)| {
-            let Generated { text, thinking, finish, .. } = whole.generated.as_ref();
+            let Generated { text, thinking, calls, .. } = whole.generated.as_ref();
+            let text = text.as_ref().filter(|text| calls.is_empty() || !text.is_empty());
             let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+            if !calls.is_empty() {
+                let calls = calls.iter().map(|call| {
+                    json!({
+                        "id": self.ids.id(index, call.index),
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments},
+                    })
+                });
+                message["tool_calls"] = calls.collect();
+            }
             if let Some(thinking) = thinking {
                 message["reasoning_content"] = thinking.as_str().into();
             }
@@ -209,7 +190,7 @@ impl Form {
                 "index": index,
                 "message": message,
                 "logprobs": self.odds(&whole.odds),
-                "finish_reason": finish_reason(*finish),
+                "finish_reason": finish_reason(&whole.generated),
             })
         });
         let mut completion = self.frame("chat.completion", &choices.collect());
@@ -251,6 +232,12 @@ impl Encode for ChatStream {
     fn piece(&mut self, out: &mut Out, index: usize, piece: Piece) {
         match piece {
             Piece::Token(odds) => self.odds[index].push(odds),
+            Piece::Call(call, piece) => {
+                let id = self.form.ids.id(index, call);
+                if let Some(delta) = call_delta(&id, call, piece) {
+                    self.chunk(out, (index, &delta), &Value::Null, None);
+                }
+            }
             Piece::Text(Channel::Thinking, text) => {
                 let delta = json!({"reasoning_content": text});
                 self.chunk(out, (index, &delta), &Value::Null, None);
@@ -263,7 +250,7 @@ impl Encode for ChatStream {
             Piece::Done(generated) => {
                 let odds = std::mem::take(&mut self.odds[index]);
                 let rest = if odds.is_empty() { Value::Null } else { self.form.odds(&odds) };
-                let finish = Some(finish_reason(generated.finish));
+                let finish = Some(finish_reason(&generated));
                 self.chunk(out, (index, &json!({})), &rest, finish);
             }
             Piece::Failed(problem) => out.data(&error(&problem)),

@@ -6,7 +6,7 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-use fm_text::ThinkingState;
+
 use serde_json::{Value, json};
 
 use super::{TOLERATED, chat::stream_options, error, finish_reason, refuse, usage};
@@ -14,6 +14,7 @@ use crate::{
     answer::{Piece, Requested},
     ask::{Ask, Manner, TOKENS_MAX},
     fields::Fields,
+    kept::CallIds,
     model::{Model, Prompt},
     problem::{Problem, Wrong},
     serve::{self, App},
@@ -49,7 +50,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     }
     let (wholes, answer) = serve::whole(answer, choices).await?;
     let choices = wholes.iter().enumerate().map(|(index, whole)| {
-        let finish = finish_reason(whole.generated.finish);
+        let finish = finish_reason(&whole.generated);
         choice((index, &whole.text), Some(finish))
     });
     let mut completion = form.frame(&choices.collect());
@@ -73,7 +74,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     fields.end(TOLERATED)?;
     let id = serve::new_id("cmpl-");
     let form = Form { id, model: name, stream, include_usage };
-    Ok((Ask { prompt, manner }, form))
+    Ok((Ask { prompt, manner, ids: CallIds::new("") }, form))
 }
 
 /// A string, a list of one, or tokens.
@@ -89,7 +90,7 @@ fn prompt(fields: &mut Fields, model: &Model) -> Result<Prompt, Problem> {
                 let token = |value: &Value| value.as_u64().filter(|token| *token < vocab);
                 let tokens = tokens.iter().map(|value| token(value).map(|token| token as u32));
                 let tokens = tokens.collect::<Option<Vec<_>>>().ok_or_else(refuse)?;
-                model.fitting(Prompt { tokens, thinking: ThinkingState::None })
+                model.fitting(Prompt::plain(tokens))
             }
         },
         Some(_) => Err(refuse()),
@@ -117,10 +118,10 @@ impl Encode for Form {
 
     fn piece(&mut self, out: &mut Out, index: usize, piece: Piece) {
         let choice = match piece {
-            Piece::Token(_) => return,
+            Piece::Token(_) | Piece::Call(..) => return,
             // Whatever the model writes is the text.
             Piece::Text(_, text) => choice((index, &text), None),
-            Piece::Done(generated) => choice((index, ""), Some(finish_reason(generated.finish))),
+            Piece::Done(generated) => choice((index, ""), Some(finish_reason(&generated))),
             Piece::Failed(problem) => return out.data(&error(&problem)),
         };
         out.data(&self.frame(&json!([choice])));

@@ -12,3 +12,4 @@ mod page_in_browser;
 mod patience;
 mod refusals;
 mod sharing;
+mod tools;

@@ -43,6 +43,7 @@ fn end(job: &mut Job) {
         tokens: vec![1, 2, 3],
         text: None,
         thinking: None,
+        calls: Vec::new(),
         finish: FinishReason::Stop,
         reused: 0,
         thinking_tokens: 0,

@@ -42,7 +42,19 @@ const OPENAI: &[(&str, &str)] = &[
     ("presence_penalty", "3"),
     ("reasoning_effort", "\"some\""),
     ("chat_template_kwargs", r#"{"messages": []}"#),
-    ("tools", r#"[{"type": "function", "function": {"name": "f"}}]"#),
+    ("tools", "{}"),
+    ("tools", r#"[{"type": "function", "function": {"name": "a b"}}]"#),
+    ("tools", r#"[{"type": "function", "function": {"name": "f", "parameters": []}}]"#),
+    ("tools", r#"[{"type": "web_search"}]"#),
+    ("tool_choice", "\"always\""),
+    ("tool_choice", "\"required\""),
+    ("functions", r#"[{"name": "f"}]"#),
+    ("messages", r#"[{"role": "tool", "content": "x"}]"#),
+    (
+        "messages",
+        r#"[{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{\"a"}}]}]"#,
+    ),
+    ("messages", r#"[{"role": "user", "content": "x", "tool_calls": [{}]}]"#),
     ("response_format", r#"{"type": "json_object"}"#),
     ("temprature", "1"),
 ];
@@ -52,10 +64,25 @@ const ANTHROPIC: &[(&str, &str)] = &[
     ("max_tokens", "-1"),
     ("messages", r#"[{"role": "system", "content": "hi"}]"#),
     ("messages", r#"[{"role": "user", "content": [{"type": "image", "source": {}}]}]"#),
-    ("messages", r#"[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]"#),
+    ("messages", r#"[{"role": "user", "content": [{"type": "tool_result"}]}]"#),
+    (
+        "messages",
+        r#"[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}]}]"#,
+    ),
+    (
+        "messages",
+        r#"[{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": "{}"}]}]"#,
+    ),
+    (
+        "messages",
+        r#"[{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}]"#,
+    ),
     ("messages", r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#),
     ("thinking", r#"{"type": "enabled"}"#),
-    ("tools", r#"[{"name": "f", "input_schema": {}}]"#),
+    ("tools", r#"[{"input_schema": {}}]"#),
+    ("tools", r#"[{"type": "web_search_20250305", "name": "web_search"}]"#),
+    ("tool_choice", r#"{"type": "tool"}"#),
+    ("tool_choice", r#"{"type": "any"}"#),
     ("stop_sequences", r#"[""]"#),
     ("stream", "1"),
     ("colour", "\"red\""),
@@ -77,6 +104,24 @@ fn a_field_that_cannot_be_is_named_in_the_interfaces_own_words() {
     }
     insta::assert_snapshot!("refusals", answers);
     assert!(server.log.lock().unwrap().is_empty(), "nothing of it reached the model");
+}
+
+#[test]
+fn tools_have_limits() {
+    let server = start(1);
+    let ask = |tools: Value| {
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools});
+        let refused = post(server.at, "/v1/chat/completions", &body);
+        (refused.status, refused.json()["error"]["message"].as_str().unwrap().to_owned())
+    };
+    let tool = |parameters: Value| json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+    let many = ask(vec![tool(json!({})); 513].into());
+    assert_eq!(many, (400, "tools: it may have at most 512 entries".to_owned()));
+    let deep = (0..70).fold(json!({}), |inside, _| json!({"a": inside}));
+    let deep = ask(json!([tool(json!({})), tool(deep)]));
+    assert!(deep.0 == 400 && deep.1.starts_with("tools[1]: it has more than 64"), "{deep:?}");
+    let large = ask(json!([tool(json!({"description": "x".repeat(3 << 20)}))]));
+    assert!(large.0 == 400 && large.1.starts_with("tools[0]: all tools together"), "{large:?}");
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! One message of a conversation, as templates see it.
 
+use minijinja::value::{Rest, Serde};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
+
+use super::json;
 
 /// Names for what the model thought. Templates read the first, gpt-oss's the second.
 const REASONING_NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -44,20 +47,41 @@ impl Message {
     /// Turns the arguments of tool calls from the JSON text that the OpenAI interface sends into
     /// the objects that templates expect. What is not the text of an object stays as it is.
     pub fn parse_tool_arguments(&mut self) {
-        let calls = self.tool_calls.as_mut().and_then(Value::as_array_mut);
-        for call in calls.into_iter().flatten() {
-            // Templates accept a call with and without the envelope.
-            let call = if call.get("function").is_some() { &mut call["function"] } else { call };
-            let Some(arguments) = call.get_mut("arguments") else { continue };
+        for function in self.functions_mut() {
+            let Some(arguments) = function.get_mut("arguments") else { continue };
             let parsed = arguments.as_str().map(serde_json::from_str::<Map<String, Value>>);
             if let Some(Ok(object)) = parsed {
                 *arguments = Value::Object(object);
             }
         }
     }
-}
 
-impl Message {
+    /// The opposite of [`parse_tool_arguments`](Self::parse_tool_arguments), in the words of Python.
+    /// Returns whether there were any.
+    pub(super) fn write_tool_arguments(&mut self) -> bool {
+        let mut any = false;
+        for function in self.functions_mut() {
+            let Some(arguments) = function.get_mut("arguments").filter(|a| a.is_object()) else {
+                continue;
+            };
+            let value = minijinja::Value::from(Serde(&*arguments));
+            if let Ok(text) = json::tojson(&value, Rest(Vec::new())) {
+                *arguments = Value::String(text);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// What is called. Templates accept a call with and without the envelope.
+    fn functions_mut(&mut self) -> impl Iterator<Item = &mut Value> {
+        let calls = self.tool_calls.as_mut().and_then(Value::as_array_mut);
+        calls
+            .into_iter()
+            .flatten()
+            .map(|call| if call.get("function").is_some() { &mut call["function"] } else { call })
+    }
+
     /// The message as `transformers` hands it to a template: without its nulls, on which many
     /// templates fail, and with the reasoning under both names that templates know.
     pub(super) fn for_template(&self) -> Map<String, Value> {

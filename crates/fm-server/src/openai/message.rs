@@ -1,0 +1,105 @@
+//! A message of OpenAI's interface.
+
+use fm_text::{Message, tools::valid_name};
+use serde_json::{Map, Value, json};
+
+use crate::problem::{Problem, Wrong};
+
+/// Calls of a message.
+const CALLS_MAX: usize = 512;
+
+/// Reads the message in this place.
+pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
+    let field = |name: &str| format!("messages[{at}].{name}");
+    let mut message: Message = serde_json::from_value(value)
+        .map_err(|_| Wrong::Kind("a message with a role").at(format!("messages[{at}]")))?;
+    message.role = match message.role.as_str() {
+        "developer" => "system".to_owned(),
+        "system" | "user" | "assistant" | "tool" => message.role,
+        _ => {
+            let roles = "one of system, developer, user, assistant, tool";
+            return Err(Wrong::Kind(roles).at(field("role")));
+        }
+    };
+    message.tool_calls = match message.tool_calls.take() {
+        None | Some(Value::Null) => None,
+        Some(Value::Array(list)) if list.is_empty() => None,
+        Some(_) if message.role != "assistant" => {
+            return Err(Wrong::Rule("only an assistant calls tools").at(field("tool_calls")));
+        }
+        Some(Value::Array(list)) if list.len() > CALLS_MAX => {
+            return Err(Wrong::Many(CALLS_MAX).at(field("tool_calls")));
+        }
+        Some(Value::Array(list)) => {
+            let calls = list.iter().enumerate();
+            let calls =
+                calls.map(|(at, item)| call(item, &format!("{}[{at}]", field("tool_calls"))));
+            Some(calls.collect::<Result<Value, _>>()?)
+        }
+        Some(_) => return Err(Wrong::Kind("a list").at(field("tool_calls"))),
+    };
+    if message.role == "tool" && message.tool_call_id.is_none() {
+        return Err(Wrong::Missing.at(field("tool_call_id")));
+    }
+    let text = match message.content.take() {
+        // Not every template can do without.
+        None | Some(Value::Null) if message.tool_calls.is_some() => String::new(),
+        None | Some(Value::Null) => return Err(Wrong::Missing.at(field("content"))),
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => parts_text(&parts, &field("content"))?,
+        Some(_) => {
+            return Err(Wrong::Kind("a string or a list of parts").at(field("content")));
+        }
+    };
+    message.content = Some(text.into());
+    if message.extra.get("function_call").is_some_and(|call| !call.is_null()) {
+        return Err(Wrong::Unsupported("function_call; use tool_calls").at(field("function_call")));
+    }
+    // What clients send back of earlier answers, and templates do not know; but for one more name of
+    // what was thought.
+    let thought = message.extra.get("reasoning").and_then(Value::as_str);
+    message.reasoning_content = message.reasoning_content.or(thought.map(str::to_owned));
+    message.extra = Map::new();
+    Ok(message)
+}
+
+/// A call with its arguments as an object.
+fn call(call: &Value, field: &str) -> Result<Value, Problem> {
+    if call.get("type").is_some_and(|kind| kind != "function") {
+        return Err(Wrong::Unsupported("calls other than of functions").at(field));
+    }
+    let function = &call["function"];
+    let name = function["name"].as_str().filter(|name| valid_name(name));
+    let wrong = || Wrong::Kind("the name of a function").at(format!("{field}.function.name"));
+    let name = name.ok_or_else(wrong)?;
+    let wrong = || {
+        let kind = "the text of a JSON object";
+        Wrong::Kind(kind).at(format!("{field}.function.arguments"))
+    };
+    let arguments = match &function["arguments"] {
+        Value::Null => Map::new(),
+        Value::Object(map) => map.clone(),
+        Value::String(text) if text.trim().is_empty() => Map::new(),
+        Value::String(text) => serde_json::from_str(text).map_err(|_| wrong())?,
+        _ => return Err(wrong()),
+    };
+    let function = json!({"name": name, "arguments": arguments});
+    let id = call["id"].as_str().unwrap_or_default();
+    Ok(json!({"id": id, "type": "function", "function": function}))
+}
+
+/// The text of a list of parts.
+fn parts_text(parts: &[Value], field: &str) -> Result<String, Problem> {
+    let texts = parts.iter().enumerate().map(|(at, part)| match part["type"].as_str() {
+        Some("text") => {
+            let text = part["text"].as_str();
+            text.ok_or_else(|| Wrong::Kind("a string").at(format!("{field}[{at}].text")))
+        }
+        Some("image_url" | "input_image") => {
+            Err(Wrong::Unsupported("images; the model reads text only")
+                .at(format!("{field}[{at}]")))
+        }
+        _ => Err(Wrong::Unsupported("parts other than text").at(format!("{field}[{at}]"))),
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}

@@ -1,0 +1,184 @@
+//! What a request says about tools, in the one shape that templates know: OpenAI's.
+
+use serde_json::{Map, Value, json};
+
+use fm_text::tools::valid_name;
+
+use crate::{
+    fields::Fields,
+    problem::{Problem, Wrong},
+};
+
+/// Tools of a request.
+const TOOLS_MAX: usize = 512;
+
+/// Bytes of all of them: what they say is part of every prompt.
+const BYTES_MAX: usize = 2 << 20;
+
+/// Lists and objects within each other, in a tool.
+const DEPTH_MAX: usize = 64;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Tools {
+    /// `{"type": "function", "function": {"name", "description", "parameters"}}`
+    pub(crate) list: Vec<Value>,
+    pub(crate) choice: Choice,
+    /// Calls of an answer, if there is a limit.
+    pub(crate) calls_max: Option<usize>,
+}
+
+/// Whether there shall be a call.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) enum Choice {
+    /// As the model likes.
+    #[default]
+    Auto,
+    None,
+    Required,
+    /// Of this function.
+    Named(String),
+}
+
+impl Choice {
+    /// Whether the answer begins with a call.
+    pub(crate) fn is_forced(&self) -> bool {
+        matches!(self, Self::Required | Self::Named(_))
+    }
+}
+
+impl Tools {
+    /// Takes `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's interface.
+    pub(crate) fn take_openai(fields: &mut Fields) -> Result<Self, Problem> {
+        let list = each(fields, |tool, field| {
+            let mut tool = Fields::of(tool, field)?;
+            if tool.text("type")?.as_deref() != Some("function") {
+                return Err(Wrong::Unsupported("tools other than functions").at(field));
+            }
+            let function = tool.take("function").ok_or_else(|| Wrong::Missing.at(field))?;
+            let field = format!("{field}.function");
+            function_of(Fields::of(function, &field)?, "parameters", &field)
+        })?;
+        let choice = match fields.take("tool_choice") {
+            None => Choice::Auto,
+            Some(Value::String(word)) => match word.as_str() {
+                "auto" => Choice::Auto,
+                "none" => Choice::None,
+                "required" => Choice::Required,
+                _ => return Err(Wrong::Kind(OPENAI_CHOICES).at("tool_choice")),
+            },
+            Some(named) => match (named["type"].as_str(), named["function"]["name"].as_str()) {
+                (Some("function"), Some(name)) => Choice::Named(name.to_owned()),
+                _ => return Err(Wrong::Kind(OPENAI_CHOICES).at("tool_choice")),
+            },
+        };
+        let parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+        Self { list, choice, calls_max: (!parallel).then_some(1) }.checked()
+    }
+
+    /// Takes `tools` and `tool_choice` of Anthropic's interface.
+    pub(crate) fn take_anthropic(fields: &mut Fields) -> Result<Self, Problem> {
+        let list = each(fields, |tool, field| {
+            let mut tool = Fields::of(tool, field)?;
+            if tool.text("type")?.is_some_and(|kind| kind != "custom") {
+                let what = "tools of this type; send one with an input_schema";
+                return Err(Wrong::Unsupported(what).at(field));
+            }
+            function_of(tool, "input_schema", field)
+        })?;
+        let mut tools = Self { list, ..Self::default() };
+        if let Some(choice) = fields.take("tool_choice") {
+            let mut choice = Fields::of(choice, "tool_choice")?;
+            tools.choice = match choice.text("type")?.as_deref() {
+                Some("auto") => Choice::Auto,
+                Some("none") => Choice::None,
+                Some("any") => Choice::Required,
+                Some("tool") => {
+                    let name = choice.text("name")?;
+                    Choice::Named(name.ok_or_else(|| Wrong::Missing.at("tool_choice.name"))?)
+                }
+                _ => return Err(Wrong::Kind("one of auto, any, tool, none").at("tool_choice.type")),
+            };
+            let one = choice.flag("disable_parallel_tool_use")?.unwrap_or(false);
+            tools.calls_max = one.then_some(1);
+            choice.end(&[])?;
+        }
+        tools.checked()
+    }
+
+    fn checked(self) -> Result<Self, Problem> {
+        let wrong = match &self.choice {
+            choice if choice.is_forced() && self.list.is_empty() => "there are no tools to call",
+            Choice::Named(name) if !self.names().any(|own| own == name) => {
+                "there is no tool of this name"
+            }
+            _ => return Ok(self),
+        };
+        Err(Wrong::Rule(wrong).at("tool_choice"))
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().filter_map(|tool| tool["function"]["name"].as_str())
+    }
+}
+
+const OPENAI_CHOICES: &str =
+    "auto, none, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
+
+fn each(
+    fields: &mut Fields,
+    read: impl Fn(Value, &str) -> Result<Value, Problem>,
+) -> Result<Vec<Value>, Problem> {
+    let list = fields.list("tools", TOOLS_MAX)?.unwrap_or_default();
+    let mut bytes = 0;
+    let tools = list.into_iter().enumerate().map(|(at, tool)| {
+        let field = format!("tools[{at}]");
+        if depth(&tool) > DEPTH_MAX {
+            return Err(
+                Wrong::Rule("it has more than 64 lists and objects in each other").at(field)
+            );
+        }
+        let tool = read(tool, &field)?;
+        bytes += tool.to_string().len();
+        if bytes > BYTES_MAX {
+            return Err(Wrong::Rule("all tools together may have 2 MiB").at(field));
+        }
+        Ok(tool)
+    });
+    tools.collect()
+}
+
+/// The envelope and its function. Fields that templates do not know are left out.
+fn function_of(mut fields: Fields, schema: &str, field: &str) -> Result<Value, Problem> {
+    let at = |name: &str| format!("{field}.{name}");
+    let name = fields.text("name").map_err(|_| Wrong::Kind("a string").at(at("name")))?;
+    let name = name.ok_or_else(|| Wrong::Missing.at(at("name")))?;
+    if !valid_name(&name) {
+        let letters = "up to 128 letters, digits and characters of _-.:";
+        return Err(Wrong::Kind(letters).at(at("name")));
+    }
+    let mut function = Map::new();
+    function.insert("name".to_owned(), name.into());
+    let description = fields.text("description");
+    let description = description.map_err(|_| Wrong::Kind("a string").at(at("description")))?;
+    if let Some(description) = description {
+        function.insert("description".to_owned(), description.into());
+    }
+    let parameters = fields.object(schema).map_err(|_| Wrong::Kind("an object").at(at(schema)))?;
+    let mut parameters = parameters.unwrap_or_default();
+    // Templates go through the properties of every function.
+    if !parameters.contains_key("type") {
+        parameters.insert("type".to_owned(), "object".into());
+    }
+    parameters.entry("properties").or_insert_with(|| json!({}));
+    function.insert("parameters".to_owned(), parameters.into());
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
+        Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}

@@ -1,0 +1,90 @@
+//! An answer, taken apart while it streams: what was thought, what was said, what is called.
+
+use std::sync::Arc;
+
+use crate::{
+    thinking::{Channel, ThinkingSplitter, ThinkingState, ThinkingTags},
+    tools::{CallSplitter, Definitions, Dialect, Harmony, Part, Parts},
+};
+
+/// What an answer may consist of.
+#[derive(Clone, Debug, Default)]
+pub struct AnswerForm {
+    /// How the model writes calls, if that is known.
+    pub dialect: Option<&'static Dialect>,
+    /// What it may call. Without it calls are text.
+    pub calls: Option<Arc<Definitions>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct AnswerSplitter {
+    way: Way,
+    parts: Parts,
+}
+
+#[derive(Debug)]
+enum Way {
+    Tags { thinking: ThinkingSplitter, calls: Option<CallSplitter> },
+    Harmony(Harmony),
+}
+
+impl AnswerSplitter {
+    /// Starts where the prompt ended.
+    pub fn new(tags: ThinkingTags, state: ThinkingState, form: &AnswerForm) -> AnswerSplitter {
+        let way = match form.dialect {
+            Some(dialect) if dialect.is_harmony() => Way::Harmony(Harmony::new(form.calls.clone())),
+            dialect => Way::Tags {
+                thinking: ThinkingSplitter::new(tags, state),
+                calls: dialect.and_then(|dialect| dialect.splitter(form.calls.clone()?)),
+            },
+        };
+        AnswerSplitter { way, parts: Parts::default() }
+    }
+
+    /// Adds a token with the text the detokeniser made of it and returns what is decided now.
+    pub fn push(&mut self, id: u32, text: &str) -> impl Iterator<Item = Part<'_>> {
+        let Self { way, parts } = self;
+        parts.clear();
+        match way {
+            Way::Harmony(harmony) => harmony.push(text, parts),
+            Way::Tags { thinking, calls } => {
+                thinking.push(id, text).for_each(|segment| add(parts, calls, segment));
+            }
+        }
+        self.parts.iter()
+    }
+
+    /// Ends the stream: the last text, and all that was held back.
+    pub fn finish(&mut self, text: &str) -> impl Iterator<Item = Part<'_>> {
+        let Self { way, parts } = self;
+        parts.clear();
+        match way {
+            Way::Harmony(harmony) => {
+                harmony.push(text, parts);
+                harmony.finish(parts);
+            }
+            Way::Tags { thinking, calls } => {
+                thinking.push_text(text).for_each(|segment| add(parts, calls, segment));
+                thinking.finish().for_each(|segment| add(parts, calls, segment));
+                calls.iter_mut().for_each(|calls| calls.finish(parts));
+            }
+        }
+        self.parts.iter()
+    }
+
+    /// Whether the next text would be thinking.
+    pub fn is_thinking(&self) -> bool {
+        match &self.way {
+            Way::Tags { thinking, .. } => thinking.is_thinking(),
+            Way::Harmony(harmony) => harmony.is_thinking(),
+        }
+    }
+}
+
+fn add(parts: &mut Parts, calls: &mut Option<CallSplitter>, segment: crate::thinking::Segment<'_>) {
+    match (segment.channel, calls) {
+        (Channel::Answer, Some(calls)) => calls.push(segment.text, parts),
+        (channel, _) => parts.text(channel, segment.text),
+    }
+}

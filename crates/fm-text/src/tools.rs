@@ -1,0 +1,143 @@
+//! Calls of tools, in the words of the model.
+//!
+//! A model was trained to write its calls in one dialect, which its chat template shows. A dialect is
+//! a file and a row of [`DIALECTS`]: how calls are told apart from text while it streams, how one is
+//! begun on demand, and where the arguments lie in what the template writes.
+
+mod deepseek;
+mod definitions;
+mod glm;
+mod harmony;
+mod hermes;
+mod minimax;
+mod mistral;
+mod object;
+mod parts;
+mod qwen_xml;
+mod reader;
+mod scan;
+mod splitter;
+mod tagged;
+mod value;
+
+use std::{fmt, ops::Range, sync::Arc};
+
+pub use self::{
+    definitions::Definitions,
+    parts::{CallPart, Part},
+    reader::valid_name,
+};
+pub(crate) use self::{harmony::Harmony, parts::Parts, splitter::CallSplitter};
+use crate::chat::Message;
+
+/// Bytes between a name and what belongs to it, at most.
+const NEAR: usize = 64;
+
+/// All dialects; the first one whose signs a template has is the model's.
+pub static DIALECTS: &[Dialect] = &[
+    harmony::HARMONY,
+    deepseek::DEEPSEEK,
+    mistral::MISTRAL,
+    minimax::MINIMAX,
+    glm::GLM,
+    qwen_xml::QWEN_XML,
+    hermes::HERMES,
+];
+
+/// How a model writes its calls.
+pub struct Dialect {
+    /// Its name.
+    pub name: &'static str,
+    /// What its templates contain.
+    signs: &'static [&'static str],
+    /// Special tokens that are part of it.
+    marks: &'static [&'static str],
+    way: Way,
+    /// What a turn begins with that shall be a call, of this function if one is named.
+    opening: fn(Option<&str>) -> String,
+    written: Written,
+    /// What its templates want of messages.
+    prepare: fn(&mut [Message]),
+}
+
+enum Way {
+    Calls(&'static [splitter::Open]),
+    Harmony,
+}
+
+/// Where the arguments lie behind the name of a call.
+enum Written {
+    /// They are the first object.
+    Object,
+    /// Between these tags.
+    Between(&'static str, &'static str),
+}
+
+impl fmt::Debug for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Dialect {
+    /// The dialect that a chat template shows.
+    pub fn of_template(text: &str) -> Option<&'static Dialect> {
+        DIALECTS.iter().find(|dialect| dialect.signs.iter().all(|sign| text.contains(sign)))
+    }
+
+    /// Special tokens that are part of its text.
+    pub fn marks(&self) -> &'static [&'static str] {
+        self.marks
+    }
+
+    /// What a turn begins with that shall be a call, of this function if one is named.
+    pub fn opening(&self, name: Option<&str>) -> String {
+        (self.opening)(name)
+    }
+
+    /// What closes a thought, if that is no tag.
+    pub fn think_end(&self) -> Option<&'static str> {
+        self.is_harmony().then_some(harmony::THINK_END)
+    }
+
+    /// The first mark of a call.
+    pub fn first_mark(&self) -> Option<&'static str> {
+        match self.way {
+            Way::Calls(opens) => opens.first().map(|open| open.mark),
+            Way::Harmony => None,
+        }
+    }
+
+    /// Where the arguments of a call lie in the text that begins with its name, if they are empty.
+    pub(crate) fn empty_arguments(&self, text: &str, name: &str) -> Option<Range<usize>> {
+        let behind = text.strip_prefix(name)?;
+        let near = |at: &usize| *at < NEAR;
+        let (start, end) = match self.written {
+            Written::Object => {
+                let start = behind.find("{}").filter(near)?;
+                (start, start + "{}".len())
+            }
+            Written::Between(open, close) => {
+                let inside = behind.strip_prefix(open)?;
+                (open.len(), open.len() + inside.find(close).filter(near)?)
+            }
+        };
+        Some(name.len() + start..name.len() + end)
+    }
+
+    pub(crate) fn prepare(&self, messages: &mut [Message]) {
+        (self.prepare)(messages);
+    }
+
+    /// The splitter of calls; none if the dialect is more than calls.
+    pub(crate) fn splitter(&self, definitions: Arc<Definitions>) -> Option<CallSplitter> {
+        match self.way {
+            Way::Calls(opens) => Some(CallSplitter::new(opens, definitions)),
+            Way::Harmony => None,
+        }
+    }
+
+    pub(crate) fn is_harmony(&self) -> bool {
+        matches!(self.way, Way::Harmony)
+    }
+}

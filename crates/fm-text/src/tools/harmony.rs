@@ -1,0 +1,190 @@
+//! gpt-oss: everything is a message in a channel, thinking and calls too.
+//!
+//! ```text
+//! <|channel|>analysis<|message|>…<|end|>
+//! <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
+//! <|start|>assistant<|channel|>final<|message|>…<|return|>
+//! ```
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{
+    Definitions, Dialect, Way, Written,
+    object::{Arguments, Found},
+    parts::Parts,
+    reader::valid_name,
+    scan::{find, undecided},
+};
+use crate::{chat::Message, thinking::Channel};
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+const CONSTRAIN: &str = "<|constrain|>";
+/// What ends a thought and begins the answer.
+pub(super) const THINK_END: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
+/// What a message may end with.
+const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
+
+pub(super) const HARMONY: Dialect = Dialect {
+    name: "harmony",
+    signs: &[CHANNEL],
+    marks: &[START, CHANNEL, MESSAGE, CONSTRAIN, "<|end|>", "<|call|>", "<|return|>"],
+    way: Way::Harmony,
+    opening: |name| match name {
+        None => format!("{CHANNEL}commentary to=functions."),
+        Some(name) => {
+            format!("{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}")
+        }
+    },
+    written: Written::Object,
+    prepare: |messages| messages.iter_mut().for_each(one_thought),
+};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Harmony {
+    definitions: Option<Arc<Definitions>>,
+    place: Place,
+    /// Text that is not said yet; in a call all of it, its header too.
+    held: String,
+    /// Bytes of a call's text that are read.
+    read: usize,
+    /// Where its arguments begin.
+    arguments: usize,
+}
+
+#[derive(Debug)]
+enum Place {
+    Header,
+    Text(Channel),
+    Call(Arguments),
+    /// Behind the arguments of a call.
+    Tail,
+}
+
+impl Harmony {
+    /// The prompt has opened a message of the assistant. Without definitions a call is text.
+    pub(crate) fn new(definitions: Option<Arc<Definitions>>) -> Self {
+        Self { definitions, place: Place::Header, held: String::new(), read: 0, arguments: 0 }
+    }
+
+    pub(crate) fn is_thinking(&self) -> bool {
+        match self.place {
+            Place::Text(channel) => channel == Channel::Thinking,
+            Place::Header => self.held.contains("analysis"),
+            Place::Call(_) | Place::Tail => false,
+        }
+    }
+
+    pub(crate) fn push(&mut self, text: &str, parts: &mut Parts) {
+        self.held.push_str(text);
+        while self.decide(parts) {}
+    }
+
+    pub(crate) fn finish(&mut self, parts: &mut Parts) {
+        match self.place {
+            Place::Text(channel) => parts.text(channel, &self.held),
+            Place::Call(_) => {
+                parts.broken();
+                parts.text(Channel::Answer, &self.held);
+            }
+            // A header without a message says nothing; text without a header does.
+            Place::Header if !HARMONY.marks.iter().any(|mark| self.held.contains(mark)) => {
+                parts.text(Channel::Answer, &self.held);
+            }
+            Place::Header | Place::Tail => {}
+        }
+        self.held.clear();
+    }
+
+    /// Returns whether there is more to do.
+    fn decide(&mut self, parts: &mut Parts) -> bool {
+        match &mut self.place {
+            Place::Header => self.header(parts),
+            Place::Text(channel) => {
+                let end = find(&self.held, &ENDS);
+                let said = end.map_or_else(|| undecided(&self.held, &ENDS), |(at, _)| at);
+                parts.text(*channel, &self.held[..said]);
+                self.held.drain(..said);
+                self.next_header(end.is_some())
+            }
+            Place::Call(arguments) => match arguments.read(&self.held[self.read..], parts) {
+                Found::More => false,
+                Found::Took(bytes) => {
+                    self.read += bytes;
+                    true
+                }
+                Found::End(bytes) => {
+                    self.read += bytes;
+                    parts.end(Some(&self.held[self.arguments..self.read]));
+                    self.held.drain(..self.read);
+                    self.place = Place::Tail;
+                    true
+                }
+                Found::Broken(bytes) => {
+                    self.read += bytes;
+                    parts.broken();
+                    parts.text(Channel::Answer, &self.held[..self.read]);
+                    self.held.drain(..self.read);
+                    self.place = Place::Text(Channel::Answer);
+                    true
+                }
+            },
+            Place::Tail => {
+                let end = find(&self.held, &ENDS);
+                let past = end.map_or_else(|| undecided(&self.held, &ENDS), |(at, _)| at);
+                self.held.drain(..past);
+                self.next_header(end.is_some())
+            }
+        }
+    }
+
+    fn next_header(&mut self, ended: bool) -> bool {
+        if ended {
+            self.place = Place::Header;
+        }
+        ended
+    }
+
+    fn header(&mut self, parts: &mut Parts) -> bool {
+        let Some(end) = self.held.find(MESSAGE) else { return false };
+        let header = &self.held[..end];
+        let past = end + MESSAGE.len();
+        let words = header.split_once(CHANNEL).map_or("", |(_, channel)| channel);
+        let channel = words.trim_start().split(|c: char| !c.is_ascii_alphanumeric()).next();
+        let thinking = channel == Some("analysis");
+        if let (Some(name), Some(_)) = (called(header), &self.definitions) {
+            parts.begin(name);
+            (self.read, self.arguments) = (past, past);
+            self.place = Place::Call(Arguments::default());
+        } else {
+            self.place = Place::Text(if thinking { Channel::Thinking } else { Channel::Answer });
+            self.held.drain(..past);
+        }
+        true
+    }
+}
+
+/// The function that a header is addressed to.
+fn called(header: &str) -> Option<&str> {
+    let (_, to) = header.split_once("to=")?;
+    let to = to.split(|c: char| c.is_whitespace() || c == '<').next()?;
+    let name = to.strip_prefix("functions.").unwrap_or(to);
+    (valid_name(name) && name != "assistant" && name != "user").then_some(name)
+}
+
+/// A message with calls has one thing before them: what it thought, with what it said behind it.
+fn one_thought(message: &mut Message) {
+    let said = message.content.as_ref().and_then(Value::as_str).filter(|text| !text.is_empty());
+    let (Some(said), Some(thought), Some(_)) =
+        (said, &mut message.reasoning_content, &message.tool_calls)
+    else {
+        return;
+    };
+    thought.push('\n');
+    thought.push_str(said);
+    message.content = None;
+}

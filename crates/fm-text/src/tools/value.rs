@@ -1,0 +1,155 @@
+//! Parameters that are written as bare text, as JSON.
+
+use serde_json::Value;
+
+use super::definitions::{Kind, Kinds};
+
+/// The JSON of a parameter; nothing if it cannot be what the schema says.
+pub(super) fn to_json(text: &str, kinds: Kinds) -> Option<String> {
+    if text.eq_ignore_ascii_case("null") {
+        return Some("null".to_owned());
+    }
+    if kinds.is_text() {
+        return Some(quoted(text));
+    }
+    let value = read(text.trim(), kinds);
+    match value {
+        Some(value) => Some(value.to_string()),
+        None if kinds.has(Kind::String) => Some(quoted(text)),
+        None => None,
+    }
+}
+
+/// A JSON string.
+pub(super) fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The inside of a JSON string: any split of a text gives the same.
+pub(super) fn escaped(text: &str) -> String {
+    let quoted = quoted(text);
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// JSON, else what Python writes, if it is of a kind that may be.
+fn read(text: &str, kinds: Kinds) -> Option<Value> {
+    let value = serde_json::from_str(text).ok().or_else(|| python(text))?;
+    match value {
+        Value::Bool(_) => kinds.has(Kind::Boolean).then_some(value),
+        Value::Array(_) => kinds.has(Kind::Array).then_some(value),
+        Value::Object(_) => kinds.has(Kind::Object).then_some(value),
+        Value::Number(ref number) => {
+            // `3.0` is a whole number, as in JSON schemas.
+            let whole = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15);
+            match (number.is_f64(), whole) {
+                (true, Some(whole)) if kinds.has(Kind::Integer) => Some(Value::from(whole as i64)),
+                (true, _) => kinds.has(Kind::Number).then_some(value),
+                (false, _) => {
+                    (kinds.has(Kind::Integer) || kinds.has(Kind::Number)).then_some(value)
+                }
+            }
+        }
+        Value::String(_) | Value::Null => None,
+    }
+}
+
+/// A Python literal of numbers, strings, lists, dictionaries and constants.
+fn python(text: &str) -> Option<Value> {
+    let mut json = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        if matches!(first, '\'' | '"') {
+            let (string, after) = python_string(&rest[1..], first)?;
+            json.push_str(&quoted(&string));
+            rest = after;
+            continue;
+        }
+        let word = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_alphabetic()).len();
+        if word == 0 {
+            json.push(first);
+            rest = &rest[first.len_utf8()..];
+            continue;
+        }
+        json.push_str(match &rest[..word] {
+            "True" => "true",
+            "False" => "false",
+            "None" => "null",
+            other => other,
+        });
+        rest = &rest[word..];
+    }
+    serde_json::from_str(&json).ok()
+}
+
+/// A string up to its closing quote, and what follows.
+fn python_string(text: &str, quote: char) -> Option<(String, &str)> {
+    let mut string = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            c if c == quote => return Some((string, &text[at + 1..])),
+            '\\' => match chars.next()?.1 {
+                'n' => string.push('\n'),
+                't' => string.push('\t'),
+                'r' => string.push('\r'),
+                c @ ('\\' | '\'' | '"') => string.push(c),
+                c => string.extend(['\\', c]),
+            },
+            c => string.push(c),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn json(text: &str, schema: &Value) -> Option<String> {
+        to_json(text, Kinds::of(schema, &json!({})))
+    }
+
+    #[test]
+    fn the_schema_says_what_a_parameter_is() {
+        let (whole, number) = (json!({"type": "integer"}), json!({"type": "number"}));
+        let cases = [
+            ("3", &whole, Some("3")),
+            ("3.0", &whole, Some("3")),
+            (" 3\n", &whole, Some("3")),
+            ("3.5", &whole, None),
+            ("abc", &whole, None),
+            ("", &whole, None),
+            ("\"3\"", &whole, None),
+            ("3", &number, Some("3")),
+            ("-2.5e3", &number, Some("-2500.0")),
+            ("True", &json!({"type": "boolean"}), Some("true")),
+            ("false", &json!({"type": "boolean"}), Some("false")),
+            ("1", &json!({"type": "boolean"}), None),
+            ("NULL", &whole, Some("null")),
+            (
+                "{'a': True, \"b\": 'it\\'s'}",
+                &json!({"type": "object"}),
+                Some(r#"{"a":true,"b":"it's"}"#),
+            ),
+            ("[1, None]", &json!({"type": "array"}), Some("[1,null]")),
+            ("[1", &json!({"type": "array"}), None),
+            ("5", &json!({"type": "string"}), Some("\"5\"")),
+            ("5", &json!({}), Some("\"5\"")),
+            (" a\n", &json!({"type": ["string", "null"]}), Some("\" a\\n\"")),
+            ("5", &json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), Some("5")),
+            ("5a", &json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), Some("\"5a\"")),
+        ];
+        for (text, schema, expected) in cases {
+            assert_eq!(json(text, schema).as_deref(), expected, "{text} {schema}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_any_size_stay_what_they_are() {
+        let whole = json!({"type": "integer"});
+        assert_eq!(json("9007199254740993", &whole).as_deref(), Some("9007199254740993"));
+        assert_eq!(json("1e300", &whole), None);
+    }
+}
