@@ -63,11 +63,14 @@ pub struct Load {
     pub sessions: usize,
     /// Rows of a step whose logits may be wanted.
     pub logits_rows: usize,
+    /// Recurrent memories that texts may leave for later ones, beside those of the sessions; fewer
+    /// where they would take too much.
+    pub marks: usize,
 }
 
 impl Default for Load {
     fn default() -> Self {
-        Self { sessions: 1, logits_rows: 1 }
+        Self { sessions: 1, logits_rows: 1, marks: 0 }
     }
 }
 
@@ -189,6 +192,7 @@ pub fn plan(
         options,
         sessions: load.sessions,
         logits_rows: load.logits_rows,
+        marks: load.marks,
         tokenizer_bytes,
     };
     let plan = MemoryPlan::new(demand, &limits)?;
@@ -464,6 +468,7 @@ where
         decoder: plan.decoder,
         sessions_max: plan.sessions,
         kv_blocks: plan.kv_blocks,
+        marks_max: plan.marks,
         fingerprint: identity,
     };
     let runner = ModelRunner::new(device, decoder, local, spec, runner_options)?;

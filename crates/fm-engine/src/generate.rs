@@ -44,6 +44,9 @@ pub struct Request {
     pub bias: Vec<(u32, f32)>,
     /// How many of the likeliest tokens to tell with every token; `None` for no log-probabilities.
     pub top_logprobs: Option<usize>,
+    /// What the client calls the conversation: the latest text of that name is kept as long as memory
+    /// allows. It never changes an answer.
+    pub conversation: Option<String>,
 }
 
 impl Default for Request {
@@ -63,6 +66,7 @@ impl Default for Request {
             context: u32::MAX,
             bias: Vec::new(),
             top_logprobs: None,
+            conversation: None,
         }
     }
 }

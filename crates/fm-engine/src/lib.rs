@@ -19,6 +19,7 @@ pub mod machine;
 pub mod measure;
 pub mod memory_plan;
 pub mod options;
+mod prefix;
 pub mod pressure;
 pub mod report;
 pub mod sampler;

@@ -27,6 +27,9 @@ const KV_SHARE: u64 = 4;
 /// The program itself, its stacks, and what the allocator keeps: measured 9 MB, rounded up.
 const OVERHEAD_BYTES: u64 = 24_000_000;
 
+/// Recurrent memories that are kept for later texts take at most this share of what the trunk leaves.
+const MARKS_SHARE: u64 = 16;
+
 /// Memory that a tokenizer takes for every byte of its `tokenizer.json`: measured 11 for a
 /// vocabulary of 248,000.
 const TOKENIZER_FACTOR: u64 = 14;
@@ -45,6 +48,8 @@ pub struct Demand<'a> {
     pub sessions: usize,
     /// Rows of a step whose logits may be wanted.
     pub logits_rows: usize,
+    /// Recurrent memories that may be kept beside those of sessions.
+    pub marks: usize,
     /// Length of `tokenizer.json`.
     pub tokenizer_bytes: u64,
 }
@@ -76,6 +81,8 @@ pub struct MemoryPlan {
     pub context_model: u32,
     /// Sessions that may be open at once.
     pub sessions: usize,
+    /// Recurrent memories that may be kept beside those of sessions.
+    pub marks: usize,
     /// Blocks of keys and values for all sessions.
     pub kv_blocks: usize,
     /// Size of a step.
@@ -183,6 +190,9 @@ impl MemoryPlan {
             let (trunk, experts) = (footprint.trunk, least);
             PlanError::BudgetTooSmall { budget, trunk, state, experts, overhead }
         })? + one_block;
+        let marks = marks(&demand, &footprint, left - one_block);
+        let kept = marks as u64 * footprint.memories;
+        let (recurrent, fixed, left) = (recurrent + kept, fixed + kept, left - kept);
         let context = context(&demand, &footprint, (budget, left, least))?;
         let kv_blocks = footprint.kv_blocks(context) * sessions as u64;
         let kv = kv_blocks * footprint.kv_block;
@@ -205,6 +215,7 @@ impl MemoryPlan {
             context,
             context_model: spec.context_max,
             sessions,
+            marks,
             kv_blocks: kv_blocks as usize,
             decoder: decoder(chunk),
             experts: spec.catalog.bytes(),
@@ -254,6 +265,12 @@ fn prefill_chunk(most: usize, budget: u64, scratch: impl Fn(usize) -> u64) -> us
         chunk /= 2;
     }
     chunk
+}
+
+/// As many as are asked for, within their share.
+fn marks(demand: &Demand<'_>, footprint: &Footprint, left: u64) -> usize {
+    let fitting = (left / MARKS_SHARE).checked_div(footprint.memories);
+    fitting.map_or(0, |fitting| demand.marks.min(fitting as usize))
 }
 
 fn context(

@@ -5,10 +5,12 @@
 //! ```
 //!
 //! Every step has one row for each text that is being written, and, behind them, a piece of the
-//! prompts that wait. What a text becomes does not depend on its neighbours (invariant 2), so all of
+//! prompts that wait. A text that begins like another takes over what that one has computed
+//! (`prefix`). What a text becomes does not depend on its neighbours (invariant 2), so all of
 //! this decides when, never what. A text whose expert is lost fails alone; a text that nobody listens
 //! to any more gives its session back after the step, or between two layers if it was alone in it.
 
+mod admission;
 mod pace;
 mod queue;
 
@@ -28,12 +30,14 @@ use fm_model::{
 };
 use fm_text::Tokenizer;
 
-use self::pace::Pace;
 pub use self::queue::{Queue, Refused};
+use self::{admission::Parked, pace::Pace};
+pub use crate::prefix::PrefixCounts;
 use crate::{
     error::EngineError,
     generate::{Event, Generated, Request},
     local::{SharedStats, read_stats},
+    prefix::{self, Pin, Prefixes},
     writing::{self, Hear, Mark, Need, Writing},
 };
 
@@ -92,6 +96,8 @@ pub struct Activity {
     pub prompt_tokens: AtomicU64,
     /// Tokens written.
     pub written_tokens: AtomicU64,
+    /// What was kept for later texts.
+    pub prefixes: Arc<PrefixCounts>,
 }
 
 /// The thread that owns the model.
@@ -126,6 +132,8 @@ impl Scheduler {
                 options,
                 activity: &counters,
                 writings: Vec::new(),
+                parked: Vec::new(),
+                prefixes: Prefixes::new(Arc::clone(&counters.prefixes)),
                 batch: Batch::default(),
                 pace: Pace::new(options.stall_max),
                 turn: 0,
@@ -190,6 +198,10 @@ struct Crew<'t> {
     activity: &'t Activity,
     /// Texts that have a session, in the order in which they got it.
     writings: Vec<Writing<'t, Listener>>,
+    /// Jobs that have a place and no session yet. Together with `writings` as many as there are
+    /// sessions.
+    parked: Vec<Parked>,
+    prefixes: Prefixes,
     batch: Batch,
     pace: Pace,
     /// Whose prompt is the first to be taken in by the next step.
@@ -204,29 +216,6 @@ impl Crew<'_> {
         }
     }
 
-    /// Gives sessions to jobs that wait. Says whether there is work; ends when there never will be.
-    fn admit(&mut self, queue: &Queue) -> bool {
-        while self.writings.len() < self.options.sessions {
-            let job = if self.writings.is_empty() { queue.wait() } else { queue.next() };
-            let Some(Job { request, mut listener }) = job else { break };
-            if listener(Update::Started).is_break() {
-                continue;
-            }
-            match self.runner.open(request.context) {
-                Ok(session) => {
-                    let now = self.now();
-                    let of = (self.runner.as_ref(), session);
-                    self.writings.push(Writing::new(of, request, self.tokenizer, listener, now));
-                }
-                Err(error) => {
-                    let _ = listener(Update::Failed(error.into()));
-                }
-            }
-        }
-        self.activity.sessions.store(self.writings.len(), Ordering::Relaxed);
-        !self.writings.is_empty()
-    }
-
     fn now(&self) -> Mark {
         Mark::now(self.runner.as_ref(), &|| read_stats(&self.stats))
     }
@@ -237,6 +226,8 @@ impl Crew<'_> {
         if self.batch.rows.is_empty() {
             return;
         }
+        let blocks = self.runner.blocks_wanted(&self.batch);
+        self.prefixes.make_room(self.runner.as_mut(), blocks);
         let started = Instant::now();
         let result = writing::step(self.runner.as_mut(), &self.batch, &mut self.writings);
         self.pace.took(written, prompt, started.elapsed());
@@ -269,6 +260,21 @@ impl Crew<'_> {
         (written, batch.rows.len() - written)
     }
 
+    /// Marks prompts where later texts may continue them, if the model needs that.
+    fn mark(&mut self) {
+        if self.runner.forks_anywhere() {
+            return;
+        }
+        for writing in self.writings.iter_mut().filter(|writing| !writing.has_ended()) {
+            let (session, held) = (writing.session(), writing.held() as u32);
+            let cut =
+                writing.need() != Need::Next && prefix::is_due(held, &self.runner.marks(session));
+            if writing.takes_mark() || cut {
+                self.prefixes.mark(self.runner.as_mut(), session);
+            }
+        }
+    }
+
     /// The whole step failed: everybody who was in it hears why.
     fn fail(&mut self, error: StepError) {
         let source = Arc::new(error);
@@ -277,13 +283,24 @@ impl Crew<'_> {
         }
     }
 
-    /// Closes the sessions of texts that have ended.
+    /// Keeps the session of a text that has ended, for texts that begin alike.
+    fn keep(&mut self, writing: &Writing<'_, Listener>) {
+        let (runner, session) = (self.runner.as_mut(), writing.session());
+        if !writing.is_sound() {
+            return runner.close(session);
+        }
+        let pin = writing.request().conversation.clone().map_or(Pin::None, Pin::Conversation);
+        self.prefixes.keep(runner, session, writing.tokens().collect(), pin);
+    }
+
+    /// Lets go of texts that have ended.
     fn dismiss(&mut self) {
+        self.mark();
         let now = self.now();
         self.writings.iter_mut().for_each(|writing| writing.mark(|| now));
         while let Some(at) = self.writings.iter().position(Writing::has_ended) {
             let writing = self.writings.remove(at);
-            self.runner.close(writing.session());
+            self.keep(&writing);
             let (result, mut listener) = writing.finish(now);
             // Whether anybody hears the last word matters to nobody.
             let _ = listener(match result {

@@ -101,6 +101,8 @@ pub(crate) struct Writing<'t, S> {
     reused: usize,
     /// Tokens that the session holds.
     held: usize,
+    /// Where steps of the prompt end, latest first: positions that later texts may continue from.
+    marks: Vec<u32>,
     asked: Asked,
     end: Option<Result<FinishReason, EngineError>>,
     started: Mark,
@@ -141,6 +143,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             thinking_tokens: 0,
             reused: held,
             held,
+            marks: Vec::new(),
             asked: Asked::default(),
             end,
             started,
@@ -150,6 +153,43 @@ impl<'t, S: Hear> Writing<'t, S> {
 
     pub(crate) fn session(&self) -> SessionId {
         self.session
+    }
+
+    /// Ends a step of its prompt at each of these positions, if they are ahead.
+    pub(crate) fn mark_at(&mut self, positions: &[u32]) {
+        let ahead = self.held as u32 + 1..self.request.prompt.len() as u32;
+        self.marks.extend(positions.iter().filter(|position| ahead.contains(position)));
+        self.marks.sort_unstable_by(|a, b| b.cmp(a));
+        self.marks.dedup();
+    }
+
+    /// Whether it stands where a step was to end.
+    pub(crate) fn takes_mark(&mut self) -> bool {
+        let stands = self.marks.last() == Some(&(self.held as u32));
+        if stands {
+            self.marks.pop();
+        }
+        stands
+    }
+
+    /// Tokens that its session holds.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    pub(crate) fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// All its tokens so far; the session may not hold the last one yet.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = u32> {
+        self.request.prompt.iter().chain(&self.tokens).copied()
+    }
+
+    /// Whether what its session holds is what a text with these tokens comes to: not if arithmetic or
+    /// device failed.
+    pub(crate) fn is_sound(&self) -> bool {
+        matches!(self.end, None | Some(Ok(_) | Err(EngineError::Spoiled(_))))
     }
 
     /// Whether it wants no more rows.
@@ -187,6 +227,8 @@ impl<'t, S: Hear> Writing<'t, S> {
     }
 
     fn ask_prompt(&mut self, rows: usize, batch: &mut Batch) {
+        let mark = self.marks.last().map(|mark| *mark as usize).filter(|mark| *mark > self.held);
+        let rows = mark.map_or(rows, |mark| rows.min(mark - self.held));
         let tokens = self.request.prompt[self.held..self.held + rows].iter();
         batch.rows.extend((self.held as u32..).zip(tokens).map(|(position, token)| Row {
             session: self.session,

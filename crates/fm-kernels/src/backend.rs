@@ -86,7 +86,7 @@ impl fmt::Display for Numerics {
 /// No operation may let a row depend on which other rows stand beside it (invariant 2).
 pub trait Backend: Send + Sized + 'static {
     /// f32 values on the device.
-    type Buf: Send + fmt::Debug;
+    type Buf: Send + Sync + fmt::Debug;
     /// Packed weights the device owns.
     type Packed: AsRef<Self::Bytes> + AsMut<Self::Bytes> + Send + fmt::Debug;
     /// Packed weights, borrowed: of the trunk or of an expert slot.

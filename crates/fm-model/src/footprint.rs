@@ -25,6 +25,8 @@ pub struct Footprint {
     pub kv_block: u64,
     /// Memories of the delta nets of one session, with the room for one checkpoint.
     pub recurrent: u64,
+    /// The same at one position.
+    pub memories: u64,
     /// Work space of a step per row of the batch.
     pub scratch_row: u64,
     /// Beside that for each of the rows whose heads latent attention works on at once.
@@ -40,14 +42,15 @@ pub struct Footprint {
 impl Footprint {
     /// Counts the bytes of a described model.
     pub fn of(spec: &ModelSpec, top_k: Option<usize>) -> Self {
-        let (active_experts, recurrent) = (active_expert_bytes(spec, top_k), recurrent(spec));
+        let (active_experts, memories) = (active_expert_bytes(spec, top_k), memories(spec));
         let trunk = trunk_bytes(spec);
         // A token reads one row of the embedding, and all of it only where it is the head too.
         let embed = if spec.head.is_some() { spec.embed.shape.bytes() as u64 } else { 0 };
         Self {
             trunk,
             kv_block: block_bytes(spec.kv_shapes()),
-            recurrent,
+            recurrent: 2 * memories,
+            memories,
             scratch_row: scratch_row(spec, top_k),
             scratch_head_row: scratch_head_row(spec),
             scratch_fixed: scratch_fixed(spec, top_k),
@@ -82,10 +85,6 @@ pub fn state_bytes(spec: &ModelSpec, position: usize) -> u64 {
 /// Bytes of the delta nets' memories of one session.
 fn memories(spec: &ModelSpec) -> u64 {
     spec.delta_layers().map(|layer| DeltaState::<Nowhere>::bytes(layer.shape)).sum()
-}
-
-fn recurrent(spec: &ModelSpec) -> u64 {
-    2 * memories(spec)
 }
 
 /// Bytes do not depend on the device.

@@ -1,28 +1,25 @@
 //! The runner of a decoder on a device: sessions, batches, and what happens when an expert is lost.
 
-use std::{
-    io::{Read, Write},
-    ops::ControlFlow,
-    time::Instant,
-};
+mod sessions;
+
+use std::{io::Write, ops::ControlFlow, time::Instant};
 
 use fm_format::key::LayerIndex;
 use fm_kernels::{
     Backend,
-    backend::{DeltaShape, DeviceResult, Routes, View, ViewMut},
+    backend::{DeviceResult, Routes, View, ViewMut},
 };
 
+use self::sessions::Sessions;
 use crate::{
     decoder::{Decoder, DecoderOptions, FfnKind, LayerResult, MixerKind, Workspace},
     experts::{ExpertsLost, RoutedExperts},
     layer::{Segment, StepRows},
     runner::{
-        Batch, Output, Progress, Row, RowInput, RunError, Runner, SessionId, Spoiled,
-        SpoiledReason, StepError, StepTimes, Wants,
+        Batch, Loading, Output, Progress, Row, RowInput, RunError, Runner, Saved, SessionId,
+        Spoiled, SpoiledReason, StepError, StepTimes, Wants,
     },
-    session_file,
     spec::ModelSpec,
-    state::{Session, delta_state::DeltaState, kv_blocks::KvPool},
 };
 
 /// What the memory plan allows.
@@ -32,8 +29,10 @@ pub struct RunnerOptions {
     pub decoder: DecoderOptions,
     /// Sessions that may be open at once.
     pub sessions_max: usize,
-    /// Blocks of keys and values for all of them.
+    /// Blocks of keys and values for all of them, and for those that are kept.
     pub kv_blocks: usize,
+    /// Marks that may be set, if there are recurrent memories.
+    pub marks_max: usize,
     /// Identifies model and numerics in saved sessions.
     pub fingerprint: u128,
 }
@@ -45,12 +44,7 @@ pub struct ModelRunner<B: Backend, E> {
     experts: E,
     decoder: Decoder<B>,
     workspace: Workspace<B>,
-    pool: KvPool<B>,
-    /// Names of the open sessions, in the order of `sessions`.
-    names: Vec<SessionId>,
-    sessions: Vec<Session<B>>,
-    next_name: u32,
-    delta_shapes: Vec<DeltaShape>,
+    sessions: Sessions<B>,
     options: RunnerOptions,
     step: StepBuffers,
     times: StepTimes,
@@ -84,14 +78,10 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     ) -> DeviceResult<Self> {
         Ok(Self {
             workspace: Workspace::new(&device, spec, options.decoder)?,
-            pool: KvPool::new(&device, spec.kv_shapes(), options.kv_blocks)?,
+            sessions: Sessions::new(&device, spec, options)?,
             device,
             experts,
             decoder,
-            names: Vec::new(),
-            sessions: Vec::new(),
-            next_name: 0,
-            delta_shapes: spec.delta_layers().map(|layer| layer.shape).collect(),
             options,
             step: StepBuffers::default(),
             times: StepTimes::default(),
@@ -146,31 +136,6 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         self.workspace.routes()
     }
 
-    fn find(&self, session: SessionId) -> Result<usize, RunError> {
-        let at = self.names.iter().position(|name| *name == session);
-        at.ok_or(RunError::UnknownSession { session })
-    }
-
-    fn new_session(&self, context_max: u32) -> Result<Session<B>, RunError> {
-        let max = self.options.sessions_max;
-        if self.sessions.len() >= max {
-            return Err(RunError::TooManySessions { max });
-        }
-        let memories = || {
-            let shapes = self.delta_shapes.iter();
-            shapes.map(|shape| DeltaState::new(&self.device, *shape)).collect::<DeviceResult<_>>()
-        };
-        Ok(Session::new(context_max, memories()?, memories()?))
-    }
-
-    fn keep(&mut self, session: Session<B>) -> SessionId {
-        let name = SessionId(self.next_name);
-        self.next_name += 1;
-        self.names.push(name);
-        self.sessions.push(session);
-        name
-    }
-
     /// Checks the batch against the sessions and cuts it into segments.
     fn take_in(&mut self, batch: &Batch) -> Result<(), StepError> {
         let (rows, max) = (&batch.rows, self.options.decoder.rows_max);
@@ -209,12 +174,12 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             }
             segment.rows.end = i + 1;
         } else {
-            let at = self.names.iter().position(|name| *name == session);
+            let at = self.sessions.stepped(session);
             let at = at.ok_or(StepError::UnknownSession { session })?;
             // A session that comes twice is one whose rows do not stand side by side.
             let expected = match self.step.segments.iter().find(|s| s.session == at) {
                 Some(segment) => segment.position + segment.rows.len() as u32,
-                None => self.sessions[at].position,
+                None => self.sessions.list[at].position,
             };
             if found != expected || self.step.segments.iter().any(|s| s.session == at) {
                 return Err(StepError::Position { session, expected, found });
@@ -222,7 +187,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             self.step.segments.push(Segment { session: at, rows: i..i + 1, position: found });
         }
         let segment = self.step.segments.last().expect("just made");
-        let context_max = self.sessions[segment.session].context_max;
+        let context_max = self.sessions.list[segment.session].context_max;
         if found >= context_max {
             return Err(StepError::ContextFull { session, context_max });
         }
@@ -233,10 +198,9 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     fn reserve(&mut self) -> Result<(), StepError> {
         for segment in &self.step.segments {
             let end = segment.position + segment.rows.len() as u32;
-            let table = &mut self.sessions[segment.session].table;
-            let prepared = self.pool.prepare(&self.device, table, segment.position, end);
+            let prepared = self.sessions.prepare(&self.device, segment.session, end);
             if let Err(source) = prepared {
-                let session = self.names[segment.session];
+                let session = self.sessions.names[segment.session];
                 self.fall_back_all()?;
                 return Err(StepError::OutOfBlocks { session, source });
             }
@@ -246,7 +210,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
 
     fn fall_back_all(&mut self) -> DeviceResult {
         for segment in &self.step.segments {
-            self.sessions[segment.session].fall_back(&self.device, &mut self.pool)?;
+            self.sessions.fall_back(&self.device, segment.session)?;
         }
         Ok(())
     }
@@ -304,8 +268,8 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         let mut rows = StepRows {
             segments: &self.step.segments,
             positions: &self.step.positions,
-            sessions: &mut self.sessions,
-            pool: &mut self.pool,
+            sessions: &mut self.sessions.list,
+            pool: &mut self.sessions.pool,
         };
         self.decoder.mix(&self.device, layer, &mut rows, &mut self.workspace)
     }
@@ -375,16 +339,16 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     ) -> Result<Vec<Spoiled>, StepError> {
         let mut spoiled = Vec::new();
         for (segment, lost) in self.step.segments.iter().zip(&self.step.lost) {
-            let session = &mut self.sessions[segment.session];
             if *lost {
-                session.fall_back(&self.device, &mut self.pool)?;
+                self.sessions.fall_back(&self.device, segment.session)?;
                 let reason = match first_loss.take() {
                     Some(lost) => SpoiledReason::Experts(lost),
                     None => SpoiledReason::AsAbove,
                 };
-                spoiled.push(Spoiled { session: self.names[segment.session], reason });
+                spoiled.push(Spoiled { session: self.sessions.names[segment.session], reason });
                 continue;
             }
+            let session = &mut self.sessions.list[segment.session];
             session.position = segment.position + segment.rows.len() as u32;
             if batch.rows[segment.rows.end - 1].wants.checkpoint {
                 session.set_checkpoint(&self.device)?;
@@ -396,46 +360,77 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
 
 impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
     fn open(&mut self, context_max: u32) -> Result<SessionId, RunError> {
-        let session = self.new_session(context_max)?;
-        Ok(self.keep(session))
+        self.sessions.open(&self.device, context_max)
     }
 
-    fn fork(&mut self, from: SessionId) -> Result<SessionId, RunError> {
-        let from = self.find(from)?;
-        let mut session = self.new_session(self.sessions[from].context_max)?;
-        self.sessions[from].fork_into(&self.device, &mut self.pool, &mut session)?;
-        Ok(self.keep(session))
+    fn fork(
+        &mut self,
+        from: SessionId,
+        tokens: u32,
+        context_max: u32,
+    ) -> Result<SessionId, RunError> {
+        self.sessions.fork(&self.device, (from, tokens), context_max)
+    }
+
+    fn forkable(&self, session: SessionId, tokens: u32) -> u32 {
+        self.sessions.forkable(session, tokens)
+    }
+
+    fn forks_anywhere(&self) -> bool {
+        self.sessions.forks_anywhere()
+    }
+
+    fn mark(&mut self, session: SessionId) -> Result<bool, RunError> {
+        self.sessions.mark(&self.device, session)
+    }
+
+    fn unmark(&mut self, session: SessionId, position: u32) {
+        self.sessions.unmark(session, position);
+    }
+
+    fn marks(&self, session: SessionId) -> Vec<u32> {
+        self.sessions.marks(session)
+    }
+
+    fn marks_left(&self) -> usize {
+        self.sessions.marks_left()
+    }
+
+    fn keep(&mut self, session: SessionId) -> Result<(), RunError> {
+        self.sessions.keep(session)
+    }
+
+    fn blocks_free(&self) -> usize {
+        self.sessions.pool.free_blocks()
+    }
+
+    fn blocks_wanted(&self, batch: &Batch) -> usize {
+        self.sessions.blocks_wanted(batch)
     }
 
     fn close(&mut self, session: SessionId) {
-        if let Ok(at) = self.find(session) {
-            self.names.swap_remove(at);
-            let mut session = self.sessions.swap_remove(at);
-            self.pool.truncate(&mut session.table, 0);
-        }
+        self.sessions.close(session);
     }
 
     fn position(&self, session: SessionId) -> Result<u32, RunError> {
-        Ok(self.sessions[self.find(session)?].position)
+        self.sessions.position(session)
     }
 
     fn save(&mut self, session: SessionId, to: &mut dyn Write) -> Result<(), RunError> {
-        let session = &self.sessions[self.find(session)?];
-        session_file::save(&self.device, self.options.fingerprint, session, &self.pool, to)?;
-        Ok(())
+        self.sessions.save(&self.device, session, to)
     }
 
-    fn load(&mut self, context_max: u32, from: &mut dyn Read) -> Result<SessionId, RunError> {
-        let head = session_file::read_head(self.options.fingerprint, context_max, from)?;
-        let mut session = self.new_session(context_max)?;
-        self.pool.prepare(&self.device, &mut session.table, 0, head.position)?;
-        match session_file::load_body(&self.device, head, &mut session, &mut self.pool, from) {
-            Ok(()) => Ok(self.keep(session)),
-            Err(error) => {
-                self.pool.truncate(&mut session.table, 0);
-                Err(error.into())
-            }
-        }
+    fn load_begin(
+        &mut self,
+        context_max: u32,
+        tokens: u32,
+        from: &mut dyn Saved,
+    ) -> Result<Loading, RunError> {
+        self.sessions.load_begin(&self.device, (context_max, tokens), from)
+    }
+
+    fn load_more(&mut self, loading: &mut Loading, from: &mut dyn Saved) -> Result<bool, RunError> {
+        self.sessions.load_more(&self.device, loading, from)
     }
 
     fn step(

@@ -1,7 +1,7 @@
 //! A loaded model, seen from the engine: sessions by handle, one call per step.
 
 use std::{
-    io::{Read, Write},
+    io::{Read, Seek, Write},
     ops::ControlFlow,
     time::Duration,
 };
@@ -210,12 +210,37 @@ pub enum RunError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A fork cannot start there: the session is not that long, or its recurrent memories at that
+    /// position are gone.
+    #[error("session {} cannot be continued from its first {tokens} tokens", session.0)]
+    NotThere {
+        /// The session.
+        session: SessionId,
+        /// Tokens that the fork was to begin with.
+        tokens: u32,
+    },
     /// No room for keys and values.
     #[error(transparent)]
     OutOfBlocks(#[from] OutOfBlocks),
     /// The saved session cannot be used.
     #[error(transparent)]
     File(#[from] SessionFileError),
+}
+
+/// Where a saved session is read from.
+pub trait Saved: Read + Seek {}
+
+impl<T: Read + Seek> Saved for T {}
+
+/// A saved session on its way into memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Loading {
+    /// What it will be.
+    pub session: SessionId,
+    /// Tokens that it will have.
+    pub tokens: u32,
+    /// Blocks that are there.
+    pub(crate) blocks: usize,
 }
 
 /// A loaded model. Object-safe: backend and family are erased here, once per step.
@@ -226,11 +251,54 @@ pub trait Runner: Send {
     /// If no memory was planned for another session.
     fn open(&mut self, context_max: u32) -> Result<SessionId, RunError>;
 
-    /// Opens a session that continues `from`; blocks of keys and values are shared.
+    /// Opens a session that continues the first `tokens` tokens of `from`, with its marks up to there;
+    /// blocks of keys and values are shared until one of them writes.
     ///
     /// # Errors
-    /// If `from` is not open, or no memory was planned for another session.
-    fn fork(&mut self, from: SessionId) -> Result<SessionId, RunError>;
+    /// If `from` is not open, [`Runner::forkable`] says something else, or no memory was planned for
+    /// another session.
+    fn fork(
+        &mut self,
+        from: SessionId,
+        tokens: u32,
+        context_max: u32,
+    ) -> Result<SessionId, RunError>;
+
+    /// The longest beginning of a session, of `tokens` tokens at most, that a fork can continue: all
+    /// of it, unless the model has recurrent memories. Those exist where it stands, and at marks.
+    fn forkable(&self, session: SessionId, tokens: u32) -> u32;
+
+    /// Whether a fork can continue any beginning of a session, so that marks are not needed.
+    fn forks_anywhere(&self) -> bool;
+
+    /// Lets forks continue a session from where it stands now, also when it has gone on. Says whether
+    /// they can: no more marks are set than memory was planned for.
+    ///
+    /// # Errors
+    /// If it is not open.
+    fn mark(&mut self, session: SessionId) -> Result<bool, RunError>;
+
+    /// Forgets a mark.
+    fn unmark(&mut self, session: SessionId, position: u32);
+
+    /// The marks of a session, ascending.
+    fn marks(&self, session: SessionId) -> Vec<u32>;
+
+    /// Marks that memory is left for.
+    fn marks_left(&self) -> usize;
+
+    /// Sets a session aside: it takes part in no more steps and does not count as open; others are
+    /// forked from it until it is closed. It is marked where it stands, if there is memory for it.
+    ///
+    /// # Errors
+    /// If it is not open.
+    fn keep(&mut self, session: SessionId) -> Result<(), RunError>;
+
+    /// Blocks of keys and values that nobody uses.
+    fn blocks_free(&self) -> usize;
+
+    /// Blocks of keys and values that a batch would take.
+    fn blocks_wanted(&self, batch: &Batch) -> usize;
 
     /// Forgets a session.
     fn close(&mut self, session: SessionId);
@@ -241,17 +309,39 @@ pub trait Runner: Send {
     /// If it is not open.
     fn position(&self, session: SessionId) -> Result<u32, RunError>;
 
-    /// Writes everything a session remembers.
+    /// Writes everything a session remembers, its marks too.
     ///
     /// # Errors
     /// If it is not open or writing fails.
     fn save(&mut self, session: SessionId, to: &mut dyn Write) -> Result<(), RunError>;
 
-    /// Opens a session from what [`Runner::save`] wrote.
+    /// Opens a session from what [`Runner::save`] wrote, as long as it was.
     ///
     /// # Errors
     /// If the bytes are damaged, or of another model or other numerics.
-    fn load(&mut self, context_max: u32, from: &mut dyn Read) -> Result<SessionId, RunError>;
+    fn load(&mut self, context_max: u32, from: &mut dyn Saved) -> Result<SessionId, RunError> {
+        let mut loading = self.load_begin(context_max, u32::MAX, from)?;
+        while !self.load_more(&mut loading, from)? {}
+        Ok(loading.session)
+    }
+
+    /// Opens a session for a saved one, or for the beginning of it that has at most `tokens` tokens
+    /// and that a fork could continue. It is empty until all of it is loaded.
+    ///
+    /// # Errors
+    /// As [`Runner::load`].
+    fn load_begin(
+        &mut self,
+        context_max: u32,
+        tokens: u32,
+        from: &mut dyn Saved,
+    ) -> Result<Loading, RunError>;
+
+    /// Reads a piece more, a block of keys and values at most. Says whether that was the last.
+    ///
+    /// # Errors
+    /// As [`Runner::load`]; the session is closed.
+    fn load_more(&mut self, loading: &mut Loading, from: &mut dyn Saved) -> Result<bool, RunError>;
 
     /// Computes a batch. `at_layer` is called between layers and may break off.
     ///

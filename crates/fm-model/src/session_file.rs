@@ -1,21 +1,27 @@
 //! A session on disk: everything it remembers, tied to the model and the numerics it came from.
 //!
 //! ```text
-//! magic | fingerprint u128 | position u32 | memories u32 | blocks u32
-//! memories: f32 …           one per delta-net layer: convolution history, recurrent memory
-//! blocks:   f32 …           by position; every layer's keys, then its values
-//! XXH3-64 of all before
+//! magic | fingerprint u128 | position u32 | memories u32 | marks u32 | position u32 of each | XXH3-64
+//! marks:  f32 … per delta-net layer: convolution history, recurrent memory | XXH3-64
+//! blocks: f32 … per attention layer: keys, values | XXH3-64
 //! ```
-//! All numbers are little-endian.
+//! All numbers are little-endian. Every piece has its own checksum and a length that is known, so that
+//! the beginning of a session can be read alone.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read, SeekFrom, Write};
 
-use fm_kernels::{Backend, DeviceError};
+use fm_kernels::{Backend, DeviceError, backend::KV_BLOCK_TOKENS};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::state::{Session, kv_blocks::KvPool};
+use crate::{
+    runner::Saved,
+    state::{Session, delta_state::DeltaState, kv_blocks::KvPool},
+};
 
-const MAGIC: [u8; 8] = *b"fm-ses\x00\x01";
+const MAGIC: [u8; 8] = *b"fm-ses\x00\x02";
+
+/// Marks that a file may have: a bound for what a damaged head can ask for.
+const MARKS_MAX: usize = 4096;
 
 /// Why a saved session cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -51,101 +57,127 @@ pub enum SessionFileError {
     Device(#[from] DeviceError),
 }
 
-/// Writes a session.
+/// Writes a session of a model with so many recurrent memories.
 pub(crate) fn save<B: Backend>(
     device: &B,
-    fingerprint: u128,
+    (fingerprint, memories): (u128, usize),
     session: &Session<B>,
     pool: &KvPool<B>,
     to: &mut dyn Write,
 ) -> Result<(), SessionFileError> {
     let mut to = Hashed { inner: to, hash: Xxh3Default::new() };
-    let blocks = session.table.blocks();
+    let marks = session.marks.iter().map(|mark| mark.position);
+    let stands = session.position > session.marks.last().map_or(0, |mark| mark.position);
+    let stands = (stands && !session.delta.is_empty()).then_some(session.position);
+    let marks: Vec<u32> = marks.chain(stands).collect();
     to.put(&MAGIC)?;
     to.put(&fingerprint.to_le_bytes())?;
-    for number in [session.position, session.delta.len() as u32, blocks.len() as u32] {
+    for number in [session.position, memories as u32, marks.len() as u32].iter().chain(&marks) {
         to.put(&number.to_le_bytes())?;
     }
+    to.put_checksum()?;
     let mut values = Vec::new();
-    for delta in &session.delta {
-        delta.read(device, &mut values)?;
-        to.put_values(&values)?;
+    for mark in marks {
+        for delta in session.memories(mark).into_iter().flatten() {
+            delta.read(device, &mut values)?;
+            to.put_values(&values)?;
+        }
+        to.put_checksum()?;
     }
-    values.resize(pool.block_len(), 0.0);
-    for (i, &block) in blocks.iter().enumerate() {
-        let first = i * fm_kernels::backend::KV_BLOCK_TOKENS;
-        pool.read_block(device, block, session.position as usize - first, &mut values)?;
-        to.put_values(&values)?;
+    for (i, &block) in session.table.blocks().iter().enumerate() {
+        let tokens = session.position as usize - i * KV_BLOCK_TOKENS;
+        let mut put = |values: &[f32]| Ok(to.put_values(values)?);
+        pool.read_block(device, (block, tokens), &mut values, &mut put)?;
+        to.put_checksum()?;
     }
-    let checksum = to.hash.digest();
-    to.inner.write_all(&checksum.to_le_bytes())?;
     Ok(())
 }
 
 /// What the head of a saved session says.
 pub(crate) struct Head {
-    pub(crate) position: u32,
-    memories: u32,
-    blocks: u32,
-    hash: Xxh3Default,
+    position: u32,
+    memories: usize,
+    marks: Vec<u32>,
 }
 
-/// Reads and checks the head.
-pub(crate) fn read_head(
-    fingerprint: u128,
-    context_max: u32,
-    from: &mut dyn Read,
-) -> Result<Head, SessionFileError> {
-    let mut from = Hashed { inner: from, hash: Xxh3Default::new() };
-    if from.take::<8>()? != MAGIC {
-        return Err(SessionFileError::NotASession);
+impl Head {
+    /// Reads and checks it.
+    pub(crate) fn read(fingerprint: u128, from: &mut dyn Saved) -> Result<Self, SessionFileError> {
+        let mut from = Hashed { inner: from, hash: Xxh3Default::new() };
+        if from.take::<8>()? != MAGIC {
+            return Err(SessionFileError::NotASession);
+        }
+        if u128::from_le_bytes(from.take()?) != fingerprint {
+            return Err(SessionFileError::OtherModel);
+        }
+        let position = from.take_number()?;
+        let (memories, marks) = (from.take_number()? as usize, from.take_number()? as usize);
+        if marks > MARKS_MAX {
+            return Err(SessionFileError::NotASession);
+        }
+        let marks = (0..marks).map(|_| from.take_number()).collect::<io::Result<_>>()?;
+        from.check()?;
+        Ok(Self { position, memories, marks })
     }
-    if u128::from_le_bytes(from.take()?) != fingerprint {
-        return Err(SessionFileError::OtherModel);
+
+    /// The longest beginning of at most `tokens` tokens that a session can be made of.
+    pub(crate) fn beginning(&self, tokens: u32, context_max: u32) -> Result<u32, SessionFileError> {
+        let beginning = if self.memories == 0 {
+            self.position.min(tokens)
+        } else {
+            self.marks.iter().copied().filter(|mark| *mark <= tokens).max().unwrap_or(0)
+        };
+        if beginning > context_max {
+            return Err(SessionFileError::TooLong { position: beginning, context_max });
+        }
+        Ok(beginning)
     }
-    let position = u32::from_le_bytes(from.take()?);
-    if position > context_max {
-        return Err(SessionFileError::TooLong { position, context_max });
+
+    /// Reads the memories at `position`, a beginning, and goes on to where the blocks are.
+    pub(crate) fn read_memories<B: Backend>(
+        &self,
+        device: &B,
+        position: u32,
+        session: &mut Session<B>,
+        from: &mut dyn Saved,
+    ) -> Result<(), SessionFileError> {
+        if self.memories != session.delta.len() {
+            return Err(SessionFileError::NotASession);
+        }
+        let values: usize = session.delta.iter().map(DeltaState::len).sum();
+        let bytes = (4 * values + size_of::<u64>()) as i64;
+        let at = self.marks.iter().position(|mark| *mark == position);
+        let (before, after) = match at {
+            Some(at) => (at, self.marks.len() - at - 1),
+            None => (self.marks.len(), 0),
+        };
+        from.seek(SeekFrom::Current(before as i64 * bytes))?;
+        if at.is_some() {
+            let mut from = Hashed { inner: &mut *from, hash: Xxh3Default::new() };
+            let mut values = Vec::new();
+            for delta in &mut session.delta {
+                values.resize(delta.len(), 0.0);
+                from.take_values(&mut values)?;
+                delta.write(device, &values)?;
+            }
+            from.check()?;
+        }
+        from.seek(SeekFrom::Current(after as i64 * bytes))?;
+        Ok(())
     }
-    let memories = u32::from_le_bytes(from.take()?);
-    let blocks = u32::from_le_bytes(from.take()?);
-    Ok(Head { position, memories, blocks, hash: from.hash })
 }
 
-/// Fills a session, whose blocks are already there, with what follows the head.
-pub(crate) fn load_body<B: Backend>(
+/// Reads one block.
+pub(crate) fn read_block<B: Backend>(
     device: &B,
-    head: Head,
-    session: &mut Session<B>,
+    block: u32,
     pool: &mut KvPool<B>,
-    from: &mut dyn Read,
+    from: &mut dyn Saved,
 ) -> Result<(), SessionFileError> {
-    let blocks = session.table.blocks();
-    if (head.memories as usize, head.blocks as usize) != (session.delta.len(), blocks.len()) {
-        return Err(SessionFileError::NotASession);
-    }
-    let mut from = Hashed { inner: from, hash: head.hash };
-    let mut values = Vec::new();
-    for delta in &mut session.delta {
-        values.resize(delta.len(), 0.0);
-        from.take_values(&mut values)?;
-        delta.write(device, &values)?;
-    }
-    values.resize(pool.block_len(), 0.0);
-    for &block in blocks {
-        from.take_values(&mut values)?;
-        pool.write_block(device, block, &values)?;
-    }
-    let found = from.hash.digest();
-    let mut expected = [0; 8];
-    from.inner.read_exact(&mut expected)?;
-    let expected = u64::from_le_bytes(expected);
-    if found != expected {
-        return Err(SessionFileError::Corrupt { expected, found });
-    }
-    session.position = head.position;
-    session.set_checkpoint(device)?;
-    Ok(())
+    let mut from = Hashed { inner: from, hash: Xxh3Default::new() };
+    let mut take = |values: &mut [f32]| Ok(from.take_values(values)?);
+    pool.write_block(device, block, &mut Vec::new(), &mut take)?;
+    from.check()
 }
 
 /// A stream that remembers the hash of what went through.
@@ -155,6 +187,12 @@ struct Hashed<T> {
 }
 
 impl Hashed<&mut dyn Write> {
+    /// Writes the checksum of all since the one before.
+    fn put_checksum(&mut self) -> io::Result<()> {
+        let checksum = std::mem::take(&mut self.hash).digest();
+        self.inner.write_all(&checksum.to_le_bytes())
+    }
+
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hash.update(bytes);
         self.inner.write_all(bytes)
@@ -173,7 +211,23 @@ impl Hashed<&mut dyn Write> {
     }
 }
 
-impl Hashed<&mut dyn Read> {
+impl<T: Read + ?Sized> Hashed<&mut T> {
+    /// Reads the checksum of all since the one before.
+    fn check(&mut self) -> Result<(), SessionFileError> {
+        let found = std::mem::take(&mut self.hash).digest();
+        let mut expected = [0; size_of::<u64>()];
+        self.inner.read_exact(&mut expected)?;
+        let expected = u64::from_le_bytes(expected);
+        if found != expected {
+            return Err(SessionFileError::Corrupt { expected, found });
+        }
+        Ok(())
+    }
+
+    fn take_number(&mut self) -> io::Result<u32> {
+        Ok(u32::from_le_bytes(self.take()?))
+    }
+
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.inner.read_exact(&mut bytes)?;

@@ -3,10 +3,12 @@
 pub mod delta_state;
 pub mod kv_blocks;
 
+use std::sync::Arc;
+
 use fm_kernels::{Backend, backend::DeviceResult};
 
 use delta_state::DeltaState;
-use kv_blocks::{BlockTable, KvPool, OutOfBlocks};
+use kv_blocks::{BlockTable, KvPool};
 
 /// One timeline of tokens.
 #[derive(Debug)]
@@ -17,17 +19,35 @@ pub struct Session<B: Backend> {
     pub(crate) context_max: u32,
     /// Blocks of its keys and values.
     pub(crate) table: BlockTable,
-    /// One per delta-net layer.
+    /// One per delta-net layer; none in a session that is kept.
     pub(crate) delta: Vec<DeltaState<B>>,
     /// The delta nets' memories at an earlier position, to fall back to.
     checkpoint: Checkpoint<B>,
+    /// The same at positions that forks may start from, ascending.
+    pub(crate) marks: Vec<Mark<B>>,
+    /// Whether it is set aside: it takes part in no step, and others are forked from it.
+    pub(crate) kept: bool,
 }
 
-/// A position to fall back to. Keys and values need no copy: falling back forgets the later ones.
+/// The delta nets' memories at a position. Keys and values need no copy: falling back forgets the
+/// later ones.
 #[derive(Debug)]
 struct Checkpoint<B: Backend> {
     position: u32,
     delta: Vec<DeltaState<B>>,
+}
+
+/// The same where nobody writes any more: forks have the marks of their origin.
+#[derive(Debug)]
+pub(crate) struct Mark<B: Backend> {
+    pub(crate) position: u32,
+    pub(crate) delta: Arc<Vec<DeltaState<B>>>,
+}
+
+impl<B: Backend> Clone for Mark<B> {
+    fn clone(&self) -> Self {
+        Self { position: self.position, delta: Arc::clone(&self.delta) }
+    }
 }
 
 impl<B: Backend> Session<B> {
@@ -39,7 +59,7 @@ impl<B: Backend> Session<B> {
     ) -> Self {
         let table = BlockTable::with_room_for(context_max);
         let checkpoint = Checkpoint { position: 0, delta: spare };
-        Self { position: 0, context_max, table, delta, checkpoint }
+        Self { position: 0, context_max, table, delta, checkpoint, marks: Vec::new(), kept: false }
     }
 
     /// Remembers the present position as the one to fall back to.
@@ -51,6 +71,11 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Gives the memory of the checkpoint back.
+    pub(crate) fn forget_checkpoint(&mut self) {
+        self.checkpoint = Checkpoint { position: 0, delta: Vec::new() };
+    }
+
     /// Forgets what a failed step left behind: back to where the memories are whole. Without delta
     /// nets that is where the step began.
     pub(crate) fn fall_back(&mut self, device: &B, pool: &mut KvPool<B>) -> DeviceResult {
@@ -59,6 +84,7 @@ impl<B: Backend> Session<B> {
             return Ok(());
         }
         self.position = self.checkpoint.position;
+        self.marks.retain(|mark| mark.position <= self.position);
         for (from, to) in self.checkpoint.delta.iter().zip(&mut self.delta) {
             from.copy_to(device, to)?;
         }
@@ -66,22 +92,19 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Makes `other`, freshly opened, a continuation of this one: shares its blocks, copies its
-    /// memories and its checkpoint.
-    pub(crate) fn fork_into(
-        &self,
-        device: &B,
-        pool: &mut KvPool<B>,
-        other: &mut Self,
-    ) -> Result<(), OutOfBlocks> {
-        other.position = self.position;
-        other.checkpoint.position = self.checkpoint.position;
-        pool.share(&self.table, &mut other.table);
-        let live = self.delta.iter().zip(&mut other.delta);
-        let saved = self.checkpoint.delta.iter().zip(&mut other.checkpoint.delta);
-        for (from, to) in live.chain(saved) {
-            from.copy_to(device, to)?;
+    /// The last position up to `position` whose memories are there: a mark, or where it stands.
+    pub(crate) fn remembered(&self, position: u32) -> u32 {
+        if !self.kept && self.position <= position {
+            return self.position;
         }
-        Ok(())
+        let marks = self.marks.iter().map(|mark| mark.position);
+        marks.filter(|mark| *mark <= position).max().unwrap_or(0)
+    }
+
+    /// The memories at a position.
+    pub(crate) fn memories(&self, position: u32) -> Option<&[DeltaState<B>]> {
+        let mark = self.marks.iter().find(|mark| mark.position == position);
+        let live = (!self.kept && self.position == position).then_some(&self.delta);
+        mark.map(|mark| mark.delta.as_ref()).or(live).map(Vec::as_slice)
     }
 }

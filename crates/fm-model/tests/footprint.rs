@@ -64,7 +64,8 @@ fn taken_and_planned(model: &TinyModel, rows: usize) -> (u64, u64) {
     assert!(trunk + slack >= footprint.trunk, "{trunk} bytes of weights, {footprint:?}");
 
     let kv_blocks = footprint.kv_blocks(rows as u32) as usize;
-    let options = RunnerOptions { decoder, sessions_max: 1, kv_blocks, fingerprint: 7 };
+    let options =
+        RunnerOptions { decoder, sessions_max: 1, kv_blocks, marks_max: 0, fingerprint: 7 };
     reset_peak();
     let before = live_bytes();
     let mut runner = ModelRunner::new(device, loaded, Nobody, &spec, options).unwrap();

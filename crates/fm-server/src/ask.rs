@@ -32,6 +32,10 @@ pub(crate) const TOP_LOGPROBS_MAX: u64 = 20;
 /// Tokens that may have a bias.
 const BIAS_MAX: usize = 1024;
 
+/// What a client calls the conversation that a request belongs to, in its body or its head.
+pub(crate) const SESSION_FIELD: &str = "session_id";
+pub(crate) const SESSION_HEADER: &str = "x-session-id";
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Ask {
@@ -50,6 +54,8 @@ pub(crate) struct Manner {
     pub(crate) top_logprobs: Option<usize>,
     pub(crate) think_budget: Option<usize>,
     pub(crate) choices: usize,
+    /// What the client calls the conversation; it never changes an answer.
+    pub(crate) conversation: Option<String>,
 }
 
 impl Manner {
@@ -70,9 +76,8 @@ impl Manner {
             frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
             seed: fields.seed()?.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
         };
-        // Accepted everywhere; a session never changes an answer.
-        fields.text("session_id")?;
-        Ok(Self { sampling, choices: 1, ..Self::default() })
+        let conversation = fields.text(SESSION_FIELD)?;
+        Ok(Self { sampling, conversation, choices: 1, ..Self::default() })
     }
 
     /// Takes the fields of both of OpenAI's interfaces.
@@ -124,6 +129,7 @@ impl Ask {
             context: app.model.context,
             bias: manner.bias.iter().copied().chain(banned).collect(),
             top_logprobs: manner.top_logprobs,
+            conversation: manner.conversation.clone(),
         };
         let jobs = (0..manner.choices).map(|choice| Job {
             request: request(choice),

@@ -38,6 +38,11 @@ impl Fields {
         }
     }
 
+    /// Adds a field, unless the body has it.
+    pub(crate) fn add(&mut self, field: &str, value: &str) {
+        self.0.entry(field).or_insert_with(|| value.into());
+    }
+
     pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
         self.0.remove(field).filter(|value| !value.is_null())
     }

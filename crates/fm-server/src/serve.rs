@@ -26,7 +26,9 @@ use tokio::{
 
 use crate::{
     answer::{Answer, Piece, Requested, Submit, TokenOdds},
-    anthropic, connections,
+    anthropic,
+    ask::{SESSION_FIELD, SESSION_HEADER},
+    connections,
     connections::Patience,
     door::Door,
     feed,
@@ -271,11 +273,20 @@ pub(crate) async fn prepare<T: Send + 'static>(
     request: Request,
     read: impl FnOnce(&Arc<App>, Fields) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
+    let own = request.uri().path().starts_with("/v1/");
+    let session = request.headers().get(SESSION_HEADER).filter(|_| own);
+    let session = session.and_then(|name| name.to_str().ok()).map(str::to_owned);
     let body = to_bytes(request.into_body(), BODY_MAX);
     let body = timeout(app.patience.body, body).await.map_err(|_| Problem::BodyTooSlow)?;
     let body = body.map_err(|_| Problem::BodyTooLong { max: BODY_MAX })?;
     let app = Arc::clone(app);
-    let work = move || read(&app, Fields::parse(&body)?);
+    let work = move || {
+        let mut fields = Fields::parse(&body)?;
+        if let Some(session) = session {
+            fields.add(SESSION_FIELD, &session);
+        }
+        read(&app, fields)
+    };
     tokio::task::spawn_blocking(work).await.map_err(|_| Problem::Gone)?
 }
 

@@ -57,10 +57,14 @@ impl Watch {
     pub(crate) fn metrics(&self, submit: &dyn Submit) -> String {
         let stats = self.gauges.stats();
         let activity = &self.activity;
+        let prefixes = &activity.prefixes;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let rows = [
             ("steps_total", "counter", count(&activity.steps)),
             ("prompt_tokens_total", "counter", count(&activity.prompt_tokens)),
+            ("prefix_reused_tokens_total", "counter", count(&prefixes.reused_tokens)),
+            ("prefix_evicted_total", "counter", count(&prefixes.evicted)),
+            ("prefix_kept", "gauge", prefixes.kept.load(Ordering::Relaxed) as u64),
             ("written_tokens_total", "counter", count(&activity.written_tokens)),
             ("thinking_tokens_total", "counter", count(&self.thinking_tokens)),
             ("requests_refused_total", "counter", count(&self.refused)),

@@ -25,6 +25,9 @@ use crate::{
 /// Sessions that are planned for if nobody says how many, the first that leaves each enough room.
 const SESSIONS: [usize; 3] = [4, 2, 1];
 
+/// Recurrent memories that are kept for later requests, for each session.
+const MARKS: usize = 8;
+
 /// Room for a conversation with an agent; fewer sessions are better than less.
 const CONTEXT_ENOUGH: u32 = 16_384;
 
@@ -193,7 +196,10 @@ fn planned(
     sessions: Option<&u32>,
     places: &Places,
 ) -> Result<Planned, EngineError> {
-    let plan_for = |sessions| plan(path, options, Load { sessions, logits_rows: sessions }, places);
+    let plan_for = |sessions| {
+        let load = Load { sessions, logits_rows: sessions, marks: MARKS * sessions };
+        plan(path, options, load, places)
+    };
     if let Some(sessions) = sessions {
         return plan_for(*sessions as usize);
     }

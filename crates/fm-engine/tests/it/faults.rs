@@ -160,7 +160,8 @@ impl Model {
             None => local,
         };
         let stats = local.stats();
-        let options = RunnerOptions { decoder, sessions_max: 3, kv_blocks: 8, fingerprint: 0 };
+        let options =
+            RunnerOptions { decoder, sessions_max: 3, kv_blocks: 8, marks_max: 0, fingerprint: 0 };
         (Box::new(ModelRunner::new(device, loaded, local, &self.spec, options).unwrap()), stats)
     }
 }

@@ -9,6 +9,7 @@ mod harness;
 mod io;
 mod options_document;
 mod packed;
+mod prefix;
 mod sameness;
 mod schedule;
 mod traces;

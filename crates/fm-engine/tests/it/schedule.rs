@@ -42,9 +42,9 @@ fn request(seed: u64) -> Request {
     }
 }
 
-type Ends = Receiver<Result<Generated, EngineError>>;
+pub(crate) type Ends = Receiver<Result<Generated, EngineError>>;
 
-fn job(request: Request) -> (Job, Ends) {
+pub(crate) fn job(request: Request) -> (Job, Ends) {
     let (send, ends) = mpsc::channel();
     let listener = Box::new(move |update: Update<'_>| {
         let sent = match update {
@@ -57,7 +57,7 @@ fn job(request: Request) -> (Job, Ends) {
     (Job { request, listener }, ends)
 }
 
-fn push(scheduler: &Scheduler, request: Request) -> Ends {
+pub(crate) fn push(scheduler: &Scheduler, request: Request) -> Ends {
     let (job, ends) = job(request);
     scheduler.queue().push(vec![job]).unwrap();
     ends
@@ -84,7 +84,7 @@ fn a_text_among_others_is_the_text_alone_bit_for_bit() {
 }
 
 /// Waits until the scheduler has settled; a bound, so that a mistake is a red test and no hang.
-fn until(what: impl Fn() -> bool) {
+pub(crate) fn until(what: impl Fn() -> bool) {
     for _ in 0..10_000 {
         if what() {
             return;

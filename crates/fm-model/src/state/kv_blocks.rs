@@ -8,7 +8,7 @@ use fm_kernels::{
     backend::{DeviceResult, KV_BLOCK_TOKENS, KvView, View, ViewMut},
 };
 
-use crate::spec::KvShape;
+use crate::{session_file::SessionFileError, spec::KvShape};
 
 /// Why a session cannot grow.
 #[derive(Debug, thiserror::Error)]
@@ -154,9 +154,21 @@ impl<B: Backend> KvPool<B> {
         }
     }
 
-    /// Makes `to`, which is empty, another user of the blocks of `from`.
-    pub(crate) fn share(&mut self, from: &BlockTable, to: &mut BlockTable) {
-        for &block in &from.0 {
+    /// Blocks that [`KvPool::prepare`] would take.
+    pub(crate) fn wanted(&self, table: &BlockTable, position: u32, end: u32) -> usize {
+        if self.layers.is_empty() {
+            return 0;
+        }
+        let first = table.0.get(position as usize / KV_BLOCK_TOKENS);
+        let copied = first.is_some_and(|block| self.references[*block as usize] > 1);
+        let more = (end as usize).div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.0.len());
+        more + usize::from(copied)
+    }
+
+    /// Makes `to`, which is empty, another user of the blocks with the first `tokens` positions of
+    /// `from`.
+    pub(crate) fn share(&mut self, from: &BlockTable, tokens: u32, to: &mut BlockTable) {
+        for &block in from.0.iter().take((tokens as usize).div_ceil(KV_BLOCK_TOKENS)) {
             self.references[block as usize] += 1;
             to.0.push(block);
         }
@@ -195,45 +207,44 @@ impl<B: Backend> KvPool<B> {
         KvView { keys: &layer.keys, values: layer.values.as_ref(), table: &table.0, sinks: None }
     }
 
-    /// Number of f32 values of one block over all layers.
-    pub(crate) fn block_len(&self) -> usize {
-        self.layers.iter().map(|l| l.key_block_len() + l.value_block_len()).sum()
-    }
-
-    /// One block of every layer as host values, keys before values. Only the first `tokens`
+    /// Hands out one block layer by layer as host values, keys before values. Only the first `tokens`
     /// positions are the session's; what an earlier user left behind them reads as zero.
     pub(crate) fn read_block(
         &self,
         device: &B,
-        block: u32,
-        tokens: usize,
-        out: &mut [f32],
-    ) -> DeviceResult {
-        let mut rest = out;
+        (block, tokens): (u32, usize),
+        values: &mut Vec<f32>,
+        each: &mut dyn FnMut(&[f32]) -> Result<(), SessionFileError>,
+    ) -> Result<(), SessionFileError> {
         for layer in &self.layers {
             for (buf, dim) in layer.pools() {
                 let lane = KV_BLOCK_TOKENS * dim;
-                let (values, tail) = rest.split_at_mut(layer.shape.kv_heads * lane);
+                values.resize(layer.shape.kv_heads * lane, 0.0);
                 let offset = block as usize * values.len();
                 device.read(View { offset, ..View::new(buf, 1, values.len()) }, values)?;
                 for lane in values.chunks_exact_mut(lane) {
                     lane[tokens.min(KV_BLOCK_TOKENS) * dim..].fill(0.0);
                 }
-                rest = tail;
+                each(values)?;
             }
         }
         Ok(())
     }
 
     /// The counterpart of [`KvPool::read_block`].
-    pub(crate) fn write_block(&mut self, device: &B, block: u32, values: &[f32]) -> DeviceResult {
-        let mut rest = values;
+    pub(crate) fn write_block(
+        &mut self,
+        device: &B,
+        block: u32,
+        values: &mut Vec<f32>,
+        each: &mut dyn FnMut(&mut [f32]) -> Result<(), SessionFileError>,
+    ) -> Result<(), SessionFileError> {
         for layer in &mut self.layers {
             for (buf, len) in layer.pools_mut() {
-                let (values, tail) = rest.split_at(len);
+                values.resize(len, 0.0);
+                each(values)?;
                 let view = ViewMut { offset: block as usize * len, ..ViewMut::new(buf, 1, len) };
                 device.write(values, view)?;
-                rest = tail;
             }
         }
         Ok(())
@@ -261,7 +272,7 @@ mod tests {
         let rows = (View::new(&keys, 2, 2), View::new(&values, 2, 1));
         pool.write(&device, (0, &a), 0, rows.0, Some(rows.1)).unwrap();
 
-        pool.share(&a, &mut b);
+        pool.share(&a, 2, &mut b);
         pool.prepare(&device, &mut b, 1, 2).unwrap();
         assert_ne!(a.blocks(), b.blocks());
         let (keys, values) = (vec![9.0, 9.0], vec![9.0]);
@@ -269,9 +280,13 @@ mod tests {
         pool.write(&device, (0, &b), 1, rows.0, Some(rows.1)).unwrap();
 
         let read = |table: &BlockTable| {
-            let mut out = vec![0.0; pool.block_len()];
-            pool.read_block(&device, table.blocks()[0], 2, &mut out).unwrap();
-            (out[..4].to_vec(), out[128..130].to_vec())
+            let (mut parts, block) = (Vec::new(), (table.blocks()[0], 2));
+            let mut each = |part: &[f32]| {
+                parts.push(part.to_vec());
+                Ok(())
+            };
+            pool.read_block(&device, block, &mut Vec::new(), &mut each).unwrap();
+            (parts[0][..4].to_vec(), parts[1][..2].to_vec())
         };
         assert_eq!(read(&a), (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]));
         assert_eq!(read(&b), (vec![1.0, 2.0, 9.0, 9.0], vec![5.0, 9.0]));

@@ -173,6 +173,7 @@ pub(crate) fn is_hybrid(family: &str) -> bool {
 
 pub(crate) const ROWS_MAX: usize = 160;
 pub(crate) const SESSIONS_MAX: usize = 4;
+pub(crate) const MARKS_MAX: usize = 6;
 
 pub(crate) fn open<B: Backend<Bytes = [u8]>>(dir: &Path, device: B) -> ModelRunner<B, Resident> {
     open_with_blocks(dir, device, 16)
@@ -190,7 +191,13 @@ pub(crate) fn open_with_blocks<B: Backend<Bytes = [u8]>>(
     let decoder = DecoderOptions { rows_max: ROWS_MAX, logits_rows_max: ROWS_MAX, top_k: None };
     let loaded = Decoder::load(&Loader::new(&device, &files, 2), &spec, decoder).unwrap();
     let experts = Resident::read(&device, spec.catalog.as_ref().clone());
-    let options = RunnerOptions { decoder, sessions_max: SESSIONS_MAX, kv_blocks, fingerprint: 7 };
+    let options = RunnerOptions {
+        decoder,
+        sessions_max: SESSIONS_MAX,
+        kv_blocks,
+        marks_max: MARKS_MAX,
+        fingerprint: 7,
+    };
     ModelRunner::new(device, loaded, experts, &spec, options).unwrap()
 }
 

@@ -8,6 +8,7 @@ mod harness;
 mod config;
 mod gguf;
 mod golden;
+mod kept;
 mod latent;
 mod packed;
 mod refusal;

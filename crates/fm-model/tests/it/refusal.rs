@@ -1,6 +1,6 @@
 //! What does not fit is refused, by name.
 
-use std::path::Path;
+use std::{io::Cursor, path::Path};
 
 use fm_format::source::Checkpoint;
 use fm_kernels::reference::Reference;
@@ -220,11 +220,11 @@ fn a_saved_session_of_another_model_or_with_a_flipped_bit_is_refused() {
     for at in [9, 40, file.len() / 2, file.len() - 1] {
         let mut damaged = file.clone();
         damaged[at] ^= 4;
-        let error = runner.load(64, &mut damaged.as_slice()).unwrap_err();
+        let error = runner.load(64, &mut Cursor::new(damaged)).unwrap_err();
         assert!(matches!(error, RunError::File(_)), "byte {at}: {error}");
     }
-    let short = runner.load(64, &mut &file[..file.len() - 5]).unwrap_err();
+    let short = runner.load(64, &mut Cursor::new(&file[..file.len() - 5])).unwrap_err();
     assert!(matches!(short, RunError::File(_)), "{short}");
-    assert!(runner.load(2, &mut file.as_slice()).is_err(), "three tokens do not fit two");
-    assert!(runner.load(64, &mut file.as_slice()).is_ok());
+    assert!(runner.load(2, &mut Cursor::new(&file)).is_err(), "three tokens do not fit two");
+    assert!(runner.load(64, &mut Cursor::new(&file)).is_ok());
 }

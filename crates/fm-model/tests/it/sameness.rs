@@ -1,6 +1,6 @@
 //! Bit for bit: chunking, neighbours, forks, saved sessions and lost experts change nothing.
 
-use std::ops::ControlFlow;
+use std::{io::Cursor, ops::ControlFlow};
 
 use fm_kernels::{Backend, cpu::Cpu};
 use fm_model::{
@@ -73,14 +73,14 @@ fn logits_do_not_depend_on_forking_or_saving<B: Backend<Bytes = [u8]>>(
     feed(&mut runner, session, prompt, 64);
     let mut file = Vec::new();
     runner.save(session, &mut file).unwrap();
-    let fork = runner.fork(session).unwrap();
+    let fork = runner.fork(session, 100, 200).unwrap();
     // The origin goes elsewhere, over the block that it shares with the fork.
     feed(&mut runner, session, &tokens[..40], 40);
     runner.close(session);
     let forked = bits(&feed(&mut runner, fork, rest, 50));
 
     let mut other = open(&dir, device());
-    let restored = other.load(200, &mut file.as_slice()).unwrap();
+    let restored = other.load(200, &mut Cursor::new(&file)).unwrap();
     let restored = bits(&feed(&mut other, restored, rest, 50));
     let fresh = other.open(200).unwrap();
     feed(&mut other, fresh, prompt, 100);
@@ -118,7 +118,7 @@ fn a_lost_expert_spoils_only_who_chose_it<B: Backend<Bytes = [u8]>>(
             }
             assert_eq!(position, 17, "{family}: falls back to the checkpoint");
             runner.experts_mut().broken.clear();
-            let fork = runner.fork(session).unwrap();
+            let fork = runner.fork(session, 17, 64).unwrap();
             let retried = bits(&feed(&mut runner, fork, &tokens[17..32], 15));
             assert!(retried == want[17..], "{family}: layer {layer} expert {expert}");
             runner.close(fork);

@@ -1,6 +1,6 @@
 //! Sessions beside each other: what one does, loses or gives back is no other's business.
 
-use std::ops::ControlFlow;
+use std::{io::Cursor, ops::ControlFlow};
 
 use fm_kernels::Backend;
 use fm_model::{
@@ -8,9 +8,7 @@ use fm_model::{
     runner::{Batch, SessionId},
 };
 
-use crate::harness::{
-    batch_of, bits, cancel, feed, is_hybrid, mixed_checkpoint, open, open_with_blocks, row,
-};
+use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, open_with_blocks, row};
 
 /// Takes the tokens of a range in and makes a checkpoint after the last of them.
 fn feed_with_checkpoint(runner: &mut dyn Runner, session: SessionId, tokens: &[u32], end: usize) {
@@ -19,8 +17,7 @@ fn feed_with_checkpoint(runner: &mut dyn Runner, session: SessionId, tokens: &[u
     runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
 }
 
-/// A fork falls back to the checkpoint of its origin, a loaded session to where it was saved.
-/// Without delta nets nothing is lost but the step itself.
+/// Nothing is lost but the step itself, also where memories are recurrent.
 fn forks_and_loaded_sessions_can_fall_back<B: Backend<Bytes = [u8]>>(
     family: &str,
     device: fn() -> B,
@@ -36,14 +33,13 @@ fn forks_and_loaded_sessions_can_fall_back<B: Backend<Bytes = [u8]>>(
     feed(&mut runner, session, &tokens[10..13], 3);
     let mut file = Vec::new();
     runner.save(session, &mut file).unwrap();
-    let fork = runner.fork(session).unwrap();
-    let loaded = runner.load(64, &mut file.as_slice()).unwrap();
-    let of_fork = if is_hybrid(family) { 10 } else { 13 };
-    for (name, session, checkpoint) in [("fork", fork, of_fork), ("loaded", loaded, 13)] {
+    let fork = runner.fork(session, 13, 64).unwrap();
+    let loaded = runner.load(64, &mut Cursor::new(&file)).unwrap();
+    for (name, session) in [("fork", fork), ("loaded", loaded)] {
         cancel(&mut runner, &batch_of(session, &tokens, 13..20), 4);
-        assert_eq!(runner.position(session).unwrap(), checkpoint as u32, "{family} {name}");
-        let again = bits(&feed(&mut runner, session, &tokens[checkpoint..24], 5));
-        assert!(again == want[checkpoint..], "{family} {name}");
+        assert_eq!(runner.position(session).unwrap(), 13, "{family} {name}");
+        let again = bits(&feed(&mut runner, session, &tokens[13..24], 5));
+        assert!(again == want[13..], "{family} {name}");
     }
 }
 
@@ -63,7 +59,7 @@ fn forks_do_not_write_into_each_other<B: Backend<Bytes = [u8]>>(family: &str, de
     });
     let origin = runner.open(128).unwrap();
     feed(&mut runner, origin, prompt, 70);
-    let sessions = [origin, runner.fork(origin).unwrap()];
+    let sessions = [origin, runner.fork(origin, 70, 128).unwrap()];
     for part in (0..20).step_by(5) {
         for ((session, rest), alone) in sessions.iter().zip(rest).zip(&alone) {
             let logits = bits(&feed(&mut runner, *session, &rest[part..part + 5], 5));

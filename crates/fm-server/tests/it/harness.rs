@@ -36,7 +36,8 @@ fn engine(sessions: usize) -> Engine {
         ..EngineOptions::default()
     };
     let places = Places { root: "/".into(), cache_dir: None };
-    Engine::open(&demo_dir(), &options, Load { sessions, logits_rows: sessions }, &places).unwrap()
+    Engine::open(&demo_dir(), &options, Load { sessions, logits_rows: sessions, marks: 8 }, &places)
+        .unwrap()
 }
 
 pub(crate) fn start(sessions: usize) -> Running {

@@ -90,7 +90,12 @@ impl Setup {
     /// Reads headers and plans memory.
     pub(super) fn plan(&self) -> Result<Planned, EngineError> {
         let sessions = self.work.sessions;
-        plan(&self.path, &self.options, Load { sessions, logits_rows: sessions }, &self.places)
+        plan(
+            &self.path,
+            &self.options,
+            Load { sessions, logits_rows: sessions, marks: 0 },
+            &self.places,
+        )
     }
 }
 

@@ -1,0 +1,87 @@
+//! Where a text is marked whose model has recurrent memories: these cannot be taken back, so later
+//! texts can continue it from marks only.
+//!
+//! A mark costs a copy of the memories and ends a step of the prompt, which then reads its experts
+//! apart. So there are few: behind what many conversations share (the system prompt and the tools),
+//! before the answer (where the next turn leaves what was written here), where a long prompt was cut
+//! anyway, and at the end.
+
+/// What stands before the first mark; less is computed again as quickly.
+const FIRST_TOKENS: usize = 256;
+
+/// A prompt's last control token is looked for in so many tokens at its end.
+const TAIL_TOKENS: usize = 64;
+
+/// Tokens between two marks where a prompt was cut anyway.
+const BETWEEN_TOKENS: u32 = 512;
+
+/// The marks of a prompt, ascending: behind its first part, and where the answer begins. Parts
+/// begin with control tokens.
+pub(crate) fn of_prompt(prompt: &[u32], is_control: impl Fn(u32) -> bool) -> Vec<u32> {
+    let border = |at: &usize| is_control(prompt[*at]);
+    let last = prompt.len().saturating_sub(1);
+    let tail = (last.saturating_sub(TAIL_TOKENS).max(1)..=last).rev().find(border);
+    let tail = tail.unwrap_or(last);
+    let first = (FIRST_TOKENS..tail).find(border);
+    first.into_iter().chain([tail]).filter(|mark| *mark > 0).map(|mark| mark as u32).collect()
+}
+
+/// Whether a prompt that was cut at `position` is marked there.
+pub(crate) fn is_due(position: u32, marks: &[u32]) -> bool {
+    let before = marks.iter().rev().find(|mark| **mark <= position);
+    position >= before.map_or(0, |mark| *mark) + BETWEEN_TOKENS
+}
+
+/// The mark that is missed least, if there are more than `max`. The first and the last are kept as long
+/// as there are others; of those between, that which leaves the narrowest gap for its distance from the
+/// end: texts are continued near their end more often than far from it.
+pub(crate) fn thin(marks: &[u32], max: usize) -> Option<u32> {
+    if marks.len() <= max {
+        return None;
+    }
+    let end = *marks.last()? + 1;
+    let gap = |of: &&[u32]| f64::from(of[2] - of[0]) / f64::from(end - of[0]);
+    let least = marks.windows(3).min_by(|a, b| gap(a).total_cmp(&gap(b)));
+    least.map(|of| of[1]).or(marks.first().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_marked_behind_its_first_part_and_before_the_answer() {
+        let control = |token| token == 0;
+        let mut prompt = vec![1; 1000];
+        for border in [0, 100, 400, 402, 900, 990, 995] {
+            prompt[border] = 0;
+        }
+        assert_eq!(of_prompt(&prompt, control), [400, 995]);
+        assert_eq!(of_prompt(&prompt[..500], control), [400, 499], "no control token at its end");
+        assert_eq!(of_prompt(&prompt[..120], control), [100]);
+        assert_eq!(of_prompt(&[1; 30], control), [29]);
+        assert_eq!(of_prompt(&[0], control), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn marks_thin_out_towards_the_beginning() {
+        let mut marks: Vec<u32> = (1..=40).map(|at| at * 100).collect();
+        while let Some(least) = thin(&marks, 8) {
+            marks.retain(|mark| *mark != least);
+        }
+        assert_eq!((marks[0], marks[7]), (100, 4000));
+        let gaps: Vec<u32> = marks.windows(2).map(|of| of[1] - of[0]).collect();
+        assert!(gaps.windows(2).all(|of| of[1] <= of[0]), "{marks:?}");
+        assert_eq!(thin(&[5, 9], 1), Some(5));
+        assert_eq!(thin(&[9], 0), Some(9));
+        assert_eq!(thin(&[], 0), None);
+    }
+
+    #[test]
+    fn long_prompts_are_marked_where_they_are_cut() {
+        assert!(!is_due(511, &[]));
+        assert!(is_due(512, &[]));
+        assert!(!is_due(1000, &[600, 1400]));
+        assert!(is_due(1112, &[600, 1400]));
+    }
+}

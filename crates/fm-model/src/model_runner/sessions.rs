@@ -1,0 +1,259 @@
+//! The sessions of a runner: those that are open, and those that are kept for others to continue.
+
+use std::{io::Write, sync::Arc};
+
+use fm_kernels::{
+    Backend,
+    backend::{DeltaShape, DeviceResult},
+};
+
+use super::RunnerOptions;
+use crate::{
+    runner::{Batch, Loading, RunError, Saved, SessionId},
+    session_file::{self, Head},
+    spec::ModelSpec,
+    state::{
+        Mark, Session,
+        delta_state::DeltaState,
+        kv_blocks::{KvPool, OutOfBlocks},
+    },
+};
+
+/// See the module. A session's place in `list` changes when another one is closed, its name does not.
+#[derive(Debug)]
+pub(super) struct Sessions<B: Backend> {
+    pub(super) list: Vec<Session<B>>,
+    /// In the order of `list`.
+    pub(super) names: Vec<SessionId>,
+    pub(super) pool: KvPool<B>,
+    next_name: u32,
+    delta_shapes: Vec<DeltaShape>,
+    options: RunnerOptions,
+}
+
+impl<B: Backend> Sessions<B> {
+    pub(super) fn new(device: &B, spec: &ModelSpec, options: RunnerOptions) -> DeviceResult<Self> {
+        Ok(Self {
+            list: Vec::new(),
+            names: Vec::new(),
+            pool: KvPool::new(device, spec.kv_shapes(), options.kv_blocks)?,
+            next_name: 0,
+            delta_shapes: spec.delta_layers().map(|layer| layer.shape).collect(),
+            options,
+        })
+    }
+
+    fn at(&self, session: SessionId) -> Option<usize> {
+        self.names.iter().position(|name| *name == session)
+    }
+
+    /// The place of a session that may take part in steps.
+    pub(super) fn stepped(&self, session: SessionId) -> Option<usize> {
+        self.at(session).filter(|at| !self.list[*at].kept)
+    }
+
+    fn find(&self, session: SessionId) -> Result<usize, RunError> {
+        self.at(session).ok_or(RunError::UnknownSession { session })
+    }
+
+    fn memories(&self, device: &B) -> DeviceResult<Vec<DeltaState<B>>> {
+        self.delta_shapes.iter().map(|shape| DeltaState::new(device, *shape)).collect()
+    }
+
+    fn new_session(&self, device: &B, context_max: u32) -> Result<Session<B>, RunError> {
+        let max = self.options.sessions_max;
+        if self.list.iter().filter(|session| !session.kept).count() >= max {
+            return Err(RunError::TooManySessions { max });
+        }
+        Ok(Session::new(context_max, self.memories(device)?, self.memories(device)?))
+    }
+
+    fn add(&mut self, session: Session<B>) -> SessionId {
+        let name = SessionId(self.next_name);
+        self.next_name += 1;
+        self.names.push(name);
+        self.list.push(session);
+        name
+    }
+
+    pub(super) fn open(&mut self, device: &B, context_max: u32) -> Result<SessionId, RunError> {
+        let session = self.new_session(device, context_max)?;
+        Ok(self.add(session))
+    }
+
+    pub(super) fn fork(
+        &mut self,
+        device: &B,
+        (from, tokens): (SessionId, u32),
+        context_max: u32,
+    ) -> Result<SessionId, RunError> {
+        let origin = &self.list[self.find(from)?];
+        let memories = origin.memories(tokens);
+        let there = tokens == 0 || self.forks_anywhere() || memories.is_some();
+        let there = there && tokens <= origin.position;
+        if !there || tokens > context_max {
+            return Err(RunError::NotThere { session: from, tokens });
+        }
+        let mut session = self.new_session(device, context_max)?;
+        for (from, to) in memories.into_iter().flatten().zip(&mut session.delta) {
+            from.copy_to(device, to)?;
+        }
+        self.pool.share(&origin.table, tokens, &mut session.table);
+        let marks = origin.marks.iter().filter(|mark| mark.position <= tokens);
+        session.marks = marks.cloned().collect();
+        session.position = tokens;
+        session.set_checkpoint(device)?;
+        Ok(self.add(session))
+    }
+
+    pub(super) fn forks_anywhere(&self) -> bool {
+        self.delta_shapes.is_empty()
+    }
+
+    pub(super) fn forkable(&self, session: SessionId, tokens: u32) -> u32 {
+        let Some(at) = self.at(session) else { return 0 };
+        let session = &self.list[at];
+        if self.forks_anywhere() {
+            return session.position.min(tokens);
+        }
+        session.remembered(tokens)
+    }
+
+    pub(super) fn mark(&mut self, device: &B, session: SessionId) -> Result<bool, RunError> {
+        let at = self.find(session)?;
+        let position = self.list[at].position;
+        if self.forks_anywhere() || self.list[at].marks.iter().any(|mark| mark.position == position)
+        {
+            return Ok(true);
+        }
+        if self.list[at].kept || self.marks_left() == 0 {
+            return Ok(false);
+        }
+        let mut delta = self.memories(device)?;
+        for (from, to) in self.list[at].delta.iter().zip(&mut delta) {
+            from.copy_to(device, to)?;
+        }
+        self.list[at].marks.push(Mark { position, delta: Arc::new(delta) });
+        Ok(true)
+    }
+
+    pub(super) fn unmark(&mut self, session: SessionId, position: u32) {
+        if let Some(at) = self.at(session) {
+            self.list[at].marks.retain(|mark| mark.position != position);
+        }
+    }
+
+    pub(super) fn marks(&self, session: SessionId) -> Vec<u32> {
+        let marks = self.at(session).map(|at| self.list[at].marks.iter());
+        marks.into_iter().flatten().map(|mark| mark.position).collect()
+    }
+
+    pub(super) fn marks_left(&self) -> usize {
+        let marks = self.list.iter().flat_map(|session| &session.marks);
+        let mut set: Vec<_> = marks.map(|mark| Arc::as_ptr(&mark.delta)).collect();
+        set.sort_unstable();
+        set.dedup();
+        self.options.marks_max.saturating_sub(set.len())
+    }
+
+    pub(super) fn keep(&mut self, session: SessionId) -> Result<(), RunError> {
+        let at = self.find(session)?;
+        let room = self.marks_left() > 0;
+        let session = &mut self.list[at];
+        let delta = std::mem::take(&mut session.delta);
+        let position = session.position;
+        let last = session.marks.last().map_or(0, |mark| mark.position);
+        if room && !delta.is_empty() && position > last {
+            session.marks.push(Mark { position, delta: Arc::new(delta) });
+        }
+        session.forget_checkpoint();
+        session.kept = true;
+        self.pool.truncate(&mut session.table, position);
+        Ok(())
+    }
+
+    pub(super) fn blocks_wanted(&self, batch: &Batch) -> usize {
+        let segments = batch.rows.chunk_by(|a, b| a.session == b.session);
+        let wanted = segments.map(|rows| {
+            let Some(at) = self.at(rows[0].session) else { return 0 };
+            let end = rows[0].position + rows.len() as u32;
+            self.pool.wanted(&self.list[at].table, rows[0].position, end)
+        });
+        wanted.sum()
+    }
+
+    /// Gives a session blocks of its own for the positions up to `end`.
+    pub(super) fn prepare(&mut self, device: &B, at: usize, end: u32) -> Result<(), OutOfBlocks> {
+        let session = &mut self.list[at];
+        self.pool.prepare(device, &mut session.table, session.position, end)
+    }
+
+    pub(super) fn fall_back(&mut self, device: &B, at: usize) -> DeviceResult {
+        self.list[at].fall_back(device, &mut self.pool)
+    }
+
+    pub(super) fn close(&mut self, session: SessionId) {
+        if let Some(at) = self.at(session) {
+            self.names.swap_remove(at);
+            let mut session = self.list.swap_remove(at);
+            self.pool.truncate(&mut session.table, 0);
+        }
+    }
+
+    pub(super) fn position(&self, session: SessionId) -> Result<u32, RunError> {
+        Ok(self.list[self.find(session)?].position)
+    }
+
+    pub(super) fn save(
+        &self,
+        device: &B,
+        session: SessionId,
+        to: &mut dyn Write,
+    ) -> Result<(), RunError> {
+        let session = &self.list[self.find(session)?];
+        let model = (self.options.fingerprint, self.delta_shapes.len());
+        session_file::save(device, model, session, &self.pool, to)?;
+        Ok(())
+    }
+
+    pub(super) fn load_begin(
+        &mut self,
+        device: &B,
+        (context_max, tokens): (u32, u32),
+        from: &mut dyn Saved,
+    ) -> Result<Loading, RunError> {
+        let head = Head::read(self.options.fingerprint, from)?;
+        let tokens = head.beginning(tokens, context_max)?;
+        let mut session = self.new_session(device, context_max)?;
+        head.read_memories(device, tokens, &mut session, from)?;
+        if let Err(error) = self.pool.prepare(device, &mut session.table, 0, tokens) {
+            self.pool.truncate(&mut session.table, 0);
+            return Err(error.into());
+        }
+        Ok(Loading { session: self.add(session), tokens, blocks: 0 })
+    }
+
+    pub(super) fn load_more(
+        &mut self,
+        device: &B,
+        loading: &mut Loading,
+        from: &mut dyn Saved,
+    ) -> Result<bool, RunError> {
+        let at = self.find(loading.session)?;
+        let session = &mut self.list[at];
+        if let Some(block) = session.table.blocks().get(loading.blocks) {
+            let read = session_file::read_block(device, *block, &mut self.pool, from);
+            if let Err(error) = read {
+                self.close(loading.session);
+                return Err(error.into());
+            }
+            loading.blocks += 1;
+        }
+        if loading.blocks < session.table.blocks().len() {
+            return Ok(false);
+        }
+        session.position = loading.tokens;
+        session.set_checkpoint(device)?;
+        Ok(true)
+    }
+}

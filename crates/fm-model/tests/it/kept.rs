@@ -1,0 +1,218 @@
+//! Sessions that are kept: whatever is continued from them, in memory or on disk, is as if computed
+//! from nothing.
+
+use std::{
+    io::Cursor,
+    ops::{ControlFlow, Range},
+};
+
+use fm_kernels::{Backend, reference::Reference};
+use fm_model::{
+    Runner,
+    runner::{RunError, SessionId, StepError},
+};
+
+use crate::harness::{
+    MARKS_MAX, SESSIONS_MAX, batch_of, bits, feed, is_hybrid, mixed_checkpoint, open,
+    open_with_blocks, row,
+};
+
+/// Where a session is cut: within a block of 64, around its borders, and before the last token.
+const CUTS: [usize; 8] = [1, 17, 63, 64, 65, 100, 128, 139];
+
+const CONTEXT: u32 = 192;
+
+/// Where the kept session is marked; it stands at 140.
+const MARKS: [u32; 3] = [17, 64, 100];
+
+/// A kept session of 140 tokens with marks.
+fn kept(runner: &mut dyn Runner, tokens: &[u32]) -> SessionId {
+    let session = runner.open(CONTEXT).unwrap();
+    let mut at = 0;
+    for mark in MARKS {
+        feed(runner, session, &tokens[at..mark as usize], 50);
+        assert!(runner.mark(session).unwrap());
+        at = mark as usize;
+    }
+    feed(runner, session, &tokens[at..140], 50);
+    runner.keep(session).unwrap();
+    session
+}
+
+/// Where a fork begins that may take over `cut` tokens.
+fn start(family: &str, cut: usize) -> usize {
+    let marks = MARKS.iter().map(|mark| *mark as usize);
+    if is_hybrid(family) { marks.filter(|mark| *mark <= cut).max().unwrap_or(0) } else { cut }
+}
+
+/// Other tokens than those of the prompt, as they would be after its first `cut` ones.
+fn elsewhere(tokens: &[u32], cut: usize) -> Vec<u32> {
+    [&tokens[..cut], &tokens[3..15]].concat()
+}
+
+fn logits_after(
+    runner: &mut dyn Runner,
+    session: SessionId,
+    tokens: &[u32],
+    range: Range<usize>,
+) -> Vec<Vec<u32>> {
+    bits(&feed(runner, session, &tokens[range], 7))
+}
+
+/// At every cut: the same tokens again, and others; from memory, then from a file.
+fn what_continues_a_kept_session_is_as_if_computed_from_nothing<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let kept = kept(&mut runner, &tokens);
+    let mut file = Vec::new();
+    runner.save(kept, &mut file).unwrap();
+    for cut in CUTS {
+        let start = start(family, cut);
+        assert_eq!(runner.forkable(kept, cut as u32), start as u32, "{family}: {cut}");
+        for text in [tokens.clone(), elsewhere(&tokens, cut)] {
+            let fresh = runner.open(CONTEXT).unwrap();
+            feed(&mut runner, fresh, &text[..start], 90);
+            let fork = runner.fork(kept, start as u32, CONTEXT).unwrap();
+            let end = text.len();
+            let want = logits_after(&mut runner, fresh, &text, start..end);
+            let got = logits_after(&mut runner, fork, &text, start..end);
+            assert!(got == want, "{family}: forked at {start}");
+
+            let mut from = Cursor::new(&file);
+            let mut loading = runner.load_begin(CONTEXT, cut as u32, &mut from).unwrap();
+            assert_eq!(loading.tokens, start as u32);
+            while !runner.load_more(&mut loading, &mut from).unwrap() {
+                assert_eq!(runner.position(loading.session).unwrap(), 0, "not before it is there");
+            }
+            let got = logits_after(&mut runner, loading.session, &text, start..end);
+            assert!(got == want, "{family}: loaded up to {start}");
+            [fresh, fork, loading.session].into_iter().for_each(|session| runner.close(session));
+        }
+    }
+    let again = runner.fork(kept, 100, CONTEXT).unwrap();
+    let mut saved = Vec::new();
+    runner.save(kept, &mut saved).unwrap();
+    assert!(saved == file, "{family}: nobody has written into the kept session");
+    runner.close(again);
+}
+
+/// The whole session continues too, and what continues it can fall back to where it began.
+fn a_fork_falls_back_to_its_beginning<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let kept = kept(&mut runner, &tokens);
+    let fork = runner.fork(kept, 140, CONTEXT).unwrap();
+    let want = logits_after(&mut runner, fork, &tokens, 140..150);
+    runner.close(fork);
+    let fork = runner.fork(kept, 140, CONTEXT).unwrap();
+    let batch = batch_of(fork, &tokens, 140..146);
+    let cancelled = runner.step(&batch, &mut |_| ControlFlow::Break(()));
+    assert!(matches!(cancelled, Err(StepError::Cancelled)));
+    assert_eq!(runner.position(fork).unwrap(), 140, "{family}");
+    assert!(logits_after(&mut runner, fork, &tokens, 140..150) == want, "{family}");
+}
+
+/// Kept sessions take blocks and marks, not the places of open ones; closing gives all back.
+fn kept_sessions_cost_blocks_and_nothing_else<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open_with_blocks(&dir, device(), 9);
+    let (free, marks) = (runner.blocks_free(), runner.marks_left());
+    let first = kept(&mut runner, &tokens);
+    assert_eq!(free - runner.blocks_free(), 3);
+    let open: Vec<_> = (0..SESSIONS_MAX).map(|_| runner.open(CONTEXT).unwrap()).collect();
+    assert!(matches!(runner.open(CONTEXT), Err(RunError::TooManySessions { .. })));
+    open.into_iter().for_each(|session| runner.close(session));
+    // A fork shares until it writes; at the border of a block it never does.
+    for cut in [100, 64] {
+        let fork = runner.fork(first, cut, CONTEXT).unwrap();
+        assert_eq!(free - runner.blocks_free(), 3);
+        let batch = batch_of(fork, &tokens, cut as usize..128);
+        assert_eq!(runner.blocks_wanted(&batch), 1, "{family}: a copy, or a new one");
+        runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(free - runner.blocks_free(), 4);
+        runner.close(fork);
+    }
+    runner.close(first);
+    assert_eq!((runner.blocks_free(), runner.marks_left()), (free, marks));
+}
+
+for_each_device_and_family! {
+    what_continues_a_kept_session_is_as_if_computed_from_nothing
+    a_fork_falls_back_to_its_beginning
+    kept_sessions_cost_blocks_and_nothing_else
+}
+
+#[test]
+fn a_session_cannot_be_continued_from_where_its_memories_are_gone() {
+    let (dir, tokens) = mixed_checkpoint("qwen3_next");
+    let mut runner = open(&dir, Reference::open());
+    let kept = kept(&mut runner, &tokens);
+    for tokens in [1, 63, 99, 101, 141] {
+        let error = runner.fork(kept, tokens, CONTEXT).unwrap_err();
+        assert!(matches!(error, RunError::NotThere { .. }), "{tokens}: {error}");
+    }
+    assert!(runner.fork(kept, 140, 139).is_err(), "longer than the context");
+    runner.unmark(kept, 100);
+    assert_eq!((runner.forkable(kept, 139), runner.marks(kept)), (64, vec![17, 64, 140]));
+    let batch = fm_model::runner::Batch { rows: vec![row(kept, 1, 140)], hidden_layer: None };
+    let stepped = runner.step(&batch, &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(stepped, Err(StepError::UnknownSession { .. })), "it is kept");
+}
+
+#[test]
+fn marks_are_bounded_and_forks_have_those_of_their_origin() {
+    let (dir, tokens) = mixed_checkpoint("qwen3_5_moe");
+    let mut runner = open(&dir, Reference::open());
+    let first = kept(&mut runner, &tokens);
+    let next = runner.fork(first, 140, CONTEXT).unwrap();
+    let mut at = 140;
+    while runner.marks_left() > 0 {
+        feed(&mut runner, next, &tokens[at..=at], 1);
+        at += 1;
+        assert!(runner.mark(next).unwrap());
+        assert!(runner.mark(next).unwrap(), "where it is marked already");
+    }
+    assert_eq!(at, 140 + MARKS_MAX - 4);
+    feed(&mut runner, next, &tokens[at..=at], 1);
+    assert!(!runner.mark(next).unwrap());
+    runner.close(first);
+    assert_eq!(runner.marks(next), [17, 64, 100, 140, 141, 142]);
+    let want = logits_after(&mut runner, next, &tokens, at + 1..150);
+    let fork = runner.fork(next, 17, CONTEXT).unwrap();
+    assert!(logits_after(&mut runner, fork, &tokens, 17..150)[at + 1 - 17..] == want);
+}
+
+#[test]
+fn a_flipped_bit_in_any_piece_of_a_saved_session_is_found() {
+    for family in ["qwen3_moe", "deepseek_v3", "qwen3_next"] {
+        let (dir, tokens) = mixed_checkpoint(family);
+        let mut runner = open(&dir, Reference::open());
+        let kept = kept(&mut runner, &tokens);
+        let mut file = Vec::new();
+        runner.save(kept, &mut file).unwrap();
+        let free = runner.blocks_free();
+        let pieces = 40;
+        let mut found = 0;
+        for piece in 0..pieces {
+            let mut damaged = file.clone();
+            damaged[piece * file.len() / pieces] ^= 1;
+            match runner.load(CONTEXT, &mut Cursor::new(damaged)) {
+                Err(error) => {
+                    assert!(matches!(error, RunError::File(_)), "{family} {piece}: {error}");
+                    found += 1;
+                }
+                // A mark that nobody asked for was not read.
+                Ok(session) => runner.close(session),
+            }
+            assert_eq!(runner.blocks_free(), free, "{family} {piece}");
+        }
+        let skipped = if is_hybrid(family) { pieces } else { 0 };
+        assert!(found + skipped >= pieces && found > 2, "{family}: {found} found");
+    }
+}
