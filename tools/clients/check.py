@@ -11,6 +11,7 @@ import sys
 
 import anthropic
 import openai
+import pydantic
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 SUM = [{"role": "user", "content": "What is 7 plus 5?"}]
@@ -25,6 +26,11 @@ SCHEMA = {
     "properties": {"city": {"type": "string", "description": "The name of the city."}},
     "required": ["city"],
 }
+
+
+class Sum(pydantic.BaseModel):
+    value: int
+    certain: bool
 
 
 def expect(what, truth):
@@ -75,6 +81,19 @@ def check_openai(url):
     next(iter(stream))
     stream.close()
     expect("openai: a stream that is left", chat.create(messages=FRANCE, **GREEDY, **plain).choices[0].message.content == text)
+
+    wild = {"model": "any", "temperature": 1.5, "max_tokens": 300}
+    parsed = chat.parse(messages=SUM, response_format=Sum, **wild, **plain)
+    expect("openai: parsed", isinstance(parsed.choices[0].message.parsed, Sum))
+    with chat.stream(messages=SUM, response_format=Sum, **wild) as stream:
+        final = stream.get_final_completion()
+    expect("openai: parsed while it streams, after thinking", isinstance(final.choices[0].message.parsed, Sum))
+    choice = chat.create(messages=SUM, extra_body={"structured_outputs": {"choice": ["12", "twelve"]}}, **wild)
+    expect("openai: a choice", choice.choices[0].message.content in ("12", "twelve"))
+    schema = {"name": "x", "schema": {"type": "wizard"}}
+    wizard = {"type": "json_schema", "json_schema": schema}
+    error = refused(openai.BadRequestError, lambda: chat.create(messages=SUM, response_format=wizard, **wild))
+    expect("openai: a bad schema", error is not None and "wizard" in error.message)
 
     error = refused(openai.BadRequestError, lambda: chat.create(messages=FRANCE, model="any", max_tokens=-1))
     expect("openai: a bad request", error is not None and error.param == "max_tokens")
@@ -155,6 +174,9 @@ def check_anthropic(url):
     stop = whole.content[0].text[4:9]
     stopped = client.messages.create(messages=FRANCE, stop_sequences=[stop], **ask)
     expect("anthropic: a stop sequence", stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop)
+
+    parsed = client.messages.parse(messages=SUM, output_format=Sum, model="any", max_tokens=300)
+    expect("anthropic: parsed", isinstance(parsed.parsed_output, Sum))
 
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     counted = client.messages.count_tokens(model="any", messages=FRANCE, system=system)

@@ -66,11 +66,13 @@ pub struct Load {
     /// Recurrent memories that texts may leave for later ones, beside those of the sessions; fewer
     /// where they would take too much.
     pub marks: usize,
+    /// Whether texts may have grammars.
+    pub grammars: bool,
 }
 
 impl Default for Load {
     fn default() -> Self {
-        Self { sessions: 1, logits_rows: 1, marks: 0 }
+        Self { sessions: 1, logits_rows: 1, marks: 0, grammars: false }
     }
 }
 
@@ -193,6 +195,7 @@ pub fn plan(
         sessions: load.sessions,
         logits_rows: load.logits_rows,
         marks: load.marks,
+        grammars: load.grammars,
         tokenizer_bytes,
     };
     let plan = MemoryPlan::new(demand, &limits)?;

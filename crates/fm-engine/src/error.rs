@@ -12,8 +12,8 @@ use fm_store::{StoreError, trace::TraceError};
 use fm_text::TextError;
 
 use crate::{
-    backends::NumericsMismatch, eval::EvalError, memory_plan::PlanError, sampler::NotANumber,
-    session::ConversationError,
+    backends::NumericsMismatch, eval::EvalError, grammar::GrammarError, memory_plan::PlanError,
+    sampler::NotANumber, session::ConversationError,
 };
 
 /// Why a model cannot be opened or run.
@@ -65,6 +65,9 @@ pub enum EngineError {
     /// The arithmetic went wrong.
     #[error(transparent)]
     NotANumber(#[from] NotANumber),
+    /// A grammar is not taken, or the text under it cannot go on.
+    #[error("the grammar cannot be followed")]
+    Grammar(#[from] GrammarError),
     /// A text cannot be evaluated.
     #[error(transparent)]
     Eval(#[from] EvalError),

@@ -11,6 +11,7 @@ use fm_text::{AnswerForm, CallPart, Channel, ThinkingState, Tokenizer};
 
 use crate::{
     error::EngineError,
+    grammar::Constraint,
     sampler::Sampling,
     writing::{self, Mark, Writing},
 };
@@ -47,6 +48,8 @@ pub struct Request {
     /// What the client calls the conversation: the latest text of that name is kept as long as memory
     /// allows. It never changes an answer.
     pub conversation: Option<String>,
+    /// What the answer must be; a thinking block before it is free.
+    pub constraint: Option<Constraint>,
 }
 
 impl Default for Request {
@@ -67,6 +70,7 @@ impl Default for Request {
             bias: Vec::new(),
             top_logprobs: None,
             conversation: None,
+            constraint: None,
         }
     }
 }
@@ -246,6 +250,8 @@ impl<'a> Generation<'a> {
             batch.rows.clear();
             if writing[0].ask(runner.rows_max(), &mut batch) > 0 {
                 writing::step(runner, &batch, &mut writing)?;
+            } else {
+                writing[0].wait();
             }
             writing[0].mark(|| Mark::now(runner, store_stats));
         }

@@ -10,6 +10,7 @@ pub mod error;
 pub mod eval;
 pub mod gauges;
 pub mod generate;
+pub mod grammar;
 pub mod limits;
 pub mod local;
 mod logits_hash;

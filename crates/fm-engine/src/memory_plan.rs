@@ -7,7 +7,7 @@ use fm_model::{
 };
 use fm_store::{CHUNK_BYTES, Plan, StoreError, StoreOptions, reader};
 
-use crate::{bytes::Bytes, machine::MemoryLimits, options::EngineOptions};
+use crate::{bytes::Bytes, grammar, machine::MemoryLimits, options::EngineOptions};
 
 /// Share of what the machine allows that is used without `--memory`.
 const BUDGET_SHARE: f64 = 0.85;
@@ -50,6 +50,8 @@ pub struct Demand<'a> {
     pub logits_rows: usize,
     /// Recurrent memories that may be kept beside those of sessions.
     pub marks: usize,
+    /// Whether texts may have grammars.
+    pub grammars: bool,
     /// Length of `tokenizer.json`.
     pub tokenizer_bytes: u64,
 }
@@ -255,7 +257,10 @@ fn overhead(demand: &Demand<'_>) -> u64 {
     let sampling = 20 * (demand.spec.vocab * demand.sessions) as u64;
     // The catalog is there twice while the store takes over.
     let catalog = 2 * pieces * PIECE_BYTES;
-    OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling
+    let tries = grammar::TRIE_TOKEN_BYTES * demand.spec.vocab as u64;
+    let parsers = grammar::PARSER_BYTES * demand.sessions as u64;
+    let grammars = if demand.grammars { tries + parsers } else { 0 };
+    OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling + grammars
 }
 
 /// The largest chunk of at most `most` that leaves most of the budget to other things.

@@ -154,6 +154,19 @@ impl Sampler {
     /// # Errors
     /// If a logit is not a number.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, NotANumber> {
+        self.sample_within(logits, |_| ())
+    }
+
+    /// Chooses a token among those that `mask` leaves: it sets the others to minus infinity, after
+    /// bias and penalties, and must leave one.
+    ///
+    /// # Errors
+    /// If a logit is not a number.
+    pub(crate) fn sample_within(
+        &mut self,
+        logits: &[f32],
+        mask: impl FnOnce(&mut [f32]),
+    ) -> Result<u32, NotANumber> {
         if let Some(token) = logits.iter().position(|logit| logit.is_nan()) {
             return Err(NotANumber { token });
         }
@@ -161,6 +174,7 @@ impl Sampler {
         self.logits.extend_from_slice(logits);
         self.bias.iter().for_each(|(token, bias)| self.logits[*token as usize] += bias);
         self.penalise();
+        mask(&mut self.logits);
         let token = if self.is_cold() { self.likeliest() } else { self.draw() };
         self.note(token);
         Ok(token)
@@ -169,7 +183,8 @@ impl Sampler {
     /// Whether only the likeliest token is left: at 0, and where a quotient is too large for f32.
     fn is_cold(&self) -> bool {
         let temperature = self.sampling.temperature;
-        let largest = self.logits.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
+        let possible = self.logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
+        let largest = possible.fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
         temperature == 0.0 || !(largest / temperature).is_finite()
     }
 
@@ -216,7 +231,8 @@ impl Sampler {
     fn select_candidates(&mut self) {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         self.candidates.clear();
-        self.candidates.extend((0..).zip(self.logits.iter().map(|logit| logit / temperature)));
+        let possible = (0..).zip(&self.logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+        self.candidates.extend(possible.map(|(token, logit)| (token, logit / temperature)));
         let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if top_k > 0 && top_k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(top_k - 1, descending);

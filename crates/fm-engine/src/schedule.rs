@@ -224,6 +224,8 @@ impl Crew<'_> {
     fn step(&mut self) {
         let (written, prompt) = self.compose();
         if self.batch.rows.is_empty() {
+            // Whoever has a session and wants no row waits for what may come next in its text.
+            self.writings.iter_mut().find(|writing| !writing.has_ended()).map(Writing::wait);
             return;
         }
         let blocks = self.runner.blocks_wanted(&self.batch);

@@ -26,6 +26,11 @@ pub(crate) struct TextStream<'t> {
     think_end: &'static str,
     /// What the prompt has begun the answer with, until it has been read.
     opening: Option<String>,
+    /// Whether the answer comes through [`push_answer`](Self::push_answer) only: what else the
+    /// token that closes a thinking block spells belongs to neither.
+    apart: bool,
+    /// Whether the answer has begun that way.
+    is_answer: bool,
     pub(crate) told: Told,
 }
 
@@ -53,6 +58,8 @@ impl<'t> TextStream<'t> {
             splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
             think_end: request.answer.dialect.and_then(Dialect::think_end).unwrap_or(THINK_END),
             opening: Some(request.opening.clone()).filter(|opening| !opening.is_empty()),
+            apart: request.constraint.is_some(),
+            is_answer: false,
             told: Told {
                 stop: StopStrings::new(request.stop.iter().cloned())?,
                 calls_max: request.calls_max.unwrap_or(usize::MAX),
@@ -88,7 +95,8 @@ impl<'t> TextStream<'t> {
             }
         }
         let text = self.detokenizer.push(token)?;
-        for part in self.splitter.push(token, text) {
+        let apart = self.apart;
+        for part in self.splitter.push(token, text).filter(|part| !apart || is_thinking(part)) {
             if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
                 return Ok(Some(finish));
             }
@@ -96,10 +104,25 @@ impl<'t> TextStream<'t> {
         Ok(None)
     }
 
+    /// Adds a token that is the answer, whatever it spells: no tags and no calls are looked for.
+    pub(crate) fn push_answer(
+        &mut self,
+        token: u32,
+        sink: &mut impl Hear,
+    ) -> Result<Option<FinishReason>, EngineError> {
+        self.is_answer = true;
+        let part = Part::Text(Channel::Answer, self.detokenizer.push(token)?);
+        Ok(self.told.tell(part, sink).break_value())
+    }
+
     /// What was held back, now that nothing follows. Says whether a stop string was in it.
     pub(crate) fn finish(&mut self, sink: &mut impl Hear) -> Option<FinishReason> {
         let mut finish = None;
-        for part in self.splitter.finish(self.detokenizer.finish()) {
+        let (apart, rest) = (self.apart, self.detokenizer.finish());
+        let answer = self.is_answer.then_some(Part::Text(Channel::Answer, rest));
+        let rest = if self.is_answer { "" } else { rest };
+        let parts = self.splitter.finish(rest).filter(|part| !apart || is_thinking(part));
+        for part in parts.chain(answer) {
             // Nobody is left to break off for: what is said here is the end.
             if let ControlFlow::Break(reason @ FinishReason::StopString(_)) =
                 self.told.tell(part, sink)
@@ -112,6 +135,10 @@ impl<'t> TextStream<'t> {
             _ => finish,
         }
     }
+}
+
+fn is_thinking(part: &Part<'_>) -> bool {
+    matches!(part, Part::Text(Channel::Thinking, _))
 }
 
 impl Told {

@@ -7,7 +7,10 @@
 //! ask ──► rows of the batch ──► Runner::step ──► take ──► events, or an end
 //! ```
 
-use std::{ops::ControlFlow, time::Instant};
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
 
 use fm_model::{
     Runner,
@@ -24,6 +27,10 @@ use crate::{
     sampler::Sampler,
     text_stream::TextStream,
 };
+
+mod within;
+
+use self::within::{Taken, Within};
 
 /// A position to fall back to is kept every so many generated tokens: a lost expert costs no more.
 const CHECKPOINT_TOKENS: u32 = 64;
@@ -91,6 +98,7 @@ pub(crate) struct Writing<'t, S> {
     sampler: Sampler,
     logprobs: Option<Logprobs>,
     text: Option<TextStream<'t>>,
+    within: Option<Within>,
     sink: S,
     hash: LogitsHash,
     tokens: Vec<u32>,
@@ -125,9 +133,14 @@ impl<'t, S: Hear> Writing<'t, S> {
         });
         let known = if checked.is_ok() { request.prompt.as_slice() } else { &[] };
         let sampler = Sampler::new(request.sampling, vocab, known).with_bias(request.bias.clone());
-        let (text, position, end) = match checked {
-            Ok((text, position)) => (text, position, None),
-            Err(error) => (None, 0, Some(Err(error))),
+        let within = request
+            .constraint
+            .as_ref()
+            .map(|constraint| Within::start(constraint.clone(), request.thinking));
+        let checked = checked.and_then(|checked| Ok((checked, within.transpose()?)));
+        let ((text, position), within, end) = match checked {
+            Ok((checked, within)) => (checked, within, None),
+            Err(error) => ((None, 0), None, Some(Err(error))),
         };
         let held = position.min(request.prompt.len().saturating_sub(1));
         Self {
@@ -136,6 +149,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             logprobs: request.top_logprobs.map(Logprobs::new),
             request,
             text,
+            within,
             sink,
             hash: LogitsHash::default(),
             tokens: Vec::new(),
@@ -216,7 +230,7 @@ impl<'t, S: Hear> Writing<'t, S> {
     /// Adds the rows it wants to a batch, of its prompt at most `rows_max`; none if it ends here.
     pub(crate) fn ask(&mut self, rows_max: usize, batch: &mut Batch) -> usize {
         self.asked = Asked::default();
-        if self.end.is_some() || rows_max == 0 {
+        if self.end.is_some() || rows_max == 0 || !self.catch_up(Duration::ZERO) {
             return 0;
         }
         match self.need() {
@@ -242,6 +256,11 @@ impl<'t, S: Hear> Writing<'t, S> {
     }
 
     fn ask_next(&mut self, batch: &mut Batch) {
+        match self.within.as_mut().map_or(Ok(false), Within::is_complete) {
+            Ok(false) => {}
+            Ok(true) => return self.end = Some(Ok(FinishReason::Stop)),
+            Err(error) => return self.end = Some(Err(error.into())),
+        }
         if self.request.max_tokens.is_some_and(|max| self.tokens.len() >= max) {
             self.end = Some(Ok(FinishReason::Length));
             return;
@@ -281,21 +300,59 @@ impl<'t, S: Hear> Writing<'t, S> {
         if prompt {
             return;
         }
-        match self.choose(logits).and_then(|chosen| self.add(chosen)) {
-            Ok(finish) => self.end = finish.map(Ok),
-            Err(error) => self.end = Some(Err(error)),
+        self.go_on(logits, within::STEP_WAIT);
+    }
+
+    /// Makes a token of the logits, unless it is not known yet which ones the grammar allows.
+    fn go_on(&mut self, logits: &[f32], wait: Duration) {
+        self.end = match self.choose(logits, wait) {
+            Ok(Taken::Token(token, logprob)) => self.add((token, logprob)).transpose(),
+            Ok(Taken::Later) => None,
+            Ok(Taken::End) => Some(Ok(FinishReason::Stop)),
+            Err(error) => Some(Err(error)),
+        };
+    }
+
+    /// Whether nothing is left of the step before: logits that have waited for their mask.
+    fn catch_up(&mut self, wait: Duration) -> bool {
+        let late = self.within.as_mut().map_or(Ok((None, true)), |within| within.late(wait));
+        match late {
+            Ok((None, ready)) => return ready,
+            Ok((Some(logits), _)) => self.go_on(&logits, Duration::ZERO),
+            Err(error) => self.end = Some(Err(error.into())),
+        }
+        self.end.is_none()
+    }
+
+    /// Gives a text time that has wanted no row: somebody must listen, and a mask may come.
+    pub(crate) fn wait(&mut self) {
+        self.catch_up(within::IDLE_WAIT);
+        if self.end.is_none() && self.sink.listens().is_break() {
+            self.end = Some(Ok(FinishReason::Cancelled));
         }
     }
 
     /// The next token, and its log-probability if that is wanted.
-    fn choose(&mut self, logits: &[f32]) -> Result<(u32, Option<f32>), EngineError> {
+    fn choose(&mut self, logits: &[f32], wait: Duration) -> Result<Taken, EngineError> {
         if let Some(token) = self.forced.pop() {
             self.sampler.note(token);
-            return Ok((token, None));
+            self.within.iter_mut().for_each(Within::pass);
+            return Ok(Taken::Token(token, None));
         }
+        let token = match &mut self.within {
+            None => self.sampler.sample(logits)?,
+            Some(within) => {
+                let channel = self.text.as_ref().map(TextStream::channel);
+                let place = (channel == Some(Channel::Thinking), self.request.eos.as_slice());
+                match within.sample((&mut self.sampler, logits), place, wait)? {
+                    Taken::Token(token, _) => token,
+                    taken => return Ok(taken),
+                }
+            }
+        };
         self.hash.row(logits);
-        let token = self.sampler.sample(logits)?;
-        Ok((token, self.logprobs.as_mut().map(|logprobs| logprobs.look(logits, token))))
+        let logprob = self.logprobs.as_mut().map(|logprobs| logprobs.look(logits, token));
+        Ok(Taken::Token(token, logprob))
     }
 
     /// Adds a token to the text.
@@ -317,8 +374,17 @@ impl<'t, S: Hear> Writing<'t, S> {
             return Ok(Some(FinishReason::Cancelled));
         }
         let Some(text) = &mut self.text else { return Ok(None) };
-        if let Some(finish) = text.push(token, &mut self.sink)? {
-            return Ok(Some(finish));
+        let finish = if self.within.as_mut().is_some_and(|within| within.accept(token)) {
+            text.push_answer(token, &mut self.sink)?
+        } else {
+            text.push(token, &mut self.sink)?
+        };
+        if finish.is_some() {
+            return Ok(finish);
+        }
+        let has_thought = channel == Channel::Thinking && text.channel() == Channel::Answer;
+        if let (Some(within), true) = (&mut self.within, has_thought && self.forced.is_empty()) {
+            within.thought();
         }
         if text.channel() == Channel::Thinking
             && self.forced.is_empty()

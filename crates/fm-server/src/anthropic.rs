@@ -113,8 +113,5 @@ fn thinking(fields: &mut Fields, manner: &mut Manner) -> Result<bool, Problem> {
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     fields.refuse("mcp_servers", "MCP servers; connect the client to them", empty)?;
-    fields.refuse("container", "containers", |_| false)?;
-    fields.refuse("output_format", "structured output yet", |_| false)?;
-    let formless = |value: &Value| value.get("format").is_none_or(Value::is_null);
-    fields.refuse("output_config", "structured output yet", formless)
+    fields.refuse("container", "containers", |_| false)
 }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use fm_engine::{generate::Request, sampler::Sampling, schedule::Job};
+use fm_engine::{generate::Request, grammar::Constraint, sampler::Sampling, schedule::Job};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     model::{Model, Prompt},
     problem::{Problem, Wrong},
     serve::App,
+    structured,
 };
 
 /// Tokens that may be asked for; the context ends a text long before.
@@ -53,6 +54,8 @@ pub(crate) struct Manner {
     pub(crate) bias: Vec<(u32, f32)>,
     pub(crate) top_logprobs: Option<usize>,
     pub(crate) think_budget: Option<usize>,
+    /// What the answer must be.
+    pub(crate) constraint: Option<Constraint>,
     pub(crate) choices: usize,
     /// What the client calls the conversation; it never changes an answer.
     pub(crate) conversation: Option<String>,
@@ -86,6 +89,7 @@ impl Manner {
         manner.stop = fields.texts("stop", STOPS_MAX)?;
         manner.choices = fields.count("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
         manner.bias = bias(fields, model.tokenizer.vocab_len())?;
+        manner.constraint = structured::take_openai(fields, &model.grammars)?;
         Ok(manner)
     }
 }
@@ -130,6 +134,7 @@ impl Ask {
             bias: manner.bias.iter().copied().chain(banned).collect(),
             top_logprobs: manner.top_logprobs,
             conversation: manner.conversation.clone(),
+            constraint: manner.constraint.clone(),
         };
         let jobs = (0..manner.choices).map(|choice| Job {
             request: request(choice),

@@ -25,6 +25,7 @@ mod page;
 mod problem;
 mod serve;
 mod stream;
+mod structured;
 mod texts;
 mod tokens;
 mod tools;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use fm_engine::sampler::Sampling;
+use fm_engine::{grammar::Grammars, sampler::Sampling};
 use fm_text::{
     AnswerForm, ChatTemplate, Definitions, Dialect, Message, RenderRequest, SpecialTokens,
     ThinkingState, ThinkingTags, Tokenizer,
@@ -35,6 +35,8 @@ pub struct Model {
     pub context: u32,
     /// The system prompt of conversations that have none.
     pub system: Option<String>,
+    /// Its vocabulary, for answers that have a grammar.
+    pub grammars: Arc<Grammars>,
 }
 
 /// A prompt as the model sees it.

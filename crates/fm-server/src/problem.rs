@@ -1,7 +1,7 @@
 //! Why a request is not answered, before an interface gives it its own shape.
 
 use axum::http::StatusCode;
-use fm_engine::{EngineError, schedule::Refused};
+use fm_engine::{EngineError, grammar::GrammarError, schedule::Refused};
 use fm_text::TextError;
 
 /// See the module.
@@ -38,6 +38,14 @@ pub(crate) enum Problem {
         field: String,
         /// What is wrong with it.
         wrong: Wrong,
+    },
+    /// The grammar of a field is not taken.
+    #[error("{field}: {source}")]
+    Grammar {
+        /// The field, with dots.
+        field: String,
+        /// Why.
+        source: GrammarError,
     },
     /// Tokenizer or template refuse the text.
     #[error(transparent)]
@@ -153,8 +161,15 @@ impl Problem {
             Self::Foreign => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Refused(Refused::Full { .. }) | Self::Watched { .. } => {
-                StatusCode::TOO_MANY_REQUESTS
+            Self::Refused(Refused::Full { .. })
+            | Self::Watched { .. }
+            | Self::Grammar { source: GrammarError::Busy, .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Grammar {
+                source: GrammarError::Gone | GrammarError::Vocabulary { .. }, ..
+            } => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Grammar { .. }
+            | Self::Engine(EngineError::Grammar(GrammarError::Stuck { .. })) => {
+                StatusCode::BAD_REQUEST
             }
             Self::Refused(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Engine(EngineError::EmptyPrompt | EngineError::UnknownToken { .. }) => {
@@ -167,7 +182,7 @@ impl Problem {
     /// The field that is to blame.
     pub(crate) fn field(&self) -> Option<&str> {
         match self {
-            Self::Field { field, .. } => Some(field),
+            Self::Field { field, .. } | Self::Grammar { field, .. } => Some(field),
             Self::TooLong { .. } => Some("messages"),
             Self::NoTools | Self::NoDialect => Some("tools"),
             _ => None,

@@ -63,7 +63,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         return Err(EngineError::EmptyPrompt.into());
     }
     let options = flags::engine_options(matches)?;
-    let load = Load { sessions: 1, logits_rows: ROWS, marks: 0 };
+    let load = Load { logits_rows: ROWS, ..Load::default() };
     let mut engine = Engine::open(&model_path(matches)?, &options, load, &places::places())?;
     let context = engine.plan.context;
     if tokens.len() > context as usize {

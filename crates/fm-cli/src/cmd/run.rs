@@ -14,6 +14,7 @@ use fm_engine::{
     bytes::Bytes,
     engine::LoadTimes,
     generate::{Event, Generated, Generation, Request},
+    grammar::{Constraint, Grammar, Grammars},
     limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory},
     machine::peak_held_bytes,
     options::{ENGINE, SAMPLING},
@@ -83,6 +84,7 @@ pub(super) fn command() -> Command {
             valued("think-budget", "N", "Close the thinking block after N tokens")
                 .value_parser(value_parser!(usize)),
         )
+        .args(grammar_args(valued))
         .arg(
             valued("session", "FILE", "Continue the conversation in FILE, and save it there")
                 .value_parser(value_parser!(PathBuf)),
@@ -94,13 +96,53 @@ pub(super) fn command() -> Command {
     flags::add(flags::add(command, &SAMPLING, "Sampling"), &ENGINE, "Engine")
 }
 
+/// What the answer must be.
+fn grammar_args(
+    valued: impl Fn(&'static str, &'static str, &'static str) -> Arg,
+) -> impl IntoIterator<Item = Arg> {
+    [
+        valued("json-schema", "FILE", "Answer with JSON that is valid under the schema in FILE")
+            .conflicts_with_all(["grammar", "regex"]),
+        valued(
+            "grammar",
+            "FILE",
+            "Answer within the context-free grammar in FILE, written in Lark",
+        )
+        .conflicts_with("regex"),
+        valued("regex", "REGEX", "Answer with a text that REGEX matches as a whole"),
+    ]
+}
+
+fn grammar(matches: &ArgMatches) -> anyhow::Result<Option<Grammar>> {
+    let text = |name: &str| matches.get_one::<String>(name);
+    let read = |file: &String| fs::read_to_string(file).with_context(|| format!("reading {file}"));
+    Ok(if let Some(file) = text("json-schema") {
+        let schema = serde_json::from_str(&read(file)?);
+        Some(Grammar::JsonSchema(schema.with_context(|| format!("{file} is not JSON"))?))
+    } else if let Some(file) = text("grammar") {
+        Some(Grammar::Lark(read(file)?))
+    } else {
+        text("regex").cloned().map(Grammar::Regex)
+    })
+}
+
+/// The grammar, for this model's tokens.
+fn constraint(engine: &Engine, grammar: Grammar) -> Result<Constraint, EngineError> {
+    let no_tokenizer = || EngineError::NoTokenizer { path: engine.path.clone() };
+    let tokenizer = engine.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
+    let grammars = Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos)?;
+    Ok(grammars.constraint(grammar)?)
+}
+
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let places = places::places();
     let mut options = flags::engine_options(matches)?;
     options.warm_start.get_or_insert(WarmStart::On);
-    let input = Input::read(matches)?;
-    let mut engine = Engine::open(&model_path(matches)?, &options, Load::default(), &places)?;
+    let (input, grammar) = (Input::read(matches)?, grammar(matches)?);
+    let load = Load { grammars: grammar.is_some(), ..Load::default() };
+    let mut engine = Engine::open(&model_path(matches)?, &options, load, &places)?;
     warn(&engine);
+    let constraint = grammar.map(|grammar| constraint(&engine, grammar)).transpose()?;
     let (mut conversation, session) = continue_or_open(&mut engine, matches)?;
     let prompt = tokens_of(&engine, matches, &input, &mut conversation)?;
     let session = reuse(&mut engine, session, &conversation, &prompt)?;
@@ -119,6 +161,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         think_budget: matches.get_one("think-budget").copied(),
         answer: AnswerForm { dialect: template.and_then(ChatTemplate::dialect), calls: None },
         context: engine.plan.context,
+        constraint,
         ..Request::default()
     };
     let prompt_tokens = request.prompt.clone();

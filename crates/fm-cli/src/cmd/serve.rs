@@ -9,6 +9,7 @@ use fm_engine::{
     bytes::Bytes,
     engine::{Planned, plan},
     gauges::Gauges,
+    grammar::Grammars,
     options::{ENGINE, EngineOptions, SAMPLING},
     schedule::{ScheduleOptions, Scheduler},
     warm_start::WarmStart,
@@ -130,6 +131,8 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, &places));
     let no_tokenizer = EngineError::NoTokenizer { path };
     let tokenizer = Arc::new(engine.tokenizer.ok_or(no_tokenizer)?);
+    let vocab = engine.runner.vocab();
+    let grammars = Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone());
     let model = Model {
         name,
         tokenizer: Arc::clone(&tokenizer),
@@ -138,6 +141,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         eos: engine.eos,
         context: engine.plan.context,
         system: system(matches)?,
+        grammars,
     };
     let scheduler = Scheduler::start(engine.runner, Some(tokenizer), stats, schedule);
     let lines = Lines::new();
@@ -197,7 +201,8 @@ fn planned(
     places: &Places,
 ) -> Result<Planned, EngineError> {
     let plan_for = |sessions| {
-        let load = Load { sessions, logits_rows: sessions, marks: MARKS * sessions };
+        let marks = MARKS * sessions;
+        let load = Load { sessions, logits_rows: sessions, marks, grammars: true };
         plan(path, options, load, places)
     };
     if let Some(sessions) = sessions {

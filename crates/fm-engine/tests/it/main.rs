@@ -5,6 +5,7 @@
 mod eval;
 mod faults;
 mod generation;
+mod grammar;
 mod harness;
 mod io;
 mod options_document;

@@ -19,6 +19,7 @@ use crate::{
     problem::{Problem, Wrong},
     serve::{self, App},
     stream::{self, Encode, Out},
+    structured,
 };
 
 const PATH: &str = "/v1/messages";
@@ -101,6 +102,8 @@ fn read_prompt(
     mut manner: Manner,
 ) -> Result<(Ask, String), Problem> {
     let conversation = conversation(&mut fields, &mut manner)?;
+    manner.constraint = structured::take_anthropic(&mut fields, &app.model.grammars)?;
+    structured::beside(&manner, &conversation)?;
     refuse_unsupported(&mut fields)?;
     let name = fields.text("model")?.unwrap_or_else(|| app.model.name.clone());
     fields.end(TOLERATED)?;

@@ -20,6 +20,7 @@ use crate::{
     problem::{Problem, Wrong},
     serve::{self, App, Whole},
     stream::{self, Encode, Out},
+    structured,
     tools::Tools,
 };
 
@@ -72,6 +73,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     }
     manner.top_logprobs = odds.then(|| top.unwrap_or(0) as usize);
     let conversation = conversation(&mut fields, &mut manner)?;
+    structured::beside(&manner, &conversation)?;
     let (stream, include_usage) = stream_options(&mut fields)?;
     refuse_unsupported(&mut fields)?;
     let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
@@ -99,8 +101,6 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     let idle = |value: &Value| value == "none" || value == "auto";
     fields.refuse("functions", "functions; use tools", empty)?;
     fields.refuse("function_call", "function_call; use tool_choice", idle)?;
-    let text = |value: &Value| value["type"] == "text";
-    fields.refuse("response_format", "structured output yet", text)?;
     fields.refuse("modalities", "anything but text", |value| *value == json!(["text"]))?;
     fields.refuse("audio", "audio", |_| false)?;
     fields.refuse("web_search_options", "searches", |_| false)

@@ -64,7 +64,11 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let mut manner = Manner::take_openai(&mut fields, model)?;
     let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?.unwrap_or(MAX_TOKENS_DEFAULT);
     manner.max_tokens = Some(max_tokens as usize);
-    let prompt = prompt(&mut fields, model)?;
+    let mut prompt = prompt(&mut fields, model)?;
+    if manner.constraint.is_some() {
+        // Whatever is written is the text, so that the grammar begins at once.
+        prompt.thinking = ThinkingState::Closed;
+    }
     let (stream, include_usage) = stream_options(&mut fields)?;
     fields.refuse("logprobs", "logprobs here; chat completions have them", |_| false)?;
     fields.refuse("suffix", "text to end in", |value| value == "")?;

@@ -10,6 +10,7 @@ use std::{
 use fm_engine::{
     Engine, Load, Places,
     gauges::Gauges,
+    grammar::Grammars,
     options::EngineOptions,
     schedule::{Activity, ScheduleOptions, Scheduler},
 };
@@ -36,8 +37,8 @@ fn engine(sessions: usize) -> Engine {
         ..EngineOptions::default()
     };
     let places = Places { root: "/".into(), cache_dir: None };
-    Engine::open(&demo_dir(), &options, Load { sessions, logits_rows: sessions, marks: 8 }, &places)
-        .unwrap()
+    let load = Load { sessions, logits_rows: sessions, marks: 8, grammars: true };
+    Engine::open(&demo_dir(), &options, load, &places).unwrap()
 }
 
 pub(crate) fn start(sessions: usize) -> Running {
@@ -59,6 +60,8 @@ pub(crate) fn start_for(
     let stats = engine.stats_handle();
     let gauges = Gauges::of(&engine, &Places { root: "/".into(), cache_dir: None });
     let tokenizer = Arc::new(engine.tokenizer.unwrap());
+    let vocab = engine.runner.vocab();
+    let grammars = Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone());
     let model = Model {
         name: "demo".to_owned(),
         tokenizer: Arc::clone(&tokenizer),
@@ -67,6 +70,7 @@ pub(crate) fn start_for(
         eos: engine.eos,
         context: engine.plan.context,
         system: None,
+        grammars,
     };
     let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::from_secs(2) };
     let scheduler = Scheduler::start(engine.runner, Some(tokenizer), stats, options);

@@ -12,4 +12,5 @@ mod page_in_browser;
 mod patience;
 mod refusals;
 mod sharing;
+mod structured;
 mod tools;

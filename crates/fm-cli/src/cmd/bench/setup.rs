@@ -90,12 +90,8 @@ impl Setup {
     /// Reads headers and plans memory.
     pub(super) fn plan(&self) -> Result<Planned, EngineError> {
         let sessions = self.work.sessions;
-        plan(
-            &self.path,
-            &self.options,
-            Load { sessions, logits_rows: sessions, marks: 0 },
-            &self.places,
-        )
+        let load = Load { sessions, logits_rows: sessions, ..Load::default() };
+        plan(&self.path, &self.options, load, &self.places)
     }
 }
 

@@ -1,0 +1,348 @@
+//! What a text may be: a grammar, and the tokens that it allows next.
+//!
+//! ```text
+//! Grammar ─► Grammars::constraint (compiled once, to refuse it early) ─► Request ─► Follower
+//!             └ the vocabulary as a trie, built for the first of them       a thread beside the model
+//! ```
+//!
+//! Parsing, regular expressions and the walk over the trie are `llguidance`'s; what is ours is which
+//! tokens are letters, how much a grammar may cost, and that nobody waits for it.
+
+mod follower;
+mod trie;
+
+use std::{
+    fmt,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+use fm_text::Tokenizer;
+use llguidance::{
+    Matcher, TokenParser,
+    api::{ParserLimits, TopLevelGrammar},
+};
+use serde_json::{Value, json};
+
+pub(crate) use self::follower::Follower;
+use self::{follower::Heard, trie::Words};
+
+/// Bytes of a grammar's text, or of a schema.
+pub const BYTES_MAX: usize = 64 << 10;
+
+/// Levels of a schema.
+pub const DEPTH_MAX: usize = 64;
+
+/// Brackets of a grammar or an expression that are open at once.
+const BRACKETS_MAX: usize = 500;
+
+/// Grammars that are compiled at once, and how long somebody waits for one. A compilation cannot be
+/// broken off; its work is limited, so a slow one ends after some seconds.
+const COMPILING_MAX: usize = 2;
+const COMPILE_WAIT: Duration = Duration::from_secs(5);
+
+/// Stack of a thread that compiles or follows a grammar; it recurses with the depth of the grammar.
+const STACK_BYTES: usize = 16 << 20;
+
+/// White space between the parts of a JSON text. Without a bound, a model may go on with it for ever.
+const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
+
+/// Memory of the tries while they are built, for every token: measured 355 bytes for 248,000.
+pub(crate) const TRIE_TOKEN_BYTES: u64 = 400;
+
+/// Memory of one text's parser: measured 5 MB with as many states as there may be.
+pub(crate) const PARSER_BYTES: u64 = 8_000_000;
+
+/// What a text shall be.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Grammar {
+    /// A JSON object.
+    Json,
+    /// JSON that is valid under a schema; properties come in the order of the schema.
+    JsonSchema(Value),
+    /// All of the text matches a regular expression, in the syntax of the crate `regex`.
+    Regex(String),
+    /// One of these, letter by letter.
+    Choice(Vec<String>),
+    /// A context-free grammar in the dialect of Lark that `llguidance` takes.
+    Lark(String),
+}
+
+/// Why a grammar is not taken, or a text under it cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// Its text is too long.
+    #[error("it has {bytes} bytes, {BYTES_MAX} are taken")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// It is nested too deeply.
+    #[error("it is nested more than {max} deep")]
+    TooDeep {
+        /// Levels that are taken.
+        max: usize,
+    },
+    /// It does not parse, says what is not supported, or would take too much work.
+    #[error("{reason}")]
+    Invalid {
+        /// Where and why, in the words of `llguidance`.
+        reason: String,
+    },
+    /// No text at all, or only the empty one.
+    #[error("there is no text that it allows, but perhaps the empty one")]
+    Nothing,
+    /// It has not been compiled in time.
+    #[error("it is too complex: compiling it takes more than {COMPILE_WAIT:?}")]
+    TooSlow,
+    /// Others are compiled.
+    #[error("{COMPILING_MAX} complex grammars are being compiled; try again later")]
+    Busy,
+    /// The vocabulary has no trie.
+    #[error("this model's vocabulary cannot be used with grammars: {reason}")]
+    Vocabulary {
+        /// Why.
+        reason: String,
+    },
+    /// The text came to a place where no token is allowed, or which is too ambiguous.
+    #[error("the text cannot go on under its grammar: {reason}")]
+    Stuck {
+        /// Why, in the words of `llguidance`.
+        reason: String,
+    },
+    /// The thread that follows the grammar is gone.
+    #[error("the thread that follows the grammar broke off")]
+    Gone,
+}
+
+type Built = Result<Words, GrammarError>;
+
+/// A model's vocabulary, as grammars need it. Built when the first grammar comes.
+pub struct Grammars {
+    words: LazyLock<Built, Box<dyn FnOnce() -> Built + Send>>,
+    /// Bound: [`COMPILING_MAX`].
+    compiling: AtomicUsize,
+}
+
+/// A grammar that has been compiled once, to be followed by any number of texts.
+#[derive(Clone)]
+pub struct Constraint {
+    grammars: Arc<Grammars>,
+    grammar: Arc<Grammar>,
+}
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammars").field("compiling", &self.compiling).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Constraint").field(&self.grammar).finish()
+    }
+}
+
+impl Grammars {
+    /// For a model with `vocab` rows of logits. Special tokens and `eos` are never letters.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab: usize, eos: Vec<u32>) -> Arc<Self> {
+        Self::with(move || Words::new(&tokenizer, vocab, &eos))
+    }
+
+    /// The same, built at once.
+    ///
+    /// # Errors
+    /// If the vocabulary has no trie.
+    pub fn build(
+        tokenizer: &Tokenizer,
+        vocab: usize,
+        eos: &[u32],
+    ) -> Result<Arc<Self>, GrammarError> {
+        let words = Words::new(tokenizer, vocab, eos)?;
+        Ok(Self::with(move || Ok(words)))
+    }
+
+    fn with(build: impl FnOnce() -> Built + Send + 'static) -> Arc<Self> {
+        let words = LazyLock::new(Box::new(build) as Box<_>);
+        Arc::new(Self { words, compiling: AtomicUsize::new(0) })
+    }
+
+    /// Compiles a grammar, to find out whether it can be followed.
+    ///
+    /// # Errors
+    /// If it is too large, does not parse, says what is not supported, or allows nothing.
+    pub fn constraint(self: &Arc<Self>, grammar: Grammar) -> Result<Constraint, GrammarError> {
+        grammar.check_size()?;
+        let constraint = Constraint { grammars: Arc::clone(self), grammar: Arc::new(grammar) };
+        let taken = self.compiling.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+            (count < COMPILING_MAX).then_some(count + 1)
+        });
+        taken.map_err(|_| GrammarError::Busy)?;
+        let (send, result) = mpsc::sync_channel(1);
+        let (own, place) = (constraint.clone(), Compiling(Arc::clone(self)));
+        let compile = move || {
+            let compiled = own.compile().and_then(|matcher| own.check_start(matcher));
+            drop(place);
+            // Whoever waited may have gone.
+            let _ = send.send(compiled);
+        };
+        spawn(compile).map_err(|_| GrammarError::Gone)?;
+        match result.recv_timeout(COMPILE_WAIT) {
+            Ok(compiled) => compiled.map(|()| constraint),
+            Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow),
+            Err(RecvTimeoutError::Disconnected) => Err(GrammarError::Gone),
+        }
+    }
+
+    fn words(&self) -> Result<&Words, GrammarError> {
+        self.words.as_ref().map_err(Clone::clone)
+    }
+}
+
+/// A place among those that compile.
+struct Compiling(Arc<Grammars>);
+
+impl Drop for Compiling {
+    fn drop(&mut self) {
+        self.0.compiling.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A thread for a grammar.
+fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let builder = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
+    builder.spawn(work).map(drop)
+}
+
+impl Constraint {
+    /// A parser at the start of the text.
+    fn compile(&self) -> Result<Matcher, GrammarError> {
+        let words = self.grammars.words()?;
+        let parser: Result<TokenParser, _> = words.factory.create_parser(self.grammar.top_level());
+        let matcher = Matcher::new(parser);
+        match matcher.get_error() {
+            Some(reason) => Err(GrammarError::Invalid { reason: readable(&reason) }),
+            None => Ok(matcher),
+        }
+    }
+
+    /// Refuses what allows nothing from the start.
+    fn check_start(&self, mut matcher: Matcher) -> Result<(), GrammarError> {
+        // A grammar of the empty text is complete before it begins.
+        let parsed = matcher.consume_tokens(&[]);
+        if parsed.is_err() || matcher.is_stopped() {
+            return Err(GrammarError::Nothing);
+        }
+        match follower::next_mask(&mut matcher, self.grammars.words()?) {
+            Heard::Mask(_) => Ok(()),
+            _ => Err(GrammarError::Nothing),
+        }
+    }
+}
+
+/// A reason in one line, without what is meant for `llguidance`'s makers.
+fn readable(reason: &str) -> String {
+    let end = ["\n<", "<backtrace>", "<state>", "<non-verbose/>"];
+    let end = end.iter().filter_map(|mark| reason.find(mark)).min().unwrap_or(reason.len());
+    let words: Vec<&str> = reason[..end].split_whitespace().collect();
+    let text = words.join(" ");
+    text.char_indices().nth(400).map_or(text.clone(), |(at, _)| format!("{} …", &text[..at]))
+}
+
+fn limits() -> ParserLimits {
+    ParserLimits {
+        // An ambiguous grammar costs the square of it: at 2000 a mask was seen to take a second, at
+        // 1000 a quarter of that.
+        max_items_in_row: 1000,
+        // 500 bytes each.
+        max_lexer_states: 10_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+impl Grammar {
+    fn check_size(&self) -> Result<(), GrammarError> {
+        let bytes = match self {
+            Self::Json => 0,
+            Self::JsonSchema(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(choices) => choices.iter().map(|choice| choice.len() + 4).sum(),
+        };
+        if bytes > BYTES_MAX {
+            return Err(GrammarError::TooLong { bytes });
+        }
+        match self {
+            Self::JsonSchema(schema) if !is_schema(schema) => {
+                let reason = "a schema is an object, or true".to_owned();
+                Err(GrammarError::Invalid { reason })
+            }
+            Self::JsonSchema(schema) if depth(schema) > DEPTH_MAX => {
+                Err(GrammarError::TooDeep { max: DEPTH_MAX })
+            }
+            Self::Regex(text) | Self::Lark(text) if brackets(text) > BRACKETS_MAX => {
+                Err(GrammarError::TooDeep { max: BRACKETS_MAX })
+            }
+            Self::Choice(choices) if choices.is_empty() => Err(GrammarError::Nothing),
+            _ => Ok(()),
+        }
+    }
+
+    fn top_level(&self) -> TopLevelGrammar {
+        match self {
+            Self::Json => TopLevelGrammar::from_json_schema(bounded(json!({"type": "object"}))),
+            Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema.clone())),
+            Self::Regex(text) => TopLevelGrammar::from_regex(text),
+            Self::Choice(choices) => {
+                let quoted = choices.iter().map(|text| Value::from(text.as_str()).to_string());
+                let options: Vec<String> = quoted.collect();
+                TopLevelGrammar::from_lark(format!("start: {}", options.join(" | ")))
+            }
+            Self::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        }
+    }
+}
+
+fn is_schema(value: &Value) -> bool {
+    value.is_object() || *value == Value::Bool(true)
+}
+
+/// The schema with our white space, whatever it says about it itself.
+fn bounded(schema: Value) -> Value {
+    let mut schema = if schema.is_object() { schema } else { json!({}) };
+    schema["x-guidance"] = json!({"whitespace_pattern": JSON_SPACE});
+    schema
+}
+
+fn depth(value: &Value) -> usize {
+    let deepest = match value {
+        Value::Array(list) => list.iter().map(depth).max(),
+        Value::Object(map) => map.values().map(depth).max(),
+        _ => return 0,
+    };
+    1 + deepest.unwrap_or(0)
+}
+
+/// The most brackets that are open at once; those in strings count, which real grammars survive.
+fn brackets(text: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => open += 1,
+            b')' | b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests;

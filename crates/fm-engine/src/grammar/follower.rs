@@ -1,0 +1,172 @@
+//! A thread that follows one text through its grammar, so that its next mask is ready when the
+//! model's logits are. Nobody waits for it longer than they choose to.
+//!
+//! ```text
+//! accept(token) ──► parsed ──► is_complete?        while the scheduler composes a batch
+//!                     └──────► mask                while the model computes it
+//! ```
+
+use std::{
+    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    time::Duration,
+};
+
+use llguidance::{Matcher, api::StopReason};
+use toktrie::SimpleVob;
+
+use super::{Constraint, GrammarError, readable, spawn, trie::Words};
+
+/// What the thread says, after each token and at the start.
+pub(super) enum Heard {
+    /// The text has been parsed and can go on.
+    Open,
+    /// What may come next.
+    Mask(Mask),
+    /// Nothing can come next, and nothing is missing.
+    Complete,
+    Stuck(GrammarError),
+}
+
+/// Messages that wait: those of one token.
+const MESSAGES_MAX: usize = 2;
+
+/// See the module.
+pub(crate) struct Follower {
+    tokens: SyncSender<u32>,
+    heard: Receiver<Heard>,
+    /// The latest message after the latest token.
+    latest: Option<Heard>,
+    pub(crate) newlines: Vec<u32>,
+    pub(crate) think: Option<u32>,
+}
+
+/// Tokens that may come next.
+pub(crate) struct Mask {
+    bits: SimpleVob,
+    /// Whether the text may end here.
+    ends: bool,
+}
+
+impl Mask {
+    /// Lets through what may come next: tokens of the grammar, `others`, and those that end the text
+    /// where it may end.
+    pub(crate) fn apply(&self, logits: &mut [f32], eos: &[u32], others: &[u32]) {
+        for (token, logit) in (0..).zip(logits.iter_mut()) {
+            let allowed = self.bits.is_allowed(token) || others.contains(&token);
+            let allowed = if eos.contains(&token) { self.ends } else { allowed };
+            // Whatever the model thinks of it, a token that is allowed is above one that is not.
+            *logit = if allowed { logit.max(f32::MIN) } else { f32::NEG_INFINITY };
+        }
+    }
+
+    /// Whether the grammar itself has the token.
+    pub(crate) fn has(&self, token: u32) -> bool {
+        self.bits.is_allowed(token)
+    }
+}
+
+impl Follower {
+    /// Starts the thread. What fails is heard with the first mask.
+    pub(crate) fn start(constraint: Constraint) -> Result<Self, GrammarError> {
+        let words = constraint.grammars.words()?;
+        let (newlines, think) = (words.newlines.clone(), words.think);
+        let (tokens, accepted) = mpsc::sync_channel(1);
+        let (say, heard) = mpsc::sync_channel(MESSAGES_MAX);
+        spawn(move || follow(&constraint, &accepted, &say)).map_err(|_| GrammarError::Gone)?;
+        Ok(Self { newlines, think, ..Self::of(tokens, heard) })
+    }
+
+    pub(super) fn of(tokens: SyncSender<u32>, heard: Receiver<Heard>) -> Self {
+        Self { tokens, heard, latest: None, newlines: Vec::new(), think: None }
+    }
+
+    /// The text goes on with a token of the latest mask.
+    pub(crate) fn accept(&mut self, token: u32) {
+        self.latest = None;
+        // Whether the thread is there is heard from it, or rather not.
+        let _ = self.tokens.try_send(token);
+    }
+
+    /// Whether the text is complete, as far as that is known after `wait`.
+    pub(crate) fn is_complete(&mut self, wait: Duration) -> Result<bool, GrammarError> {
+        if self.latest.is_none() {
+            self.hear(wait)?;
+        }
+        Ok(matches!(self.latest, Some(Heard::Complete)))
+    }
+
+    /// What may come next, if that is known after `wait`; nothing after a text that is complete.
+    pub(crate) fn mask(&mut self, wait: Duration) -> Result<Option<&Mask>, GrammarError> {
+        while matches!(self.latest, None | Some(Heard::Open)) {
+            if !self.hear(wait)? {
+                break;
+            }
+        }
+        Ok(match &self.latest {
+            Some(Heard::Mask(mask)) => Some(mask),
+            _ => None,
+        })
+    }
+
+    fn hear(&mut self, wait: Duration) -> Result<bool, GrammarError> {
+        match self.heard.recv_timeout(wait) {
+            Ok(Heard::Stuck(error)) => Err(error),
+            Ok(heard) => {
+                self.latest = Some(heard);
+                Ok(true)
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(false),
+            Err(RecvTimeoutError::Disconnected) => Err(GrammarError::Gone),
+        }
+    }
+}
+
+/// The thread's work; it ends with the text.
+fn follow(constraint: &Constraint, accepted: &Receiver<u32>, say: &SyncSender<Heard>) {
+    let compiled = constraint.compile().and_then(|it| Ok((it, constraint.grammars.words()?)));
+    let (mut matcher, words) = match compiled {
+        Ok(compiled) => compiled,
+        Err(error) => return drop(say.send(Heard::Stuck(error))),
+    };
+    loop {
+        let heard = next_mask(&mut matcher, words);
+        let goes_on = matches!(heard, Heard::Mask(_));
+        if say.send(heard).is_err() || !goes_on {
+            return;
+        }
+        let Ok(token) = accepted.recv() else { return };
+        let heard = match matcher.consume_token(token) {
+            Err(error) => Heard::Stuck(stuck(&error)),
+            Ok(()) if matcher.is_stopped() => Heard::Complete,
+            Ok(()) => Heard::Open,
+        };
+        let goes_on = matches!(heard, Heard::Open);
+        if say.send(heard).is_err() || !goes_on {
+            return;
+        }
+    }
+}
+
+/// What may come next, as far as tokens of the model can spell it.
+pub(super) fn next_mask(matcher: &mut Matcher, words: &Words) -> Heard {
+    let mut bits = match matcher.compute_mask() {
+        Ok(bits) => bits,
+        Err(error) => return Heard::Stuck(stuck(&error)),
+    };
+    bits.and(&words.letters);
+    let ends = bits.is_allowed(words.end);
+    bits.disallow_token(words.end);
+    match (bits.is_zero(), ends) {
+        (false, _) => Heard::Mask(Mask { bits, ends }),
+        (true, true) => Heard::Complete,
+        (true, false) => Heard::Stuck(stuck(&StopReason::NoExtensionBias)),
+    }
+}
+
+fn stuck(error: &impl ToString) -> GrammarError {
+    let reason = readable(&error.to_string());
+    let dead_end = reason.contains("NoExtension");
+    let reason =
+        if dead_end { "no token of this model is allowed here".to_owned() } else { reason };
+    GrammarError::Stuck { reason }
+}

@@ -1,0 +1,148 @@
+use std::{collections::BTreeSet, path::Path};
+
+use super::*;
+
+fn demo() -> Arc<Tokenizer> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    Arc::new(Tokenizer::open(&dir, None).unwrap())
+}
+
+fn grammars(tokenizer: &Arc<Tokenizer>) -> Arc<Grammars> {
+    let eos = tokenizer.token_id("<|im_end|>").unwrap();
+    // More rows than tokens, as models have.
+    Grammars::new(Arc::clone(tokenizer), tokenizer.vocab_len() + 3, vec![eos])
+}
+
+/// A second opinion, for languages that can be written down: a token is allowed if some text of the
+/// language begins with what is there and the token's bytes.
+fn allowed(language: &BTreeSet<Vec<u8>>, text: &[u8], token: &[u8]) -> bool {
+    let longer = [text, token].concat();
+    !token.is_empty()
+        && language.range(longer.clone()..).next().is_some_and(|t| t.starts_with(&longer))
+}
+
+fn walk(grammar: &Grammar, language: &[String]) {
+    let tokenizer = demo();
+    let language: BTreeSet<Vec<u8>> =
+        language.iter().map(|text| text.as_bytes().to_vec()).collect();
+    let constraint = grammars(&tokenizer).constraint(grammar.clone()).unwrap();
+    let long = Duration::from_secs(60);
+    for seed in 0..12_usize {
+        let mut follower = Follower::start(constraint.clone()).unwrap();
+        let mut text = Vec::new();
+        while let Some(mask) = follower.mask(long).unwrap() {
+            let mut options = Vec::new();
+            for token in 0..tokenizer.vocab_len() as u32 + 3 {
+                let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+                let want = !tokenizer.is_special(token) && allowed(&language, &text, bytes);
+                assert_eq!(mask.has(token), want, "{token} {bytes:?} after {text:?}");
+                options.extend(want.then_some(token));
+            }
+            let mut logits = vec![0.0; tokenizer.vocab_len() + 3];
+            mask.apply(&mut logits, &[5], &[]);
+            assert_eq!(logits[5] == 0.0, language.contains(&text), "the end after {text:?}");
+            let token = options[(seed * 7919 + text.len() * 31) % options.len()];
+            text.extend_from_slice(tokenizer.token_bytes(token).unwrap());
+            follower.accept(token);
+        }
+        assert!(follower.is_complete(long).unwrap());
+        assert!(language.contains(&text), "{text:?}");
+    }
+}
+
+#[test]
+fn a_mask_is_what_keeps_the_text_possible_and_nothing_else() {
+    let choices =
+        ["Paris", "Par", "the 東京", "é", "e\u{301}", "🚀🚀", "<|im_end|>", "a\nb\"\\", "\n\n"];
+    let choices = choices.map(str::to_owned).to_vec();
+    walk(&Grammar::Choice(choices.clone()), &choices);
+
+    let mut language = Vec::new();
+    for first in ["a", "東", "the ", "é"] {
+        for second in ["", "b", "京", "re"] {
+            for third in ["", "!", "!!", "!!!"] {
+                language.push(format!("{first}{second}{third}"));
+            }
+        }
+    }
+    walk(&Grammar::Regex("(?:[a東é]|the )(?:[b京]|re)?!{0,3}".to_owned()), &language);
+    let lark = "start: first second? mark\nfirst: \"a\" | \"東\" | \"the \" | \"é\"\n\
+                second: \"b\" | \"京\" | \"re\"\nmark: | /!{1,3}/";
+    walk(&Grammar::Lark(lark.to_owned()), &language);
+}
+
+fn refused(grammar: Grammar) -> GrammarError {
+    grammars(&demo()).constraint(grammar).unwrap_err()
+}
+
+#[test]
+fn what_cannot_be_followed_is_refused_with_the_reason() {
+    let invalid = |grammar, word: &str| match refused(grammar) {
+        GrammarError::Invalid { reason } => {
+            assert!(reason.contains(word), "{reason}");
+            assert!(!reason.contains("backtrace") && !reason.contains('\n'), "{reason}");
+        }
+        error => panic!("{error:?}"),
+    };
+    let schema = |value| Grammar::JsonSchema(value);
+    let regex = |text: &str| Grammar::Regex(text.to_owned());
+    let lark = |text: &str| Grammar::Lark(text.to_owned());
+    invalid(schema(json!({"type": "wizard"})), "wizard");
+    invalid(schema(json!({"type": "é".repeat(100)})), "é");
+    invalid(schema(json!({"type": "string", "not": {"const": "a"}})), "not");
+    invalid(schema(json!({"oneOf": [{"type": "string"}, {"minLength": 3}]})), "oneOf");
+    invalid(schema(json!({"$ref": "http://example.com/schema"})), "$ref");
+    invalid(schema(json!({"$ref": "#/$defs/none"})), "none");
+    invalid(schema(json!([1])), "object");
+    invalid(regex("(a"), "unclosed");
+    invalid(regex("(?=a)b"), "look-ahead");
+    invalid(regex(r"(a)\1"), "backreference");
+    invalid(lark("start: <|im_end|>"), "");
+    invalid(lark("start: missing"), "missing");
+    invalid(lark("start \"a\""), "1(");
+    for nothing in [regex(""), regex(r"[^\s\S]"), Grammar::Choice(Vec::new())] {
+        assert_eq!(refused(nothing), GrammarError::Nothing);
+    }
+    assert_eq!(refused(schema(json!({"$ref": "#"}))), GrammarError::Nothing);
+    let mut deep = json!({"type": "string"});
+    for _ in 0..40 {
+        deep = json!({"type": "array", "items": deep});
+    }
+    assert!(grammars(&demo()).constraint(schema(deep.clone())).is_ok());
+    for _ in 0..25 {
+        deep = json!({"type": "array", "items": deep});
+    }
+    assert_eq!(refused(schema(deep)), GrammarError::TooDeep { max: DEPTH_MAX });
+    let nested = format!("start: {}\"a\"{}", "(".repeat(30_000), ")".repeat(30_000));
+    assert_eq!(refused(lark(&nested)), GrammarError::TooDeep { max: BRACKETS_MAX });
+    let allowed = format!("start: {}\"a\"{}", "(".repeat(20), ")".repeat(20));
+    assert_eq!(grammars(&demo()).constraint(lark(&allowed)).map(drop), Ok(()));
+    let long = regex(&"a".repeat(BYTES_MAX + 1));
+    assert_eq!(refused(long), GrammarError::TooLong { bytes: BYTES_MAX + 1 });
+}
+
+#[test]
+fn a_thread_that_is_gone_is_an_error_and_one_that_is_late_is_none() {
+    let (tokens, accepted) = mpsc::sync_channel(1);
+    let (say, heard) = mpsc::sync_channel(2);
+    let mut follower = Follower::of(tokens, heard);
+    assert!(follower.mask(Duration::ZERO).unwrap().is_none());
+    assert!(!follower.is_complete(Duration::ZERO).unwrap());
+    drop((say, accepted));
+    follower.accept(1);
+    assert_eq!(follower.mask(Duration::ZERO).map(drop), Err(GrammarError::Gone));
+    assert_eq!(follower.is_complete(Duration::ZERO), Err(GrammarError::Gone));
+}
+
+#[test]
+fn no_more_are_compiled_at_once_than_may_be() {
+    let grammars = grammars(&demo());
+    grammars.compiling.store(COMPILING_MAX, Ordering::Relaxed);
+    assert_eq!(grammars.constraint(Grammar::Json).map(drop), Err(GrammarError::Busy));
+    grammars.compiling.store(COMPILING_MAX - 1, Ordering::Relaxed);
+    for _ in 0..3 {
+        grammars.constraint(Grammar::Json).unwrap();
+        assert!(grammars.constraint(Grammar::Regex("(".to_owned())).is_err());
+    }
+    assert_eq!(grammars.compiling.load(Ordering::Relaxed), COMPILING_MAX - 1);
+}

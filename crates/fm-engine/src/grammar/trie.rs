@@ -1,0 +1,80 @@
+//! A vocabulary as letters: what a grammar may be spelled with.
+
+use std::sync::Arc;
+
+use fm_text::Tokenizer;
+use llguidance::ParserFactory;
+use toktrie::{
+    InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
+};
+
+use super::{GrammarError, limits, readable};
+
+/// Bytes of a token that the trie has room for; longer ones are not used under a grammar.
+const TOKEN_BYTES_MAX: usize = 1000;
+
+/// See the module.
+pub(super) struct Words {
+    pub(super) factory: ParserFactory,
+    /// Tokens that are letters, and the end: a grammar may name others by their number.
+    pub(super) letters: SimpleVob,
+    /// Tokens that are nothing but newlines.
+    pub(super) newlines: Vec<u32>,
+    /// `<think>`, if it is one token.
+    pub(super) think: Option<u32>,
+    /// Stands for the end of the text in masks; no row of logits has it.
+    pub(super) end: u32,
+}
+
+impl Words {
+    pub(super) fn new(
+        tokenizer: &Tokenizer,
+        vocab: usize,
+        eos: &[u32],
+    ) -> Result<Self, GrammarError> {
+        let letters = |id: u32| {
+            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+            // No UTF-8 has this byte, and to the trie it means something else.
+            let fits = bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER)
+                && bytes.len() <= TOKEN_BYTES_MAX;
+            let is_letter = fits && !tokenizer.is_special(id) && !eos.contains(&id);
+            if is_letter { bytes.to_vec() } else { Vec::new() }
+        };
+        let end = vocab as u32;
+        let mut words: Vec<Vec<u8>> = (0..end).map(letters).collect();
+        let is_newline = |word: &[u8]| !word.is_empty() && word.iter().all(|byte| *byte == b'\n');
+        let newlines = (0..end).filter(|id| is_newline(&words[*id as usize])).collect();
+        let mut spells: Vec<bool> = words.iter().map(|word| !word.is_empty()).collect();
+        spells.push(true);
+        words.push(Vec::new());
+        let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
+        drop(words);
+        let environment: TokEnv = Arc::new(Environment(trie));
+        // Slices would answer within strings ten times as fast, for another 12 to 24 MB each; the
+        // model takes longer than either.
+        let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &[]);
+        let mut factory = factory
+            .map_err(|error| GrammarError::Vocabulary { reason: readable(&error.to_string()) })?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        let think = tokenizer.token_id("<think>");
+        Ok(Self { factory, letters: SimpleVob::from_slice(&spells), newlines, think, end })
+    }
+}
+
+/// The trie alone: any way to spell a text is allowed, so nothing is ever tokenised.
+struct Environment(TokTrie);
+
+impl TokenizerEnv for Environment {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}

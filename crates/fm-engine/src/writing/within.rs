@@ -1,0 +1,119 @@
+//! A text within a grammar: which tokens it may take, and what it does until that is known.
+//!
+//! The grammar begins with the answer. A thinking block before it is free, but for its end: the text
+//! cannot end there.
+
+use std::time::Duration;
+
+use fm_text::ThinkingState;
+
+use crate::{
+    error::EngineError,
+    grammar::{Constraint, Follower, GrammarError},
+    sampler::Sampler,
+};
+
+/// How long a step waits for a mask that is nearly there. A text whose mask is not sits the next
+/// step out, so that the others never wait for it.
+pub(super) const STEP_WAIT: Duration = Duration::from_millis(2);
+
+/// How long nobody is asked whether they still listen, where nothing else is to be done.
+pub(super) const IDLE_WAIT: Duration = Duration::from_millis(10);
+
+/// What became of a row of logits.
+pub(super) enum Taken {
+    /// A token, and its log-probability if that is wanted.
+    Token(u32, Option<f32>),
+    /// Nothing yet: what the grammar allows is not known.
+    Later,
+    /// Nothing: the text was complete already.
+    End,
+}
+
+/// See the module.
+pub(super) struct Within {
+    follower: Follower,
+    /// Logits whose mask has not come yet.
+    late: Option<Vec<f32>>,
+    /// Tokens that may stand here without being part of the answer: what opens a thinking block, and
+    /// the newlines behind one. They are taken once.
+    before: Vec<u32>,
+    /// Whether the latest token is the grammar's.
+    of_grammar: bool,
+}
+
+impl Within {
+    pub(super) fn start(
+        constraint: Constraint,
+        thinking: ThinkingState,
+    ) -> Result<Self, GrammarError> {
+        let follower = Follower::start(constraint)?;
+        let may_open = thinking == ThinkingState::None;
+        let before = follower.think.filter(|_| may_open).into_iter().collect();
+        Ok(Self { follower, late: None, before, of_grammar: false })
+    }
+
+    /// Chooses a token for logits; `place` says whether it is in a thinking block, and which tokens
+    /// end a text.
+    pub(super) fn sample(
+        &mut self,
+        (sampler, logits): (&mut Sampler, &[f32]),
+        (thinks, eos): (bool, &[u32]),
+        wait: Duration,
+    ) -> Result<Taken, EngineError> {
+        if thinks {
+            let token = sampler.sample_within(logits, |logits| {
+                eos.iter().for_each(|token| logits[*token as usize] = f32::NEG_INFINITY);
+            })?;
+            self.of_grammar = false;
+            return Ok(Taken::Token(token, None));
+        }
+        let Some(mask) = self.follower.mask(wait)? else {
+            if self.follower.is_complete(Duration::ZERO)? {
+                return Ok(Taken::End);
+            }
+            self.late = Some(logits.to_vec());
+            return Ok(Taken::Later);
+        };
+        let before = std::mem::take(&mut self.before);
+        let token = sampler.sample_within(logits, |logits| mask.apply(logits, eos, &before))?;
+        self.of_grammar = mask.has(token);
+        Ok(Taken::Token(token, None))
+    }
+
+    /// Logits that have waited, if what the grammar allows is known after `wait`; and whether none
+    /// wait now.
+    pub(super) fn late(
+        &mut self,
+        wait: Duration,
+    ) -> Result<(Option<Vec<f32>>, bool), GrammarError> {
+        if self.late.is_none() {
+            return Ok((None, true));
+        }
+        let ready = self.follower.mask(wait)?.is_some() || self.is_complete()?;
+        Ok((self.late.take_if(|_| ready), ready))
+    }
+
+    /// Follows a token that was chosen; says whether it is part of the answer.
+    pub(super) fn accept(&mut self, token: u32) -> bool {
+        if self.of_grammar {
+            self.follower.accept(token);
+        }
+        self.of_grammar
+    }
+
+    /// A token was not chosen but put there.
+    pub(super) fn pass(&mut self) {
+        self.of_grammar = false;
+    }
+
+    /// The model has closed a thinking block itself, and may write newlines behind it.
+    pub(super) fn thought(&mut self) {
+        self.before.clone_from(&self.follower.newlines);
+    }
+
+    /// Whether nothing may follow the latest token.
+    pub(super) fn is_complete(&mut self) -> Result<bool, GrammarError> {
+        Ok(self.of_grammar && self.follower.is_complete(STEP_WAIT)?)
+    }
+}

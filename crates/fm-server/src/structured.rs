@@ -1,0 +1,158 @@
+//! Answers that must be JSON, or match a grammar: where the interfaces, and engines whose clients
+//! come here too, say so. A grammar is compiled before the request waits for a session, so that one
+//! that cannot be followed is refused at once.
+
+use std::sync::Arc;
+
+use fm_engine::grammar::{Constraint, Grammar, Grammars};
+use serde_json::Value;
+
+use crate::{
+    ask::Manner,
+    fields::Fields,
+    model::Conversation,
+    problem::{Problem, Wrong},
+    tools::Choice,
+};
+
+/// Strings to choose from.
+const CHOICES_MAX: usize = 1024;
+
+/// A field and what it asks for.
+type Wish = (String, Grammar);
+
+/// What a field of another engine holds.
+#[derive(Clone, Copy)]
+enum Kind {
+    Json,
+    Regex,
+    Choice,
+    Lark,
+}
+
+/// The fields of vLLM before 0.12, and one of llama.cpp's.
+const FIELDS: [(&str, Kind); 5] = [
+    ("guided_json", Kind::Json),
+    ("guided_regex", Kind::Regex),
+    ("guided_choice", Kind::Choice),
+    ("guided_grammar", Kind::Lark),
+    ("json_schema", Kind::Json),
+];
+
+/// Those of `structured_outputs`, vLLM's from 0.12 on.
+const MEMBERS: [(&str, Kind); 4] = [
+    ("json", Kind::Json),
+    ("regex", Kind::Regex),
+    ("choice", Kind::Choice),
+    ("grammar", Kind::Lark),
+];
+
+/// `response_format`, and what other engines have beside it.
+pub(crate) fn take_openai(
+    fields: &mut Fields,
+    grammars: &Arc<Grammars>,
+) -> Result<Option<Constraint>, Problem> {
+    let mut wishes = Vec::new();
+    wishes.extend(response_format(fields)?);
+    take(fields, "", &FIELDS, &mut wishes)?;
+    if let Some(value) = fields.take("structured_outputs") {
+        let mut members = Fields::of(value, "structured_outputs")?;
+        take(&mut members, "structured_outputs.", &MEMBERS, &mut wishes)?;
+        members.end(&[])?;
+    }
+    fields.refuse("grammar", "GBNF; structured_outputs.grammar takes Lark", |_| false)?;
+    compile(wishes, grammars)
+}
+
+/// `output_config.format`, and `output_format`, which it was before.
+pub(crate) fn take_anthropic(
+    fields: &mut Fields,
+    grammars: &Arc<Grammars>,
+) -> Result<Option<Constraint>, Problem> {
+    let mut wishes = Vec::new();
+    if let Some(config) = fields.take("output_config") {
+        let mut config = Fields::of(config, "output_config")?;
+        wishes.extend(output_format(&mut config, "format", "output_config.format")?);
+        config.end(&["effort"])?;
+    }
+    wishes.extend(output_format(fields, "output_format", "output_format")?);
+    compile(wishes, grammars)
+}
+
+fn compile(mut wishes: Vec<Wish>, grammars: &Arc<Grammars>) -> Result<Option<Constraint>, Problem> {
+    let Some((field, grammar)) = wishes.pop() else { return Ok(None) };
+    if !wishes.is_empty() {
+        return Err(Wrong::Rule("the answer has a grammar already").at(field));
+    }
+    match grammars.constraint(grammar) {
+        Ok(constraint) => Ok(Some(constraint)),
+        Err(source) => Err(Problem::Grammar { field, source }),
+    }
+}
+
+fn response_format(fields: &mut Fields) -> Result<Option<Wish>, Problem> {
+    let Some(value) = fields.take("response_format") else { return Ok(None) };
+    let mut format = Fields::of(value, "response_format")?;
+    let kind = format.text("type")?.ok_or_else(|| Wrong::Missing.at("response_format.type"))?;
+    let wish = match kind.as_str() {
+        "text" => None,
+        "json_object" => Some(("response_format".to_owned(), Grammar::Json)),
+        "json_schema" => {
+            let field = "response_format.json_schema";
+            let value = format.take("json_schema").ok_or_else(|| Wrong::Missing.at(field))?;
+            let mut named = Fields::of(value, field)?;
+            let field = format!("{field}.schema");
+            let schema = named.take("schema").ok_or_else(|| Wrong::Missing.at(field.as_str()))?;
+            // Strict or not: what is taken is kept to.
+            named.end(&["name", "description", "strict"])?;
+            Some((field, Grammar::JsonSchema(schema)))
+        }
+        _ => {
+            let kinds = "one of text, json_object, json_schema";
+            return Err(Wrong::Kind(kinds).at("response_format.type"));
+        }
+    };
+    format.end(&[])?;
+    Ok(wish)
+}
+
+fn output_format(fields: &mut Fields, name: &str, path: &str) -> Result<Option<Wish>, Problem> {
+    let Some(value) = fields.take(name) else { return Ok(None) };
+    let mut format = Fields::of(value, path)?;
+    if format.text("type")?.as_deref() != Some("json_schema") {
+        return Err(Wrong::Kind("json_schema").at(format!("{path}.type")));
+    }
+    let field = format!("{path}.schema");
+    let schema = format.take("schema").ok_or_else(|| Wrong::Missing.at(field.as_str()))?;
+    format.end(&["name"])?;
+    Ok(Some((field, Grammar::JsonSchema(schema))))
+}
+
+fn take(
+    fields: &mut Fields,
+    path: &str,
+    kinds: &[(&str, Kind)],
+    wishes: &mut Vec<Wish>,
+) -> Result<(), Problem> {
+    for (name, kind) in kinds {
+        let field = format!("{path}{name}");
+        let grammar = match kind {
+            Kind::Json => fields.take(name).map(|value| schema(value, &field)).transpose()?,
+            Kind::Regex => fields.text(name)?.map(Grammar::Regex),
+            Kind::Lark => fields.text(name)?.map(Grammar::Lark),
+            Kind::Choice => {
+                let choices = fields.texts(name, CHOICES_MAX)?;
+                (!choices.is_empty()).then_some(Grammar::Choice(choices))
+            }
+        };
+        wishes.extend(grammar.map(|grammar| (field, grammar)));
+    }
+    Ok(())
+}
+
+/// A schema, or the text of one.
+fn schema(value: Value, field: &str) -> Result<Grammar, Problem> {
+    let Value::String(text) = value else { return Ok(Grammar::JsonSchema(value)) };
+    let parsed = serde_json::from_str(&text);
+    parsed.map(Grammar::JsonSchema).map_err(|_| Wrong::Kind("a JSON schema").at(field))
+}
