@@ -82,10 +82,11 @@ def check_openai(url):
     stream.close()
     expect("openai: a stream that is left", chat.create(messages=FRANCE, **GREEDY, **plain).choices[0].message.content == text)
 
-    wild = {"model": "any", "temperature": 1.5, "max_tokens": 300}
+    wild = {"model": "any", "temperature": 1.5, "seed": 5, "max_tokens": 300}
     parsed = chat.parse(messages=SUM, response_format=Sum, **wild, **plain)
     expect("openai: parsed", isinstance(parsed.choices[0].message.parsed, Sum))
-    with chat.stream(messages=SUM, response_format=Sum, **wild) as stream:
+    brief = {"extra_body": {"thinking_budget": 20}}
+    with chat.stream(messages=SUM, response_format=Sum, **wild, **brief) as stream:
         final = stream.get_final_completion()
     expect("openai: parsed while it streams, after thinking", isinstance(final.choices[0].message.parsed, Sum))
     choice = chat.create(messages=SUM, extra_body={"structured_outputs": {"choice": ["12", "twelve"]}}, **wild)
@@ -175,7 +176,7 @@ def check_anthropic(url):
     stopped = client.messages.create(messages=FRANCE, stop_sequences=[stop], **ask)
     expect("anthropic: a stop sequence", stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop)
 
-    parsed = client.messages.parse(messages=SUM, output_format=Sum, model="any", max_tokens=300)
+    parsed = client.messages.parse(messages=SUM, output_format=Sum, **ask)
     expect("anthropic: parsed", isinstance(parsed.parsed_output, Sum))
 
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]

@@ -189,6 +189,28 @@ fn what_cannot_be_spelled_ends_the_text_with_an_error() {
 }
 
 #[test]
+fn a_schema_can_stand_within_a_grammar() {
+    let mut engine = open(&EngineOptions::default());
+    let grammars = grammars(&engine);
+    let schema = json!({
+        "type": "object", "required": ["city"], "additionalProperties": false,
+        "properties": {"city": {"type": "string", "maxLength": 9}},
+    });
+    let (open, close) = ("<tool_call>\n{\"name\": \"weather\", \"arguments\": ", "}\n</tool_call>");
+    let quoted = |text: &str| Value::from(text).to_string();
+    let grammar = format!("start: {} %json {schema} {}", quoted(open), quoted(close));
+    for seed in 0..5 {
+        let request = request(&engine, &grammars, Grammar::Lark(grammar.clone()), seed);
+        let generated = run(&mut engine, request).unwrap();
+        assert_eq!(generated.finish, FinishReason::Stop);
+        let text = generated.text.unwrap();
+        let arguments = text.strip_prefix(open).and_then(|text| text.strip_suffix(close)).unwrap();
+        let arguments: Value = serde_json::from_str(arguments).unwrap();
+        assert!(arguments["city"].as_str().unwrap().chars().count() <= 9, "{arguments}");
+    }
+}
+
+#[test]
 fn thinking_comes_first_and_is_free() {
     let mut engine = open(&EngineOptions::default());
     let grammars = grammars(&engine);
