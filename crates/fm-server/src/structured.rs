@@ -79,6 +79,17 @@ pub(crate) fn take_anthropic(
     compile(wishes, grammars)
 }
 
+/// An answer with a grammar has no room for calls.
+pub(crate) fn beside(manner: &Manner, conversation: &Conversation) -> Result<(), Problem> {
+    let tools = &conversation.tools;
+    let calls = !tools.list.is_empty() && tools.choice != Choice::None;
+    if manner.constraint.is_some() && calls {
+        let rule = "an answer of a given form calls no tools; leave one out, or tool_choice none";
+        return Err(Wrong::Rule(rule).at("tools"));
+    }
+    Ok(())
+}
+
 fn compile(mut wishes: Vec<Wish>, grammars: &Arc<Grammars>) -> Result<Option<Constraint>, Problem> {
     let Some((field, grammar)) = wishes.pop() else { return Ok(None) };
     if !wishes.is_empty() {

@@ -67,7 +67,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let mut prompt = prompt(&mut fields, model)?;
     if manner.constraint.is_some() {
         // Whatever is written is the text, so that the grammar begins at once.
-        prompt.thinking = ThinkingState::Closed;
+        prompt.thinking = fm_text::ThinkingState::Closed;
     }
     let (stream, include_usage) = stream_options(&mut fields)?;
     fields.refuse("logprobs", "logprobs here; chat completions have them", |_| false)?;
