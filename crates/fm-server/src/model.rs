@@ -230,9 +230,11 @@ mod tests {
 
     fn demo() -> Model {
         let dir = demo_dir();
+        let tokenizer = Arc::new(Tokenizer::open(&dir, None).unwrap());
         Model {
             name: "demo".to_owned(),
-            tokenizer: Arc::new(Tokenizer::open(&dir, None).unwrap()),
+            grammars: Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_len(), Vec::new()),
+            tokenizer,
             template: ChatTemplate::open(&dir).unwrap(),
             sampling: Sampling::default(),
             eos: Vec::new(),
