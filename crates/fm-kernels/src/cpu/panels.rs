@@ -26,6 +26,7 @@ use fm_format::{quant::QuantFormat, record::MatrixShape};
 use super::{
     ints::{HalfLine, Line},
     lanes::{LANES, Lanes, Sixteen, Work},
+    tiles::Tiles,
 };
 use crate::{
     host::{BlockRows, PANEL_ROWS, QuantisedRows, RowSelection},
@@ -100,7 +101,7 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
             && tiled::pays::<P>(out.len())
             && let Some(x) = x.spaced(pass * per_pass, out.len())
         {
-            tiled::products(lanes, (format, tiles), panels.clone(), &x, out);
+            tiles.run(tiled::Products { lanes, format, panels: panels.clone(), x, out });
             continue;
         }
         let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];

@@ -34,6 +34,15 @@ pub(super) trait Tiles: Copy + Send + Sync + 'static {
     /// # Panics
     /// If there is no row, or more than [`TILE_ROWS`], or a run is neither 16 nor 32 codes.
     fn shape(self, rows: usize, run: usize) -> Self::Shaped;
+
+    /// Does `work` with it. Where no machine can have one, it is not even compiled.
+    fn run<W: TileWork>(self, work: W);
+}
+
+/// What needs a multiplier of tiles.
+pub(super) trait TileWork {
+    /// Does it.
+    fn on<T: Tiles>(self, tiles: T);
 }
 
 /// See [`Tiles::Shaped`]. It stays on its thread, and gives the multiplier back when dropped.
@@ -76,6 +85,10 @@ impl Tiles for Infallible {
 
     fn shape(self, _: usize, _: usize) -> Self {
         self
+    }
+
+    fn run<W: TileWork>(self, _: W) {
+        match self {}
     }
 }
 

@@ -11,7 +11,9 @@ use std::{
 use crate::{
     cpu::{
         ints::Line,
-        tiles::{RunCodes, ShapedTiles, TILE_PANELS, TILE_ROWS, TileDots, TilePlace, Tiles},
+        tiles::{
+            RunCodes, ShapedTiles, TILE_PANELS, TILE_ROWS, TileDots, TilePlace, TileWork, Tiles,
+        },
     },
     host::SpacedRows,
     reference::quantise::{BLOCK, Block},
@@ -92,6 +94,10 @@ impl Tiles for Amx {
             asm!("ldtilecfg [{}]", in(reg) &raw const shape, options(nostack, readonly, preserves_flags));
         }
         Shaped { rows, run, _thread: PhantomData }
+    }
+
+    fn run<W: TileWork>(self, work: W) {
+        work.on(self);
     }
 }
 

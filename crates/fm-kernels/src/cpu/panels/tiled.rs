@@ -12,7 +12,8 @@ use crate::{
         ints::Line,
         lanes::{LANES, Lanes, OnLines, Sixteen, Work},
         tiles::{
-            RunCodes, ShapedTiles, TILE_PANELS, TILE_ROWS, TileDots, TilePlace, Tiles, no_dots,
+            RunCodes, ShapedTiles, TILE_PANELS, TILE_ROWS, TileDots, TilePlace, TileWork, Tiles,
+            no_dots,
         },
     },
     host::SpacedRows,
@@ -29,21 +30,26 @@ pub(super) const fn pays<P: Panels>(rows: usize) -> bool {
 }
 
 /// `out[t][p · 16 + r] = (row r of panel p) · x[t]`, for up to [`TOKENS_PER_PASS`] rows.
-pub(super) fn products<L: Lanes, P: Panels, const CODES: usize>(
-    lanes: L,
-    (format, tiles): (P, L::Tiles),
-    mut panels: ChunksExact<'_, u8>,
-    x: &SpacedRows<'_, CODES>,
-    out: &mut [&mut [f32]],
-) {
-    let rows = out.len().min(TILE_ROWS);
-    let tiles = &tiles.shape(rows, P::RUN);
-    let mut first = 0;
-    while let Some(panel) = panels.next() {
-        // The last of an odd number is multiplied twice.
-        let panels = [panel, panels.next().unwrap_or(panel)];
-        lanes.run(Tiled { format, tiles, panels, x, rows, out: (&mut *out, first) });
-        first += TILE_PANELS * LANES;
+pub(super) struct Products<'a, 'o, L, P, const CODES: usize> {
+    pub(super) lanes: L,
+    pub(super) format: P,
+    pub(super) panels: ChunksExact<'a, u8>,
+    pub(super) x: SpacedRows<'a, CODES>,
+    pub(super) out: &'a mut [&'o mut [f32]],
+}
+
+impl<L: Lanes, P: Panels, const CODES: usize> TileWork for Products<'_, '_, L, P, CODES> {
+    fn on<T: Tiles>(self, tiles: T) {
+        let Self { lanes, format, mut panels, x, out } = self;
+        let rows = out.len().min(TILE_ROWS);
+        let tiles = &tiles.shape(rows, P::RUN);
+        let mut first = 0;
+        while let Some(panel) = panels.next() {
+            // The last of an odd number is multiplied twice.
+            let panels = [panel, panels.next().unwrap_or(panel)];
+            lanes.run(Tiled { format, tiles, panels, x: &x, rows, out: (&mut *out, first) });
+            first += TILE_PANELS * LANES;
+        }
     }
 }
 
