@@ -154,27 +154,29 @@ impl Problem {
             | Self::TooLong { .. }
             | Self::NoTemplate
             | Self::NoTools
-            | Self::NoDialect => StatusCode::BAD_REQUEST,
+            | Self::NoDialect
+            | Self::Engine(
+                EngineError::EmptyPrompt
+                | EngineError::UnknownToken { .. }
+                | EngineError::Grammar(GrammarError::Stuck { .. }),
+            ) => StatusCode::BAD_REQUEST,
             Self::BodyTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::Key => StatusCode::UNAUTHORIZED,
             Self::Foreign => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Refused(Refused::Full { .. })
-            | Self::Watched { .. }
-            | Self::Grammar { source: GrammarError::Busy, .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Grammar {
-                source: GrammarError::Gone | GrammarError::Vocabulary { .. }, ..
-            } => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Grammar { .. }
-            | Self::Engine(EngineError::Grammar(GrammarError::Stuck { .. })) => {
-                StatusCode::BAD_REQUEST
+            Self::Refused(Refused::Full { .. }) | Self::Watched { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
             }
+            Self::Grammar { source, .. } => match source {
+                GrammarError::Busy => StatusCode::TOO_MANY_REQUESTS,
+                GrammarError::Gone | GrammarError::Vocabulary { .. } => {
+                    StatusCode::INTERNAL_SERVER_ERROR
+                }
+                _ => StatusCode::BAD_REQUEST,
+            },
             Self::Refused(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Engine(EngineError::EmptyPrompt | EngineError::UnknownToken { .. }) => {
-                StatusCode::BAD_REQUEST
-            }
             Self::Engine(_) | Self::Gone => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }

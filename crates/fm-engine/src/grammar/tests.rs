@@ -1,3 +1,5 @@
+//! Masks against a second opinion, and what is refused.
+
 use std::{collections::BTreeSet, path::Path};
 
 use super::*;
@@ -26,7 +28,7 @@ fn walk(grammar: &Grammar, language: &[String]) {
     let language: BTreeSet<Vec<u8>> =
         language.iter().map(|text| text.as_bytes().to_vec()).collect();
     let constraint = grammars(&tokenizer).constraint(grammar.clone()).unwrap();
-    let long = Duration::from_secs(60);
+    let long = Duration::from_mins(1);
     for seed in 0..12_usize {
         let mut follower = Follower::start(constraint.clone()).unwrap();
         let mut text = Vec::new();
