@@ -127,7 +127,14 @@ fn a_call_and_its_result_in_anthropics_words() {
     let answer = turn(json!([result]));
     let said = answer["content"].as_array().unwrap().last().unwrap();
     assert!(said["text"].as_str().unwrap().contains("sunny in Paris"), "{answer}");
-    let tokens = |results: Value| turn(results)["usage"]["input_tokens"].as_u64().unwrap();
+    // What was computed, and what an earlier prompt left.
+    let tokens = |results: Value| {
+        let usage = &turn(results)["usage"];
+        ["input_tokens", "cache_read_input_tokens"]
+            .map(|of| usage[of].as_u64().unwrap())
+            .iter()
+            .sum::<u64>()
+    };
     let alone = tokens(json!([result]));
     let failed = with(result.clone(), &json!({"is_error": true}));
     assert!(tokens(json!([failed])) > alone, "an error says that it is one");
