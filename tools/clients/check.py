@@ -33,6 +33,11 @@ class Sum(pydantic.BaseModel):
     certain: bool
 
 
+def prompt_tokens(message):
+    """What was computed, and what an earlier prompt left."""
+    return message.usage.input_tokens + message.usage.cache_read_input_tokens
+
+
 def expect(what, truth):
     print(("ok   " if truth else "WRONG ") + what, flush=True)
     if not truth:
@@ -182,7 +187,7 @@ def check_anthropic(url):
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     counted = client.messages.count_tokens(model="any", messages=FRANCE, system=system)
     answered = client.messages.create(messages=FRANCE, system=system, **ask)
-    expect("anthropic: counted tokens", counted.input_tokens == answered.usage.input_tokens + answered.usage.cache_read_input_tokens)
+    expect("anthropic: counted tokens", counted.input_tokens == prompt_tokens(answered))
 
     with client.messages.stream(messages=STORY, **ask) as stream:
         next(iter(stream.text_stream))
@@ -218,7 +223,7 @@ def check_anthropic_tools(url):
         text = stream.get_final_message().content[-1].text
     expect("anthropic: the round trip, streamed", text == answer.content[-1].text)
     counted = messages.count_tokens(model="any", messages=history, tools=tools, **thinking)
-    expect("anthropic: counted with tools", counted.input_tokens == answer.usage.input_tokens)
+    expect("anthropic: counted with tools", counted.input_tokens == prompt_tokens(answer))
 
     both = messages.create(messages=BOTH, **ask)
     expect("anthropic: two calls", [block.input["city"] for block in both.content if block.type == "tool_use"] == ["Paris", "Rome"])

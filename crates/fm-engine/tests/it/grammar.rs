@@ -90,7 +90,10 @@ fn valid(schema: &Value, value: &Value) -> bool {
     match schema["type"].as_str().unwrap() {
         "boolean" => value.is_boolean(),
         "null" => value.is_null(),
-        "integer" => value.as_i64().is_some_and(|number| (-20..=300).contains(&number)),
+        // A number without a fraction is an integer, however it is written: -0.0 is one.
+        "integer" => value
+            .as_f64()
+            .is_some_and(|number| number.fract() == 0.0 && (-20.0..=300.0).contains(&number)),
         "string" => value.as_str().is_some_and(|text| {
             if schema["pattern"].is_null() {
                 return text.chars().count() <= 8;
