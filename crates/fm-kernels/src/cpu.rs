@@ -135,8 +135,8 @@ impl Kernels for Simd {
         self.level.run(vector::Quantise { row, blocks });
     }
 
-    fn wants_rows_spaced(&self, rows: usize) -> bool {
-        on_level!(self.level, lanes => panels::wants_rows_spaced(lanes, rows))
+    fn wants_rows_spaced(&self, format: &QuantFormat, rows: usize) -> bool {
+        on_level!(self.level, lanes => panels::wants_rows_spaced(lanes, format, rows))
     }
 
     fn arranged_dots(

@@ -56,8 +56,9 @@ pub fn arranges(shape: MatrixShape) -> bool {
 }
 
 /// See [`crate::host::Kernels::wants_rows_spaced`].
-pub(super) fn wants_rows_spaced<L: Lanes>(lanes: L, rows: usize) -> bool {
-    lanes.tiles().is_some() && rows >= tiled::ROWS_MIN
+pub(super) fn wants_rows_spaced<L: Lanes>(lanes: L, format: &QuantFormat, rows: usize) -> bool {
+    let pays = with_panels!(format, panels => tiled::pays(panels, rows));
+    lanes.tiles().is_some() && pays == Some(true)
 }
 
 fn unit_weights<P: Panels>(_: P) -> usize {
@@ -98,7 +99,7 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     let per_pass = out.len().div_ceil(out.len().div_ceil(TOKENS_PER_PASS));
     for (pass, out) in out.chunks_mut(per_pass).enumerate() {
         if let Some(tiles) = lanes.tiles()
-            && tiled::pays::<P>(out.len())
+            && tiled::pays(format, out.len())
             && let Some(x) = x.spaced(pass * per_pass, out.len())
         {
             tiles.run(tiled::Products { lanes, format, panels: panels.clone(), x, out });

@@ -53,9 +53,10 @@ impl<K: Kernels> Host<K> {
         let stride = blocks.len() / rows.len();
         let len = pass_len(rows.len());
         let mut gathered = self.gathered.borrow_mut();
+        let formats = [w.gate.shape.format, w.up.shape.format];
         for (rows, blocks) in rows.chunks(len).zip(blocks.chunks_mut(len * stride)) {
             let x = RowSelection::chosen(x, rows);
-            if self.kernels.wants_rows_spaced(rows.len()) {
+            if formats.iter().any(|format| self.kernels.wants_rows_spaced(format, rows.len())) {
                 gathered.gather(&x, &self.kernels);
                 self.activated(w, &RowSelection::all(&gathered), blocks);
             } else {

@@ -65,8 +65,9 @@ pub trait Kernels: Parallel + Sync {
         quantise::quantise(row, blocks);
     }
 
-    /// Whether so many rows are multiplied faster where they lie as far from each other as the next ones do.
-    fn wants_rows_spaced(&self, _rows: usize) -> bool {
+    /// Whether arranged weights of this format are multiplied faster with so many rows where these lie equally
+    /// far from each other.
+    fn wants_rows_spaced(&self, _format: &QuantFormat, _rows: usize) -> bool {
         false
     }
 

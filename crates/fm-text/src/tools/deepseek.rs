@@ -3,7 +3,7 @@
 
 use super::{
     Definitions, Dialect, Way, Written,
-    object::{Arguments, Found},
+    object::Arguments,
     parts::Parts,
     reader::{Read, Step, valid_name},
     scan::{Is, one_of, spaces, undecided},
@@ -84,15 +84,7 @@ impl Read for Deepseek {
                     Step::Took(start)
                 }
             },
-            Self::Arguments(arguments) => match arguments.read(rest, parts) {
-                Found::More => Step::More,
-                Found::Took(bytes) => Step::Took(bytes),
-                Found::Broken(bytes) => Step::Broken(bytes),
-                Found::End(bytes) => {
-                    *self = Self::Ended;
-                    Step::Took(bytes)
-                }
-            },
+            Self::Arguments(arguments) => arguments.read(rest, parts).step(|| *self = Self::Ended),
             Self::Ended => {
                 *self = Self::Tail;
                 Step::Call(0)

@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     Definitions, Dialect, Way, Written,
-    object::{Arguments, Found, Object},
+    object::{Arguments, Object},
     parts::Parts,
     reader::{Read, Step, valid_name},
     scan::{Is, find, one_of, spaces, undecided},
@@ -82,15 +82,7 @@ impl Read for Mistral {
                 Step::Took(0)
             }
             Self::Name => self.name(rest, parts),
-            Self::Arguments(arguments) => match arguments.read(rest, parts) {
-                Found::More => Step::More,
-                Found::Took(bytes) => Step::Took(bytes),
-                Found::Broken(bytes) => Step::Broken(bytes),
-                Found::End(bytes) => {
-                    *self = Self::Ended;
-                    Step::Took(bytes)
-                }
-            },
+            Self::Arguments(arguments) => arguments.read(rest, parts).step(|| *self = Self::Ended),
             Self::Ended => {
                 *self = Self::BetweenObjects;
                 Step::Call(0)

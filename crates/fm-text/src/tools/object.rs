@@ -51,6 +51,21 @@ pub(super) enum Found {
     Broken(usize),
 }
 
+impl Found {
+    /// The step that this is; the arguments may have `ended`.
+    pub(super) fn step(self, ended: impl FnOnce()) -> Step {
+        match self {
+            Self::More => Step::More,
+            Self::Took(bytes) => Step::Took(bytes),
+            Self::Broken(bytes) => Step::Broken(bytes),
+            Self::End(bytes) => {
+                ended();
+                Step::Took(bytes)
+            }
+        }
+    }
+}
+
 fn is_object(text: &str) -> bool {
     serde_json::from_str::<Map<String, Value>>(text).is_ok()
 }
@@ -156,15 +171,9 @@ impl Read for Object {
     fn read(&mut self, rest: &str, last: bool, _: &Definitions, parts: &mut Parts) -> Step {
         match &mut self.place {
             Place::Head => self.head(rest, parts),
-            Place::Arguments(arguments) => match arguments.read(rest, parts) {
-                Found::More => Step::More,
-                Found::Took(bytes) => Step::Took(bytes),
-                Found::Broken(bytes) => Step::Broken(bytes),
-                Found::End(bytes) => {
-                    self.place = Place::Tail;
-                    Step::Took(bytes)
-                }
-            },
+            Place::Arguments(arguments) => {
+                arguments.read(rest, parts).step(|| self.place = Place::Tail)
+            }
             // Nothing of it is read before all of it is here: the call ends where it begins.
             Place::Tail => match ObjectEnd::inside().find(rest) {
                 Some(end) => Step::Call(end),

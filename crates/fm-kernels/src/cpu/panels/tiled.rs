@@ -21,11 +21,11 @@ use crate::{
 };
 
 /// Rows from which on tiles are faster, measured in `docs/experiments/0045`.
-pub(super) const ROWS_MIN: usize = 8;
+const ROWS_MIN: usize = 8;
 
 /// Whether tiles are the faster way: a run of 16 makes as many dots to add as one of 32, for half of the
 /// products.
-pub(super) const fn pays<P: Panels>(rows: usize) -> bool {
+pub(super) fn pays<P: Panels>(_: P, rows: usize) -> bool {
     P::RUN == 32 && rows >= ROWS_MIN
 }
 
