@@ -139,8 +139,9 @@ pub(super) trait Lanes: Ints {
     /// of the palette are exact.
     fn nibbles(self, palette: Self::Palette, codes: Self::Bytes) -> Self::F;
 
-    /// Asks for the cache line `ahead` bytes behind the start of `from`, which may lie anywhere:
-    /// it is a hint.
+    /// Asks for the cache line `ahead` bytes behind the start of `from`, which may lie anywhere: it is
+    /// a hint. It comes into the second cache, because few lines can be on their way to the first;
+    /// measured in `docs/experiments/0046`.
     fn prefetch<T>(self, from: &[T], ahead: usize);
 }
 

@@ -326,7 +326,7 @@ impl Lanes for Avx2 {
     fn prefetch<T>(self, from: &[T], ahead: usize) {
         let at = from.as_ptr().cast::<i8>().wrapping_add(ahead);
         // SAFETY: a prefetch of any address is a hint and never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at) }
     }
 }
 
