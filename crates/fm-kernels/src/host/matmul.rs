@@ -73,7 +73,11 @@ impl<K: Kernels> Host<K> {
         }
         let panels: usize = products.iter().map(|p| p.w.shape.rows / PANEL_ROWS).sum();
         let least = if tokens == 1 { 1 } else { PANELS_PER_TASK_MIN };
-        let tasks = self.tasks(panels * PANEL_ROWS * x.cols() * tokens);
+        let tasks = match self.tasks(panels * PANEL_ROWS * x.cols() * tokens) {
+            // A row of activations costs nothing to read again.
+            several @ 2.. if tokens == 1 => 2 * several,
+            tasks => tasks,
+        };
         let rows_per_task = panels.div_ceil(tasks).max(least) * PANEL_ROWS;
         match products {
             [Product { w, y }] if tokens == 1 => {
