@@ -31,6 +31,16 @@ pub(crate) fn system_files() -> Vec<PathBuf> {
     own.into_iter().chain(home).collect()
 }
 
+/// Where prompts that have been computed are kept.
+pub(crate) fn prefix_dir() -> Option<PathBuf> {
+    Some(xdg("XDG_CACHE_HOME", ".cache")?.join("prefixes"))
+}
+
+/// The file of this program.
+pub(crate) fn program() -> Option<PathBuf> {
+    env::current_exe().ok()
+}
+
 /// The key that requests to the server must carry.
 pub(crate) fn server_key() -> Option<String> {
     env::var("FLASH_MOE_API_KEY").ok().filter(|key| !key.is_empty())

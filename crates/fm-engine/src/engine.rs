@@ -68,11 +68,13 @@ pub struct Load {
     pub marks: usize,
     /// Whether texts may have grammars.
     pub grammars: bool,
+    /// Whether what texts leave is kept on disk too.
+    pub prefix_disk: bool,
 }
 
 impl Default for Load {
     fn default() -> Self {
-        Self { sessions: 1, logits_rows: 1, marks: 0, grammars: false }
+        Self { sessions: 1, logits_rows: 1, marks: 0, grammars: false, prefix_disk: false }
     }
 }
 
@@ -152,6 +154,8 @@ pub struct Engine {
     map: Arc<ExpertMap>,
     tap: SharedTap,
     trace_header: TraceHeader,
+    /// Of weights, numerics and experts per token.
+    pub(crate) identity: u128,
 }
 
 /// What loading took. Weights and text are read beside each other.
@@ -196,6 +200,7 @@ pub fn plan(
         logits_rows: load.logits_rows,
         marks: load.marks,
         grammars: load.grammars,
+        prefix_disk: load.prefix_disk,
         tokenizer_bytes,
     };
     let plan = MemoryPlan::new(demand, &limits)?;
@@ -378,6 +383,7 @@ impl Engine {
             map: built.map,
             tap: built.tap,
             trace_header: built.trace_header,
+            identity: built.identity,
         })
     }
 
@@ -426,6 +432,7 @@ struct Built {
     tap: SharedTap,
     in_force: SharedInForce,
     trace_header: TraceHeader,
+    identity: u128,
 }
 
 fn build<B>(device: B, planned: &Planned, places: &Places) -> Result<Built, EngineError>
@@ -486,5 +493,6 @@ where
         tap,
         in_force,
         trace_header,
+        identity,
     })
 }

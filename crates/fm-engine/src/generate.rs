@@ -12,6 +12,7 @@ use fm_text::{AnswerForm, CallPart, Channel, ThinkingState, Tokenizer};
 use crate::{
     error::EngineError,
     grammar::Constraint,
+    prefix::Pin,
     sampler::Sampling,
     writing::{self, Mark, Writing},
 };
@@ -45,9 +46,8 @@ pub struct Request {
     pub bias: Vec<(u32, f32)>,
     /// How many of the likeliest tokens to tell with every token; `None` for no log-probabilities.
     pub top_logprobs: Option<usize>,
-    /// What the client calls the conversation: the latest text of that name is kept as long as memory
-    /// allows. It never changes an answer.
-    pub conversation: Option<String>,
+    /// How long what it computes is kept for later texts. It never changes an answer.
+    pub pin: Pin,
     /// What the answer must be; a thinking block before it is free.
     pub constraint: Option<Constraint>,
 }
@@ -69,7 +69,7 @@ impl Default for Request {
             context: u32::MAX,
             bias: Vec::new(),
             top_logprobs: None,
-            conversation: None,
+            pin: Pin::None,
             constraint: None,
         }
     }
@@ -195,6 +195,8 @@ pub struct Generated {
     pub finish: FinishReason,
     /// Tokens of the prompt that the session already held.
     pub reused: usize,
+    /// Of these, tokens that were read from disk.
+    pub restored: usize,
     /// Generated tokens that are no part of the answer.
     pub thinking_tokens: usize,
     /// From the start to the first token.

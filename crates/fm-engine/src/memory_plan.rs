@@ -7,7 +7,13 @@ use fm_model::{
 };
 use fm_store::{CHUNK_BYTES, Plan, StoreError, StoreOptions, reader};
 
-use crate::{bytes::Bytes, grammar, machine::MemoryLimits, options::EngineOptions};
+use crate::{
+    bytes::Bytes,
+    grammar,
+    machine::MemoryLimits,
+    options::EngineOptions,
+    prefix::{BUFFERS, BUFFERS_BYTES},
+};
 
 /// Share of what the machine allows that is used without `--memory`.
 const BUDGET_SHARE: f64 = 0.85;
@@ -52,6 +58,8 @@ pub struct Demand<'a> {
     pub marks: usize,
     /// Whether texts may have grammars.
     pub grammars: bool,
+    /// Whether prompts are kept on disk.
+    pub prefix_disk: bool,
     /// Length of `tokenizer.json`.
     pub tokenizer_bytes: u64,
 }
@@ -166,7 +174,7 @@ impl MemoryPlan {
         let allowed = limits.allowed();
         let budget = options.memory.unwrap_or_else(|| default_budget(limits));
         let footprint = Footprint::of(spec, options.top_k);
-        let overhead = overhead(&demand);
+        let overhead = overhead(&demand) + disk_buffers(&demand, &footprint);
         let recurrent = footprint.recurrent * sessions as u64;
         let decoder = |rows_max| DecoderOptions {
             rows_max,
@@ -261,6 +269,12 @@ fn overhead(demand: &Demand<'_>) -> u64 {
     let parsers = grammar::PARSER_BYTES * demand.sessions as u64;
     let grammars = if demand.grammars { tries + parsers } else { 0 };
     OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling + grammars
+}
+
+/// What moves sessions between memory and disk: a part is in every buffer, and on both sides of them.
+fn disk_buffers(demand: &Demand<'_>, footprint: &Footprint) -> u64 {
+    let parts = (BUFFERS as u64 + 2) * footprint.state_part;
+    if demand.prefix_disk { BUFFERS_BYTES + parts } else { 0 }
 }
 
 /// The largest chunk of at most `most` that leaves most of the budget to other things.

@@ -2,23 +2,34 @@
 //!
 //! ```text
 //! a text ends ──► keep ──► find, fork ──► a text that begins alike computes only the rest
-//!                   └──► evicted, least recently used first, when somebody needs the memory
+//!                   │└──► evicted, least recently used first, when somebody needs the memory
+//!                   └──► written to disk between steps ──► found there, read ──► as above
 //! ```
 //!
 //! Kept sessions live in the blocks of keys and values that the memory plan has for those who write
 //! and that these do not use now. So they cost nothing, and whoever writes comes first. Restored
 //! equals computed, bit for bit (invariant 2): what is kept decides when, never what.
 
+mod disk;
+mod fingerprint;
 mod marks;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use fm_model::{Runner, runner::SessionId};
 
-pub(crate) use self::marks::{is_due, of_prompt};
+use self::disk::Spilled;
+pub use self::disk::{Damage, DiskError, DiskOptions, Notice, Notices};
+pub(crate) use self::{
+    disk::{BUFFERS, BUFFERS_BYTES, Disk, EntryId, Source},
+    marks::{is_due, of_prompt},
+};
 
 /// Sessions that are kept in memory: each takes a list of its tokens beside its blocks.
 const KEPT_MAX: usize = 64;
@@ -26,13 +37,20 @@ const KEPT_MAX: usize = 64;
 /// Marks of one session.
 const MARKS_MAX: usize = 8;
 
-/// How long a kept session stays when memory is short: the lesser goes first.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Pin {
+/// The longest that a step waits for sessions that have to leave memory and are not on disk yet. What
+/// takes longer is lost, and computed again.
+const LEAVE_MAX: Duration = Duration::from_millis(500);
+
+/// How long a kept session stays when memory or disk are short: the lesser goes first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pin {
     /// Until it is the least recently used.
+    #[default]
     None,
-    /// Longer: a client has given its conversation this name.
+    /// Longer: a client has given its conversation this name, and this is its latest text.
     Conversation(String),
+    /// Longest: whoever started the program wants it there.
+    Prefilled,
 }
 
 impl Pin {
@@ -40,6 +58,7 @@ impl Pin {
         match self {
             Self::None => 0,
             Self::Conversation(_) => 1,
+            Self::Prefilled => 2,
         }
     }
 }
@@ -53,6 +72,25 @@ pub struct PrefixCounts {
     pub reused_tokens: AtomicU64,
     /// Sessions that had to make room.
     pub evicted: AtomicU64,
+    /// Sessions that are on disk now.
+    pub on_disk: AtomicUsize,
+    /// Bytes of the directory that they are in.
+    pub disk_bytes: AtomicU64,
+    /// Bytes written there.
+    pub spilled_bytes: AtomicU64,
+    /// Tokens that were read from there.
+    pub restored_tokens: AtomicU64,
+    /// Sessions there that could not be used.
+    pub damaged: AtomicU64,
+}
+
+/// Whether a kept session is on disk too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    NotYet,
+    There(EntryId),
+    /// It will not be.
+    Never,
 }
 
 /// A session that nobody writes to any more.
@@ -64,6 +102,7 @@ struct Kept {
     pin: Pin,
     /// When it was last of use.
     used: u64,
+    written: Written,
 }
 
 /// See the module.
@@ -72,6 +111,7 @@ pub(crate) struct Prefixes {
     /// Bound: [`KEPT_MAX`].
     kept: Vec<Kept>,
     clock: u64,
+    disk: Option<Disk>,
     counts: Arc<PrefixCounts>,
 }
 
@@ -81,8 +121,8 @@ pub(crate) fn common(a: impl Iterator<Item = u32>, b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    pub(crate) fn new(counts: Arc<PrefixCounts>) -> Self {
-        Self { kept: Vec::new(), clock: 0, counts }
+    pub(crate) fn new(disk: Option<Disk>, counts: Arc<PrefixCounts>) -> Self {
+        Self { kept: Vec::new(), clock: 0, disk, counts }
     }
 
     /// The kept session that a text beginning with `tokens` takes most from, and how much.
@@ -98,7 +138,27 @@ impl Prefixes {
         }
         self.clock += 1;
         self.kept[at].used = self.clock;
+        if let (Some(disk), Written::There(id)) = (&mut self.disk, self.kept[at].written) {
+            disk.touch(id);
+        }
         Some((self.kept[at].session, found))
+    }
+
+    /// The kept session that has most tokens in common with a text, and how many. It is of use.
+    pub(crate) fn alike(&mut self, tokens: &[u32]) -> Option<(SessionId, u32)> {
+        self.clock += 1;
+        let alike = self
+            .kept
+            .iter_mut()
+            .map(|kept| (common(kept.tokens.iter().copied(), tokens) as u32, kept));
+        let (common, kept) = alike.max_by_key(|(common, kept)| (*common, kept.used))?;
+        kept.used = self.clock;
+        Some((kept.session, common))
+    }
+
+    /// Where kept sessions are on disk, if they are.
+    pub(crate) fn disk(&mut self) -> Option<&mut Disk> {
+        self.disk.as_mut()
     }
 
     /// Keeps the session of a text with these tokens, of which it holds as many as its position says.
@@ -121,20 +181,25 @@ impl Prefixes {
             longer.used = self.clock;
             if pin.rank() > longer.pin.rank() {
                 longer.pin = pin;
+                longer.written = Written::NotYet;
             }
             return runner.close(session);
         }
-        while let Some(at) = self.kept.iter().position(|kept| tokens.starts_with(&kept.tokens)) {
-            runner.close(self.kept.swap_remove(at).session);
+        let continued =
+            |kept: &Kept| kept.pin.rank() <= pin.rank() && tokens.starts_with(&kept.tokens);
+        while let Some(at) = self.kept.iter().position(continued) {
+            self.close(runner, at);
         }
         if !runner.forks_anywhere() {
             self.room_for_mark(runner, session);
         }
         if runner.keep(session).is_ok() {
-            self.kept.push(Kept { session, tokens, pin, used: self.clock });
+            let written = if self.disk.is_some() { Written::NotYet } else { Written::Never };
+            self.kept.push(Kept { session, tokens, pin, used: self.clock, written });
         }
+        let deadline = Instant::now() + LEAVE_MAX;
         while self.kept.len() > KEPT_MAX {
-            self.evict(runner);
+            self.evict(runner, deadline);
         }
         self.count();
     }
@@ -160,12 +225,13 @@ impl Prefixes {
         while let Some(thin) = marks::thin(&runner.marks(session), MARKS_MAX - 1) {
             runner.unmark(session, thin);
         }
+        let deadline = Instant::now() + LEAVE_MAX;
         while runner.marks_left() == 0 {
             let least = self.kept.iter().min_by_key(|kept| (kept.pin.rank(), kept.used));
             let Some(least) = least.map(|kept| kept.session) else { break };
             match marks::thin(&runner.marks(least), 1) {
                 Some(thin) => runner.unmark(least, thin),
-                None => self.evict(runner),
+                None => self.evict(runner, deadline),
             }
         }
         if runner.marks_left() == 0
@@ -177,18 +243,89 @@ impl Prefixes {
 
     /// Evicts until so many blocks are free, or nothing is kept any more.
     pub(crate) fn make_room(&mut self, runner: &mut dyn Runner, blocks: usize) {
+        let deadline = Instant::now() + LEAVE_MAX;
         while runner.blocks_free() < blocks && !self.kept.is_empty() {
-            self.evict(runner);
+            self.evict(runner, deadline);
         }
     }
 
-    /// Closes the session that is of least use.
-    fn evict(&mut self, runner: &mut dyn Runner) {
-        let by_use = |(_, kept): &(usize, &Kept)| (kept.pin.rank(), kept.used);
-        if let Some((at, _)) = self.kept.iter().enumerate().min_by_key(by_use) {
-            runner.close(self.kept.swap_remove(at).session);
-            self.counts.evicted.fetch_add(1, Ordering::Relaxed);
-            self.count();
+    /// Closes the session that is of least use; those go first that are on disk.
+    fn evict(&mut self, runner: &mut dyn Runner, deadline: Instant) {
+        let by_use = |(_, kept): &(usize, &Kept)| {
+            (kept.pin.rank(), kept.written == Written::NotYet, kept.used)
+        };
+        let Some((at, _)) = self.kept.iter().enumerate().min_by_key(by_use) else { return };
+        self.write(runner, at, deadline);
+        self.close(runner, at);
+        self.counts.evicted.fetch_add(1, Ordering::Relaxed);
+        self.count();
+    }
+
+    fn close(&mut self, runner: &mut dyn Runner, at: usize) {
+        let session = self.kept.swap_remove(at).session;
+        if let Some(disk) = &mut self.disk {
+            disk.closes(session);
+        }
+        runner.close(session);
+    }
+
+    /// Writes a session now, as far as the time allows.
+    fn write(&mut self, runner: &mut dyn Runner, at: usize, deadline: Instant) {
+        let session = self.kept[at].session;
+        let copied = |disk: &Disk| disk.has_copied(session);
+        while self.kept[at].written == Written::NotYet
+            && !self.disk.as_ref().is_some_and(copied)
+            && Instant::now() < deadline
+        {
+            if self.disk.as_ref().and_then(Disk::spilling).is_none() {
+                self.begin(runner, at);
+            }
+            self.advance(runner, deadline);
+        }
+    }
+
+    /// Writes until then what is not on disk yet. Says whether there is more to write.
+    pub(crate) fn spill(&mut self, runner: &mut dyn Runner, until: Instant) -> bool {
+        if self.disk.is_none() {
+            return false;
+        }
+        loop {
+            if self.disk.as_ref().and_then(Disk::spilling).is_none() {
+                let kept = self.kept.iter().enumerate();
+                let waiting = kept.filter(|(_, kept)| kept.written == Written::NotYet);
+                let Some((at, _)) = waiting.min_by_key(|(_, kept)| kept.used) else { return false };
+                self.begin(runner, at);
+            }
+            self.advance(runner, until);
+            if Instant::now() >= until {
+                return true;
+            }
+        }
+    }
+
+    fn begin(&mut self, runner: &dyn Runner, at: usize) {
+        let (Some(disk), kept) = (&mut self.disk, &self.kept[at]) else { return };
+        let session = kept.session;
+        if let Some(spilled) = disk.begin(runner, session, &kept.tokens, &kept.pin) {
+            self.note(session, spilled);
+        }
+    }
+
+    fn advance(&mut self, runner: &mut dyn Runner, until: Instant) {
+        let Some(disk) = &mut self.disk else { return };
+        if let Some((session, spilled)) = disk.advance(runner, until) {
+            self.note(session, spilled);
+        }
+    }
+
+    fn note(&mut self, session: SessionId, spilled: Spilled) {
+        // It may be closed by now.
+        if let Some(kept) = self.kept.iter_mut().find(|kept| kept.session == session) {
+            kept.written = match spilled {
+                Spilled::There(id) => Written::There(id),
+                Spilled::Refused => Written::Never,
+                Spilled::Changed => Written::NotYet,
+            };
         }
     }
 

@@ -13,6 +13,7 @@
 mod admission;
 mod pace;
 mod queue;
+mod restore;
 
 use std::{
     ops::ControlFlow,
@@ -31,13 +32,13 @@ use fm_model::{
 use fm_text::Tokenizer;
 
 pub use self::queue::{Queue, Refused};
-use self::{admission::Parked, pace::Pace};
-pub use crate::prefix::PrefixCounts;
+use self::{admission::Parked, pace::Pace, restore::Restore};
+pub use crate::prefix::{Damage, DiskError, DiskOptions, Notice, Notices, Pin, PrefixCounts};
 use crate::{
     error::EngineError,
     generate::{Event, Generated, Request},
     local::{SharedStats, read_stats},
-    prefix::{self, Pin, Prefixes},
+    prefix::{self, Disk, Prefixes},
     writing::{self, Hear, Mark, Need, Writing},
 };
 
@@ -85,6 +86,30 @@ pub struct ScheduleOptions {
     pub stall_max: Duration,
 }
 
+/// Between two steps, prompts are written to disk for this part of the time that a step takes.
+const SPILL_SHARE: u32 = 20;
+
+/// How long is written at a time when nothing else is left to do.
+const LAST_SLICE: Duration = Duration::from_secs(1);
+
+/// What the thread works with.
+pub struct Driven {
+    /// The model.
+    pub runner: Box<dyn Runner>,
+    /// Its tokenizer.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Those of the runner's expert store.
+    pub stats: SharedStats,
+    /// Where prompts are kept on disk, if they are.
+    pub disk: Option<DiskOptions>,
+}
+
+impl std::fmt::Debug for Driven {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driven").field("disk", &self.disk).finish_non_exhaustive()
+    }
+}
+
 /// What the thread has done so far, for whoever watches it.
 #[derive(Debug, Default)]
 pub struct Activity {
@@ -109,19 +134,28 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts the thread. `stats` are those of the runner's expert store.
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If prompts cannot be kept where they shall be; what it was to work with comes back.
     ///
     /// # Panics
     /// If the system has no thread left.
     pub fn start(
-        runner: Box<dyn Runner>,
-        tokenizer: Option<Arc<Tokenizer>>,
-        stats: SharedStats,
+        driven: Driven,
         options: ScheduleOptions,
-    ) -> Self {
+    ) -> Result<Self, (DiskError, Box<Driven>)> {
         let queue = Arc::new(Queue::new(options.queue));
         let activity = Arc::<Activity>::default();
         let (jobs, counters) = (Arc::clone(&queue), Arc::clone(&activity));
+        let counts = Arc::clone(&activity.prefixes);
+        let disk = driven.disk.clone();
+        let disk = disk.map(|disk| Disk::start(disk, driven.runner.as_ref(), Arc::clone(&counts)));
+        let prefixes = match disk.transpose() {
+            Ok(disk) => Prefixes::new(disk, counts),
+            Err(error) => return Err((error, Box::new(driven))),
+        };
+        let Driven { runner, tokenizer, stats, .. } = driven;
         let work = move || {
             // Whoever waits hears that nobody will come, even if the thread ends by a panic.
             let jobs = queue::CloseOnDrop(jobs);
@@ -133,7 +167,8 @@ impl Scheduler {
                 activity: &counters,
                 writings: Vec::new(),
                 parked: Vec::new(),
-                prefixes: Prefixes::new(Arc::clone(&counters.prefixes)),
+                restores: Vec::new(),
+                prefixes,
                 batch: Batch::default(),
                 pace: Pace::new(options.stall_max),
                 turn: 0,
@@ -142,7 +177,7 @@ impl Scheduler {
         };
         let builder = thread::Builder::new().name("scheduler".to_owned());
         let thread = builder.spawn(work).expect("the system has a thread left at the start");
-        Self { queue, activity, thread }
+        Ok(Self { queue, activity, thread })
     }
 
     /// Where jobs go in.
@@ -198,9 +233,11 @@ struct Crew<'t> {
     activity: &'t Activity,
     /// Texts that have a session, in the order in which they got it.
     writings: Vec<Writing<'t, Listener>>,
-    /// Jobs that have a place and no session yet. Together with `writings` as many as there are
-    /// sessions.
+    /// Jobs that have a place and no session yet. Together with `writings` and `restores` as many as
+    /// there are sessions.
     parked: Vec<Parked>,
+    /// Jobs whose prompts are read from disk.
+    restores: Vec<Restore>,
     prefixes: Prefixes,
     batch: Batch,
     pace: Pace,
@@ -211,9 +248,14 @@ struct Crew<'t> {
 impl Crew<'_> {
     fn work(mut self, queue: &Queue) {
         while self.admit(queue) {
+            let started = Instant::now();
             self.step();
             self.dismiss();
+            let now = Instant::now();
+            self.prefixes.spill(self.runner.as_mut(), now + (now - started) / SPILL_SHARE);
         }
+        // What is kept outlives the program.
+        while self.prefixes.spill(self.runner.as_mut(), Instant::now() + LAST_SLICE) {}
     }
 
     fn now(&self) -> Mark {
@@ -291,7 +333,7 @@ impl Crew<'_> {
         if !writing.is_sound() {
             return runner.close(session);
         }
-        let pin = writing.request().conversation.clone().map_or(Pin::None, Pin::Conversation);
+        let pin = writing.request().pin.clone();
         self.prefixes.keep(runner, session, writing.tokens().collect(), pin);
     }
 

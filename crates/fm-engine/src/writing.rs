@@ -107,6 +107,8 @@ pub(crate) struct Writing<'t, S> {
     thinking_tokens: usize,
     /// Tokens of the prompt that the session held at the start.
     reused: usize,
+    /// Of these, tokens that were read from disk.
+    restored: usize,
     /// Tokens that the session holds.
     held: usize,
     /// Where steps of the prompt end, latest first: positions that later texts may continue from.
@@ -156,6 +158,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             forced: Vec::new(),
             thinking_tokens: 0,
             reused: held,
+            restored: 0,
             held,
             marks: Vec::new(),
             asked: Asked::default(),
@@ -163,6 +166,11 @@ impl<'t, S: Hear> Writing<'t, S> {
             started,
             first: None,
         }
+    }
+
+    /// Tells how much of what the session held was read from disk.
+    pub(crate) fn restored(self, tokens: usize) -> Self {
+        Self { restored: tokens, ..self }
     }
 
     pub(crate) fn session(&self) -> SessionId {
@@ -424,6 +432,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             calls,
             finish,
             reused: self.reused,
+            restored: self.restored,
             thinking_tokens: self.thinking_tokens,
             first_token: (!self.tokens.is_empty() || finish != FinishReason::Cancelled)
                 .then(|| first.at - self.started.at),

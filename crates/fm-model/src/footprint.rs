@@ -27,6 +27,8 @@ pub struct Footprint {
     pub recurrent: u64,
     /// The same at one position.
     pub memories: u64,
+    /// The largest part of a session that is moved at once: a layer's keys, values or memories.
+    pub state_part: u64,
     /// Work space of a step per row of the batch.
     pub scratch_row: u64,
     /// Beside that for each of the rows whose heads latent attention works on at once.
@@ -51,6 +53,7 @@ impl Footprint {
             kv_block: block_bytes(spec.kv_shapes()),
             recurrent: 2 * memories,
             memories,
+            state_part: state_part(spec),
             scratch_row: scratch_row(spec, top_k),
             scratch_head_row: scratch_head_row(spec),
             scratch_fixed: scratch_fixed(spec, top_k),
@@ -80,6 +83,14 @@ pub fn state_bytes(spec: &ModelSpec, position: usize) -> u64 {
         Some(layer.mixer.seen_from(position) as u64 * token_bytes / KV_BLOCK_TOKENS as u64)
     });
     kept.sum::<u64>() + memories(spec)
+}
+
+fn state_part(spec: &ModelSpec) -> u64 {
+    let keys = spec
+        .kv_shapes()
+        .map(|shape| 4 * (shape.kv_heads * shape.k_dim.max(shape.v_dim) * KV_BLOCK_TOKENS) as u64);
+    let memories = spec.delta_layers().map(|layer| DeltaState::<Nowhere>::bytes(layer.shape));
+    keys.chain(memories).max().unwrap_or(0)
 }
 
 /// Bytes of the delta nets' memories of one session.

@@ -2,7 +2,11 @@
 
 mod sessions;
 
-use std::{io::Write, ops::ControlFlow, time::Instant};
+use std::{
+    io::{Read, Write},
+    ops::ControlFlow,
+    time::Instant,
+};
 
 use fm_format::key::LayerIndex;
 use fm_kernels::{
@@ -16,8 +20,8 @@ use crate::{
     experts::{ExpertsLost, RoutedExperts},
     layer::{Segment, StepRows},
     runner::{
-        Batch, Loading, Output, Progress, Row, RowInput, RunError, Runner, Saved, SessionId,
-        Spoiled, SpoiledReason, StepError, StepTimes, Wants,
+        Batch, Loading, Output, Piece, PieceBytes, Progress, Row, RowInput, RunError, Runner,
+        Saved, SessionId, Spoiled, SpoiledReason, StepError, StepTimes, Transfer, Wants,
     },
     spec::ModelSpec,
 };
@@ -420,17 +424,34 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
         self.sessions.save(&self.device, session, to)
     }
 
+    fn load(&mut self, context_max: u32, from: &mut dyn Saved) -> Result<SessionId, RunError> {
+        self.sessions.load(&self.device, context_max, from)
+    }
+
+    fn piece_bytes(&self) -> PieceBytes {
+        self.sessions.piece_bytes()
+    }
+
+    fn save_part(
+        &mut self,
+        of: (SessionId, Piece),
+        transfer: &mut Transfer,
+        to: &mut dyn Write,
+    ) -> Result<bool, RunError> {
+        self.sessions.save_part(&self.device, of, transfer, to)
+    }
+
     fn load_begin(
         &mut self,
         context_max: u32,
         tokens: u32,
-        from: &mut dyn Saved,
+        base: Option<(SessionId, u32)>,
     ) -> Result<Loading, RunError> {
-        self.sessions.load_begin(&self.device, (context_max, tokens), from)
+        self.sessions.load_begin(&self.device, (context_max, tokens), base)
     }
 
-    fn load_more(&mut self, loading: &mut Loading, from: &mut dyn Saved) -> Result<bool, RunError> {
-        self.sessions.load_more(&self.device, loading, from)
+    fn load_part(&mut self, loading: &mut Loading, from: &mut dyn Read) -> Result<(), RunError> {
+        self.sessions.load_part(&self.device, loading, from)
     }
 
     fn step(

@@ -7,7 +7,8 @@ use std::{
 };
 
 use fm_format::key::LayerIndex;
-use fm_kernels::DeviceError;
+use fm_kernels::{DeviceError, backend::KV_BLOCK_TOKENS};
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{experts::ExpertsLost, session_file::SessionFileError, state::kv_blocks::OutOfBlocks};
 
@@ -232,15 +233,74 @@ pub trait Saved: Read + Seek {}
 
 impl<T: Read + Seek> Saved for T {}
 
+/// A piece of a session on disk. Sessions that begin with the same tokens have the same blocks there, and
+/// the same memories, bit for bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Piece {
+    /// The recurrent memories at a mark.
+    Memories(u32),
+    /// A block of keys and values, by its place in the session.
+    Block(u32),
+}
+
+/// What pieces take on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PieceBytes {
+    /// A block of keys and values; 0 if the model has none.
+    pub block: u64,
+    /// The memories at a mark; 0 if the model has none.
+    pub memories: u64,
+    /// The most that [`Runner::save_part`] writes.
+    pub part_max: usize,
+}
+
+impl PieceBytes {
+    /// What one of them takes.
+    pub fn of(self, piece: Piece) -> u64 {
+        match piece {
+            Piece::Memories(_) => self.memories,
+            Piece::Block(_) => self.block,
+        }
+    }
+
+    /// Blocks of a session with so many tokens.
+    pub fn blocks(self, tokens: u32) -> u32 {
+        if self.block == 0 { 0 } else { tokens.div_ceil(KV_BLOCK_TOKENS as u32) }
+    }
+}
+
+/// How far a piece is on its way: it moves in parts, a layer's at a time, so that nobody waits for long.
+#[derive(Default)]
+pub struct Transfer {
+    pub(crate) part: usize,
+    pub(crate) hash: Xxh3Default,
+    pub(crate) values: Vec<f32>,
+}
+
+impl std::fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transfer").field("part", &self.part).finish_non_exhaustive()
+    }
+}
+
 /// A saved session on its way into memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Loading {
     /// What it will be.
     pub session: SessionId,
     /// Tokens that it will have.
     pub tokens: u32,
-    /// Blocks that are there.
-    pub(crate) blocks: usize,
+    pub(crate) next: Option<Piece>,
+    /// Tokens whose blocks are those of another session.
+    pub(crate) base: u32,
+    pub(crate) transfer: Transfer,
+}
+
+impl Loading {
+    /// The piece that comes next; nothing once the session is there.
+    pub fn next(&self) -> Option<Piece> {
+        self.next
+    }
 }
 
 /// A loaded model. Object-safe: backend and family are erased here, once per step.
@@ -315,33 +375,45 @@ pub trait Runner: Send {
     /// If it is not open or writing fails.
     fn save(&mut self, session: SessionId, to: &mut dyn Write) -> Result<(), RunError>;
 
-    /// Opens a session from what [`Runner::save`] wrote, as long as it was.
+    /// Opens a session from what [`Runner::save`] wrote.
     ///
     /// # Errors
     /// If the bytes are damaged, or of another model or other numerics.
-    fn load(&mut self, context_max: u32, from: &mut dyn Saved) -> Result<SessionId, RunError> {
-        let mut loading = self.load_begin(context_max, u32::MAX, from)?;
-        while !self.load_more(&mut loading, from)? {}
-        Ok(loading.session)
-    }
+    fn load(&mut self, context_max: u32, from: &mut dyn Saved) -> Result<SessionId, RunError>;
 
-    /// Opens a session for a saved one, or for the beginning of it that has at most `tokens` tokens
-    /// and that a fork could continue. It is empty until all of it is loaded.
+    /// What pieces take on disk.
+    fn piece_bytes(&self) -> PieceBytes;
+
+    /// Writes the next part of a piece of a session. Says whether that was the last; then `transfer` is
+    /// ready for another piece.
     ///
     /// # Errors
-    /// As [`Runner::load`].
+    /// If the session does not have it, or writing fails.
+    fn save_part(
+        &mut self,
+        of: (SessionId, Piece),
+        transfer: &mut Transfer,
+        to: &mut dyn Write,
+    ) -> Result<bool, RunError>;
+
+    /// Opens a session that will have `tokens` tokens, of which the first whole blocks, so many, are those of
+    /// another session that begins with the same tokens. It is empty until all other pieces are loaded.
+    ///
+    /// # Errors
+    /// If `base` does not have the blocks, or no memory was planned for another session.
     fn load_begin(
         &mut self,
         context_max: u32,
         tokens: u32,
-        from: &mut dyn Saved,
+        base: Option<(SessionId, u32)>,
     ) -> Result<Loading, RunError>;
 
-    /// Reads a piece more, a block of keys and values at most. Says whether that was the last.
+    /// Reads the next part of the piece that [`Loading::next`] names, from its beginning or from where the
+    /// part before has ended.
     ///
     /// # Errors
-    /// As [`Runner::load`]; the session is closed.
-    fn load_more(&mut self, loading: &mut Loading, from: &mut dyn Saved) -> Result<bool, RunError>;
+    /// If the bytes are damaged; the session is closed.
+    fn load_part(&mut self, loading: &mut Loading, from: &mut dyn Read) -> Result<(), RunError>;
 
     /// Computes a batch. `at_layer` is called between layers and may break off.
     ///

@@ -5,8 +5,8 @@
 //! marks:  f32 … per delta-net layer: convolution history, recurrent memory | XXH3-64
 //! blocks: f32 … per attention layer: keys, values | XXH3-64
 //! ```
-//! All numbers are little-endian. Every piece has its own checksum and a length that is known, so that
-//! the beginning of a session can be read alone.
+//! All numbers are little-endian. Every piece, the memories at a mark or a block, has its own checksum
+//! and a length that is known, so that pieces can lie in other files too, each where it was written first.
 
 use std::io::{self, Read, SeekFrom, Write};
 
@@ -14,8 +14,8 @@ use fm_kernels::{Backend, DeviceError, backend::KV_BLOCK_TOKENS};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
-    runner::Saved,
-    state::{Session, delta_state::DeltaState, kv_blocks::KvPool},
+    runner::{Piece, PieceBytes, Saved, Transfer},
+    state::{Session, kv_blocks::KvPool},
 };
 
 const MAGIC: [u8; 8] = *b"fm-ses\x00\x02";
@@ -52,55 +52,45 @@ pub enum SessionFileError {
         /// Tokens of the context.
         context_max: u32,
     },
+    /// A piece that the session does not have.
+    #[error("the session has no {piece:?}")]
+    NotThere {
+        /// The piece.
+        piece: Piece,
+    },
     /// The device failed while its memory was copied.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Writes a session of a model with so many recurrent memories.
-pub(crate) fn save<B: Backend>(
-    device: &B,
-    (fingerprint, memories): (u128, usize),
-    session: &Session<B>,
-    pool: &KvPool<B>,
-    to: &mut dyn Write,
-) -> Result<(), SessionFileError> {
-    let mut to = Hashed { inner: to, hash: Xxh3Default::new() };
+/// Marks of a session on disk: its own, and where it stands, if it has memories there.
+pub(crate) fn marks<B: Backend>(session: &Session<B>) -> Vec<u32> {
     let marks = session.marks.iter().map(|mark| mark.position);
     let stands = session.position > session.marks.last().map_or(0, |mark| mark.position);
     let stands = (stands && !session.delta.is_empty()).then_some(session.position);
-    let marks: Vec<u32> = marks.chain(stands).collect();
-    to.put(&MAGIC)?;
-    to.put(&fingerprint.to_le_bytes())?;
-    for number in [session.position, memories as u32, marks.len() as u32].iter().chain(&marks) {
-        to.put(&number.to_le_bytes())?;
-    }
-    to.put_checksum()?;
-    let mut values = Vec::new();
-    for mark in marks {
-        for delta in session.memories(mark).into_iter().flatten() {
-            delta.read(device, &mut values)?;
-            to.put_values(&values)?;
-        }
-        to.put_checksum()?;
-    }
-    for (i, &block) in session.table.blocks().iter().enumerate() {
-        let tokens = session.position as usize - i * KV_BLOCK_TOKENS;
-        let mut put = |values: &[f32]| Ok(to.put_values(values)?);
-        pool.read_block(device, (block, tokens), &mut values, &mut put)?;
-        to.put_checksum()?;
-    }
-    Ok(())
+    marks.chain(stands).collect()
 }
 
-/// What the head of a saved session says.
+/// What stands before the pieces of a saved session.
+#[derive(Debug)]
 pub(crate) struct Head {
-    position: u32,
-    memories: usize,
-    marks: Vec<u32>,
+    pub(crate) position: u32,
+    pub(crate) memories: usize,
+    pub(crate) marks: Vec<u32>,
 }
 
 impl Head {
+    pub(crate) fn write(&self, fingerprint: u128, to: &mut dyn Write) -> io::Result<()> {
+        let mut to = Hashed { inner: to, hash: Xxh3Default::new() };
+        to.put(&MAGIC)?;
+        to.put(&fingerprint.to_le_bytes())?;
+        let counts = [self.position, self.memories as u32, self.marks.len() as u32];
+        for number in counts.iter().chain(&self.marks) {
+            to.put(&number.to_le_bytes())?;
+        }
+        to.put_checksum()
+    }
+
     /// Reads and checks it.
     pub(crate) fn read(fingerprint: u128, from: &mut dyn Saved) -> Result<Self, SessionFileError> {
         let mut from = Hashed { inner: from, hash: Xxh3Default::new() };
@@ -120,64 +110,92 @@ impl Head {
         Ok(Self { position, memories, marks })
     }
 
-    /// The longest beginning of at most `tokens` tokens that a session can be made of.
-    pub(crate) fn beginning(&self, tokens: u32, context_max: u32) -> Result<u32, SessionFileError> {
-        let beginning = if self.memories == 0 {
-            self.position.min(tokens)
-        } else {
-            self.marks.iter().copied().filter(|mark| *mark <= tokens).max().unwrap_or(0)
-        };
-        if beginning > context_max {
-            return Err(SessionFileError::TooLong { position: beginning, context_max });
-        }
-        Ok(beginning)
-    }
-
-    /// Reads the memories at `position`, a beginning, and goes on to where the blocks are.
-    pub(crate) fn read_memories<B: Backend>(
-        &self,
-        device: &B,
-        position: u32,
-        session: &mut Session<B>,
+    /// Goes past so many of the memories.
+    pub(crate) fn skip(
+        marks: usize,
+        bytes: PieceBytes,
         from: &mut dyn Saved,
     ) -> Result<(), SessionFileError> {
-        if self.memories != session.delta.len() {
-            return Err(SessionFileError::NotASession);
-        }
-        let values: usize = session.delta.iter().map(DeltaState::len).sum();
-        let bytes = (4 * values + size_of::<u64>()) as i64;
-        let at = self.marks.iter().position(|mark| *mark == position);
-        let (before, after) = match at {
-            Some(at) => (at, self.marks.len() - at - 1),
-            None => (self.marks.len(), 0),
-        };
-        from.seek(SeekFrom::Current(before as i64 * bytes))?;
-        if at.is_some() {
-            let mut from = Hashed { inner: &mut *from, hash: Xxh3Default::new() };
-            let mut values = Vec::new();
-            for delta in &mut session.delta {
-                values.resize(delta.len(), 0.0);
-                from.take_values(&mut values)?;
-                delta.write(device, &values)?;
-            }
-            from.check()?;
-        }
-        from.seek(SeekFrom::Current(after as i64 * bytes))?;
+        from.seek(SeekFrom::Current((marks as u64 * bytes.memories) as i64))?;
         Ok(())
     }
 }
 
-/// Reads one block.
-pub(crate) fn read_block<B: Backend>(
+/// Writes the next part of a piece, and a checksum behind the last one. Says whether it was the last.
+pub(crate) fn write_part<B: Backend>(
     device: &B,
-    block: u32,
+    (session, piece): (&Session<B>, Piece),
+    pool: &KvPool<B>,
+    transfer: &mut Transfer,
+    to: &mut dyn Write,
+) -> Result<bool, SessionFileError> {
+    let values = &mut transfer.values;
+    let parts = match piece {
+        Piece::Memories(position) => {
+            let memories =
+                session.memories(position).ok_or(SessionFileError::NotThere { piece })?;
+            let delta = memories.get(transfer.part).ok_or(SessionFileError::NotThere { piece })?;
+            delta.read(device, values)?;
+            memories.len()
+        }
+        Piece::Block(place) => {
+            let block = session.table.blocks().get(place as usize);
+            let block = *block.ok_or(SessionFileError::NotThere { piece })?;
+            let tokens = session.position as usize - place as usize * KV_BLOCK_TOKENS;
+            pool.read_part(device, (block, tokens), transfer.part, values)?;
+            pool.parts()
+        }
+    };
+    let mut to = Hashed { inner: to, hash: std::mem::take(&mut transfer.hash) };
+    to.put_values(values)?;
+    transfer.part += 1;
+    let last = transfer.part == parts;
+    if last {
+        to.put_checksum()?;
+        transfer.part = 0;
+    }
+    transfer.hash = to.hash;
+    Ok(last)
+}
+
+/// Reads the next part of a piece, and the checksum behind the last one. Says whether it was the last.
+pub(crate) fn read_part<B: Backend>(
+    device: &B,
+    (session, piece): (&mut Session<B>, Piece),
     pool: &mut KvPool<B>,
-    from: &mut dyn Saved,
-) -> Result<(), SessionFileError> {
-    let mut from = Hashed { inner: from, hash: Xxh3Default::new() };
-    let mut take = |values: &mut [f32]| Ok(from.take_values(values)?);
-    pool.write_block(device, block, &mut Vec::new(), &mut take)?;
-    from.check()
+    transfer: &mut Transfer,
+    from: &mut dyn Read,
+) -> Result<bool, SessionFileError> {
+    let part = transfer.part;
+    let mut from = Hashed { inner: from, hash: std::mem::take(&mut transfer.hash) };
+    let values = &mut transfer.values;
+    let parts = match piece {
+        Piece::Memories(_) => {
+            let parts = session.delta.len();
+            let delta = session.delta.get_mut(part);
+            let delta = delta.ok_or(SessionFileError::NotThere { piece })?;
+            values.resize(delta.len(), 0.0);
+            from.take_values(values)?;
+            delta.write(device, values)?;
+            parts
+        }
+        Piece::Block(place) => {
+            let block = session.table.blocks().get(place as usize);
+            let block = *block.ok_or(SessionFileError::NotThere { piece })?;
+            values.resize(pool.part_len(part), 0.0);
+            from.take_values(values)?;
+            pool.write_part(device, block, part, values)?;
+            pool.parts()
+        }
+    };
+    transfer.part += 1;
+    let last = transfer.part == parts;
+    if last {
+        from.check()?;
+        transfer.part = 0;
+    }
+    transfer.hash = from.hash;
+    Ok(last)
 }
 
 /// A stream that remembers the hash of what went through.

@@ -207,6 +207,8 @@ pub struct Requested {
     pub prompt_tokens: usize,
     /// Tokens of it that were there already.
     pub cached_tokens: usize,
+    /// Of these, tokens that were read from disk.
+    pub restored_tokens: usize,
     /// Tokens written, in all choices.
     pub written_tokens: usize,
     /// Tokens of the first choice, which the times are of.
@@ -247,6 +249,7 @@ impl Requested {
             "decode_tok_s": self.decode_tok_s(),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "restored_tokens": self.restored_tokens,
             "written_tokens": self.written_tokens,
             "hit_rate": self.hit_rate,
             "read_bytes": self.read_bytes,
@@ -259,11 +262,12 @@ impl fmt::Display for Requested {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} prompt={} cached={} written={} queue={:.3}s prefill={:.3}s decode={:.3}s {:.1} tok/s \
+            "{} prompt={} cached={} restored={} written={} queue={:.3}s prefill={:.3}s decode={:.3}s {:.1} tok/s \
              hits={:.1}% read={} finish={}",
             self.path,
             self.prompt_tokens,
             self.cached_tokens,
+            self.restored_tokens,
             self.written_tokens,
             self.queue.as_secs_f64(),
             self.prefill.as_secs_f64(),
@@ -308,6 +312,7 @@ impl Tally {
         let (prefill, decode) = (&generated.prefill, &generated.decode);
         requested.first_tokens = generated.tokens.len();
         requested.cached_tokens = generated.reused;
+        requested.restored_tokens = generated.restored;
         requested.prefill = prefill.elapsed;
         requested.decode = decode.elapsed;
         requested.read_bytes = prefill.store.read_bytes + decode.store.read_bytes;

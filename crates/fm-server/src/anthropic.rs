@@ -53,7 +53,10 @@ pub(crate) fn refuse(problem: &Problem) -> Response {
 }
 
 /// Reads the conversation, and how long the model may think about it.
-fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation, Problem> {
+pub(crate) fn conversation(
+    fields: &mut Fields,
+    manner: &mut Manner,
+) -> Result<Conversation, Problem> {
     let list = fields.list("messages", MESSAGES_MAX)?;
     let list = list.ok_or_else(|| Wrong::Missing.at("messages"))?;
     if list.is_empty() {

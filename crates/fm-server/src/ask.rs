@@ -5,7 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use fm_engine::{generate::Request, grammar::Constraint, sampler::Sampling, schedule::Job};
+use fm_engine::{
+    generate::Request,
+    grammar::Constraint,
+    sampler::Sampling,
+    schedule::{Job, Pin},
+};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -133,7 +138,7 @@ impl Ask {
             context: app.model.context,
             bias: manner.bias.iter().copied().chain(banned).collect(),
             top_logprobs: manner.top_logprobs,
-            conversation: manner.conversation.clone(),
+            pin: manner.conversation.clone().map_or(Pin::None, Pin::Conversation),
             constraint: manner.constraint.clone(),
         };
         let jobs = (0..manner.choices).map(|choice| Job {

@@ -37,7 +37,8 @@ use crate::{
 /// Longest text: it is in memory as a whole, twice.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-const LOAD: Load = Load { sessions: 1, logits_rows: ROWS, marks: 0, grammars: false };
+const LOAD: Load =
+    Load { sessions: 1, logits_rows: ROWS, marks: 0, grammars: false, prefix_disk: false };
 
 pub(super) fn command() -> Command {
     let valued = |name: &'static str, value: &'static str, help: &'static str| {

@@ -1,5 +1,7 @@
 //! `serve`: the model behind HTTP, until Ctrl-C or SIGTERM.
 
+mod prefixes;
+
 use std::{fs, net::SocketAddr, path::Path, sync::Arc, thread, time::Duration};
 
 use anyhow::Context;
@@ -11,7 +13,7 @@ use fm_engine::{
     gauges::Gauges,
     grammar::Grammars,
     options::{ENGINE, EngineOptions, SAMPLING},
-    schedule::{ScheduleOptions, Scheduler},
+    schedule::{Driven, ScheduleOptions, Scheduler},
     warm_start::WarmStart,
 };
 use fm_server::{Door, Model, Patience, Server, Service};
@@ -99,6 +101,7 @@ pub(super) fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help_heading("Sampling"),
         );
+    let command = prefixes::options(command);
     flags::add(flags::add(command, &SAMPLING, "Sampling"), &ENGINE, "Engine")
 }
 
@@ -115,7 +118,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let places = places::places();
     let mut options = flags::engine_options(matches)?;
     options.warm_start.get_or_insert(WarmStart::On);
-    let planned = planned(&path, &options, matches.get_one::<u32>("sessions"), &places)?;
+    let prefixes = prefixes::dir(matches);
+    let sessions = matches.get_one::<u32>("sessions");
+    let planned = planned(&path, &options, (sessions, prefixes.is_some()), &places)?;
     let engine = Engine::load(planned, &places)?;
     warn(&engine);
     let sampling = flags::sampling(matches, engine.generation.sampling())?;
@@ -127,7 +132,8 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     };
     let named = matches.get_one::<String>("served-name").cloned();
     let name = named.unwrap_or_else(|| name_of(&path));
-    greet(&engine, &name, address, schedule);
+    let greeting = greeting(&engine, &name, address, schedule);
+    let fingerprint = engine.state_fingerprint(places::program().as_deref());
     let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, &places));
     let no_tokenizer = EngineError::NoTokenizer { path };
     let tokenizer = Arc::new(engine.tokenizer.ok_or(no_tokenizer)?);
@@ -143,27 +149,18 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         system: system(matches)?,
         grammars,
     };
-    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), stats, schedule);
+    let beginnings = prefixes::beginnings(matches, &model)?;
     let lines = Lines::new();
-    let (stopper, tell) = (server.stopper(), lines.teller());
-    Interrupt::install_with(move || {
-        tell("finishing what is being answered; Ctrl-C again does not wait".to_owned());
-        stopper.stop();
-    });
-    let tell = lines.teller();
-    let quiet = matches.get_flag("quiet");
-    let (queue, activity) = (scheduler.queue(), scheduler.activity());
-    // A server without an engine would refuse everybody for ever.
-    let stopper = server.stopper();
-    let engine_end = thread::spawn(move || {
-        let end = scheduler.wait();
-        stopper.stop();
-        end
-    });
-    server.run(Service {
+    let disk = prefixes.map(|dir| prefixes::disk(matches, dir, fingerprint, lines.teller()));
+    let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk };
+    let scheduler = prefixes::start(matches, driven, schedule)?;
+    prefixes::take_in(&scheduler, beginnings)?;
+    eprintln!("{greeting}");
+    let (tell, quiet) = (lines.teller(), matches.get_flag("quiet"));
+    let service = Service {
         model,
-        submit: queue,
-        activity,
+        submit: scheduler.queue(),
+        activity: scheduler.activity(),
         gauges,
         door,
         patience: Patience::default(),
@@ -172,7 +169,30 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
                 tell(requested.to_string());
             }
         }),
-    })?;
+    };
+    serve(server, scheduler, service, lines)
+}
+
+/// Serves until it is told to end.
+fn serve(
+    server: Server,
+    scheduler: Scheduler,
+    service: Service,
+    lines: Lines,
+) -> anyhow::Result<()> {
+    let (stopper, tell) = (server.stopper(), lines.teller());
+    Interrupt::install_with(move || {
+        tell("finishing what is being answered; Ctrl-C again does not wait".to_owned());
+        stopper.stop();
+    });
+    // A server without an engine would refuse everybody for ever.
+    let stopper = server.stopper();
+    let engine_end = thread::spawn(move || {
+        let end = scheduler.wait();
+        stopper.stop();
+        end
+    });
+    server.run(service)?;
     let end = engine_end.join().expect("it only waits");
     lines.end();
     Ok(end?)
@@ -197,12 +217,12 @@ fn open(matches: &ArgMatches) -> anyhow::Result<(Server, Door)> {
 fn planned(
     path: &Path,
     options: &EngineOptions,
-    sessions: Option<&u32>,
+    (sessions, prefix_disk): (Option<&u32>, bool),
     places: &Places,
 ) -> Result<Planned, EngineError> {
     let plan_for = |sessions| {
         let marks = MARKS * sessions;
-        let load = Load { sessions, logits_rows: sessions, marks, grammars: true };
+        let load = Load { sessions, logits_rows: sessions, marks, grammars: true, prefix_disk };
         plan(path, options, load, places)
     };
     if let Some(sessions) = sessions {
@@ -236,9 +256,9 @@ fn system(matches: &ArgMatches) -> anyhow::Result<Option<String>> {
     file.map(|file| read(&file)).transpose()
 }
 
-fn greet(engine: &Engine, name: &str, address: SocketAddr, schedule: ScheduleOptions) {
+fn greeting(engine: &Engine, name: &str, address: SocketAddr, schedule: ScheduleOptions) -> String {
     let plan = &engine.plan;
-    eprintln!(
+    format!(
         "serving {name} ({}, {}) at http://{address}\n  \
          {} sessions of {} tokens, up to {} requests wait; memory {} of a budget of {}\n  \
          curl http://{address}/v1/chat/completions -H 'content-type: application/json' \
@@ -251,5 +271,5 @@ fn greet(engine: &Engine, name: &str, address: SocketAddr, schedule: ScheduleOpt
         schedule.queue,
         Bytes(plan.total()),
         Bytes(plan.budget),
-    );
+    )
 }

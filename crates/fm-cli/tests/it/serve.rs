@@ -6,9 +6,14 @@ use std::{
     net::{TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, ChildStderr, Command, Stdio},
+    rc::Rc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use fm_testkit::golden::workspace_dir;
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::{flash_moe, stderr};
 
@@ -17,11 +22,18 @@ struct Serving {
     child: Child,
     stderr: BufReader<ChildStderr>,
     address: String,
+    /// What it said before it was ready.
+    greeting: String,
+    home: Rc<TempDir>,
 }
 
 impl Serving {
     fn start(more: &[&str]) -> Self {
-        let home = tempfile::tempdir().unwrap();
+        Self::start_at(&Rc::new(tempfile::tempdir().unwrap()), more)
+    }
+
+    /// One that finds what another one has left.
+    fn start_at(home: &Rc<TempDir>, more: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_flash-moe"))
             .args(["serve", "models/demo", "--port", "0", "--memory", "300MB", "--context", "1024"])
             .args(more)
@@ -38,7 +50,14 @@ impl Serving {
         }
         let (_, rest) = greeting.split_once("http://").unwrap();
         let address = rest.split_whitespace().next().unwrap().to_owned();
-        Self { child, stderr, address }
+        Self { child, stderr, address, greeting, home: Rc::clone(home) }
+    }
+
+    /// Kills it: it has no time for anything.
+    fn kill(mut self) -> Rc<TempDir> {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.home
     }
 
     /// Asks it to end; its exit code, and what it said since the greeting.
@@ -54,12 +73,16 @@ impl Serving {
 
 /// A short answer, with its head.
 fn ask(host: &str) -> String {
-    let mut stream = TcpStream::connect(host).unwrap();
     let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}"#;
+    send(host, "POST /v1/chat/completions", body)
+}
+
+fn send(host: &str, what: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(host).unwrap();
     let length = body.len();
     write!(
         stream,
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\
+        "{what} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\
          content-length: {length}\r\n\r\n{body}"
     )
     .unwrap();
@@ -84,7 +107,7 @@ fn it_greets_answers_and_ends_on_sigterm() {
 
 #[test]
 fn a_log_that_nobody_can_hear_stops_nothing() {
-    let Serving { mut child, stderr, address } = Serving::start(&[]);
+    let Serving { mut child, stderr, address, home: _home, .. } = Serving::start(&[]);
     drop(stderr);
     for _ in 0..2 {
         assert!(ask(&address).starts_with("HTTP/1.1 200"));
@@ -109,6 +132,88 @@ fn a_taken_port_and_an_open_door_are_refused_before_the_model_is_read() {
     insta::assert_snapshot!("open_door", stderr(&open));
     let empty = ["serve", "models/nothing", "--host", "0.0.0.0", "--port", "0", "--api-key", ""];
     assert_eq!(flash_moe(&empty).status.code(), Some(2), "an empty key is none");
+}
+
+/// The body of an answer.
+fn json(response: &str) -> Value {
+    serde_json::from_str(response.split_once("\r\n\r\n").unwrap().1).unwrap()
+}
+
+/// What an agent sends, with a system message that is worth keeping.
+fn agent_asks(question: &str) -> Value {
+    let rules = "Be kind to foxes, boats and leaves.\n".repeat(40);
+    let tool = json!({"name": "look", "description": "Looks.", "input_schema": {"type": "object"}});
+    json!({
+        "system": rules, "tools": [tool], "max_tokens": 12, "seed": 1,
+        "messages": [{"role": "user", "content": question}],
+    })
+}
+
+#[test]
+fn a_conversation_survives_kill_9() {
+    let serving = Serving::start(&[]);
+    let asked = agent_asks("What is a fox?").to_string();
+    let first = json(&send(&serving.address, "POST /v1/messages", &asked));
+    // It writes as soon as nobody asks for anything.
+    let there = |address: &str| {
+        send(address, "GET /metrics", "").contains("\nflash_moe_prefix_on_disk 1\n")
+    };
+    let waited = Instant::now();
+    while !there(&serving.address) {
+        assert!(waited.elapsed() < Duration::from_secs(30), "it writes nothing");
+        thread::yield_now();
+    }
+    let again = Serving::start_at(&serving.kill(), &[]);
+    assert!(there(&again.address));
+    let second = json(&send(&again.address, "POST /v1/messages", &asked));
+    assert_eq!(second["content"], first["content"]);
+    assert_eq!(second["timings"]["logits_hash"], first["timings"]["logits_hash"]);
+    let tokens = first["usage"]["input_tokens"].as_u64().unwrap();
+    let restored = second["timings"]["restored_tokens"].as_u64().unwrap();
+    // Its memories are there up to where the answer begins.
+    assert!((tokens - 16..tokens).contains(&restored), "{restored} of {tokens}");
+    assert_eq!(second["usage"]["cache_read_input_tokens"], restored);
+    // Another server of the model does not disturb it, and `off` is off.
+    let beside = Serving::start_at(&again.home, &[]);
+    assert!(
+        beside.greeting.contains("warning: another server of this model"),
+        "{}",
+        beside.greeting
+    );
+    assert_eq!(beside.end().0, Some(0));
+    let off = Serving::start_at(&again.home, &["--prefix-cache", "off"]);
+    let third = json(&send(&off.address, "POST /v1/messages", &asked));
+    assert_eq!(third["timings"]["cached_tokens"], 0);
+    assert_eq!(third["timings"]["logits_hash"], first["timings"]["logits_hash"]);
+    assert_eq!((off.end().0, again.end().0), (Some(0), Some(0)));
+}
+
+#[test]
+fn prompts_are_taken_in_before_the_first_client_comes() {
+    let home = Rc::new(tempfile::tempdir().unwrap());
+    let (request, system) = (home.path().join("agent.json"), home.path().join("system.md"));
+    std::fs::write(&request, agent_asks("Something else entirely.").to_string()).unwrap();
+    std::fs::write(&system, "You are a fox.").unwrap();
+    let [request, system] = [&request, &system].map(|file| file.to_str().unwrap());
+    let options = ["--prefill", request, "--system", system, "--prefix-cache", "off"];
+    let serving = Serving::start_at(&home, &options);
+    let said = serving.greeting.matches("tokens that conversations begin with").count();
+    assert_eq!(said, 2, "{}", serving.greeting);
+    let asked = agent_asks("What is a fox?").to_string();
+    let answer = json(&send(&serving.address, "POST /v1/messages", &asked));
+    let usage = &answer["usage"];
+    assert!(usage["cache_read_input_tokens"].as_u64() > Some(500), "{usage}");
+    assert!(usage["input_tokens"].as_u64() < Some(20), "{usage}");
+    let short = json(&ask(&serving.address));
+    let cached = short["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    assert!(cached > Some(5), "{short}");
+    assert_eq!(serving.end().0, Some(0));
+
+    std::fs::write(home.path().join("agent.json"), r#"{"messages": 3}"#).unwrap();
+    let output = flash_moe(&["serve", "models/demo", "--port", "0", "--prefill", request]);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("no request that could be answered here: messages: "), "{said}");
 }
 
 /// `FLASH_MOE_CLIENTS` is a Python with `tools/clients/requirements.txt`; CI makes one.

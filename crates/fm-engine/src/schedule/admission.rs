@@ -1,22 +1,28 @@
 //! Who gets a session, and what it begins with.
 
-use std::sync::atomic::Ordering;
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use fm_model::runner::SessionId;
 
-use super::{Crew, Job, Update, queue::Queue};
+use super::{Crew, Job, Update, queue::Queue, restore::WORTH_READING};
 use crate::{
     prefix::{common, of_prompt},
-    writing::{Need, Writing},
+    writing::{Mark, Need, Writing},
 };
+
+/// How long is written to disk between two looks at the queue, while nobody asks for anything.
+const IDLE_SLICE: Duration = Duration::from_millis(5);
 
 /// Tokens that are worth waiting for while somebody else computes them.
 const WAITED_FOR: u32 = 64;
 
-/// A job that has a place, and waits for a text that begins alike: its prompt is computed once.
+/// A job that has a place, and waits for a text that begins alike: its prompt is computed, or read, once.
 pub(super) struct Parked {
     job: Job,
-    /// Who computes it.
+    /// Whose it will be.
     session: SessionId,
     /// How much of it.
     tokens: u32,
@@ -25,23 +31,45 @@ pub(super) struct Parked {
 impl Crew<'_> {
     /// Gives places to jobs that wait. Says whether there is work; ends when there never will be.
     pub(super) fn admit(&mut self, queue: &Queue) -> bool {
-        self.unpark();
-        while self.writings.len() + self.parked.len() < self.options.sessions {
-            let idle = self.writings.is_empty() && self.parked.is_empty();
-            let job = if idle { queue.wait() } else { queue.next() };
-            let Some(job) = job else { break };
-            self.place(job);
+        loop {
+            self.restore();
+            self.unpark();
+            while self.taken() < self.options.sessions {
+                let job = if self.taken() == 0 { self.idle(queue) } else { queue.next() };
+                let Some(job) = job else { break };
+                self.place(job);
+            }
+            if !self.writings.is_empty() || self.restores.is_empty() {
+                break;
+            }
         }
         self.activity.sessions.store(self.writings.len(), Ordering::Relaxed);
         !self.writings.is_empty()
+    }
+
+    /// Places that jobs have.
+    fn taken(&self) -> usize {
+        self.writings.len() + self.parked.len() + self.restores.len()
+    }
+
+    /// Writes to disk what is kept, and waits for a job.
+    fn idle(&mut self, queue: &Queue) -> Option<Job> {
+        while self.prefixes.spill(self.runner.as_mut(), Instant::now() + IDLE_SLICE) {
+            let job = queue.next();
+            if job.is_some() || !queue.is_open() {
+                return job;
+            }
+        }
+        queue.wait()
     }
 
     /// Places those again who need not wait any longer.
     fn unpark(&mut self) {
         for mut parked in std::mem::take(&mut self.parked) {
             let writer = self.writings.iter().find(|writing| writing.session() == parked.session);
+            let read = self.restores.iter().any(|restore| restore.session() == parked.session);
             let waits = writer.is_some_and(|writing| writing.held() < parked.tokens as usize);
-            if !waits {
+            if !waits && !read {
                 self.place(parked.job);
             } else if (parked.job.listener)(Update::Waiting).is_continue() {
                 self.parked.push(parked);
@@ -49,20 +77,20 @@ impl Crew<'_> {
         }
     }
 
-    /// Begins a job with what is there of its prompt, or parks it beside whoever computes more.
-    fn place(&mut self, mut job: Job) {
+    /// Begins a job with what is there of its prompt, or parks it beside whoever computes or reads more.
+    pub(super) fn place(&mut self, mut job: Job) {
         if job.request.check(self.runner.vocab()).is_err() {
             return self.begin(job, None);
         }
         // One token at least is computed: its logits choose the next one.
         let prompt = &job.request.prompt[..job.request.prompt.len() - 1];
-        let kept = self.prefixes.find(self.runner.as_ref(), prompt);
-        let written = self.written(prompt);
-        let there = kept.into_iter().chain(written).max_by_key(|(_, tokens)| *tokens);
+        let there = self.there(prompt);
         let found = there.map_or(0, |(_, tokens)| tokens);
-        if let Some((at, tokens)) = self.coming(prompt)
-            && tokens >= found + WAITED_FOR
-        {
+        let on_disk = self.prefixes.disk().and_then(|disk| disk.find(prompt));
+        let on_disk = on_disk.filter(|(_, tokens)| *tokens >= found + WORTH_READING);
+        let readable = on_disk.map_or(0, |(_, tokens)| tokens);
+        let coming = self.coming(prompt).filter(|(_, tokens)| *tokens >= found + WAITED_FOR);
+        if let Some((at, tokens)) = coming.filter(|(_, tokens)| *tokens > readable) {
             if (job.listener)(Update::Waiting).is_continue() {
                 let writer = &mut self.writings[at];
                 if !self.runner.forks_anywhere() {
@@ -72,7 +100,34 @@ impl Crew<'_> {
             }
             return;
         }
-        self.begin(job, there);
+        let reading = self.reading(prompt).filter(|(_, tokens)| *tokens >= found + WAITED_FOR);
+        if let Some((session, tokens)) = reading.filter(|(_, tokens)| *tokens >= readable) {
+            if (job.listener)(Update::Waiting).is_continue() {
+                self.parked.push(Parked { job, session, tokens });
+            }
+            return;
+        }
+        let Some(on_disk) = on_disk else { return self.begin(job, there) };
+        if (job.listener)(Update::Started).is_continue()
+            && let Some(job) = self.read(job, on_disk)
+        {
+            // What was there may have made room.
+            let there = self.there(&job.request.prompt[..job.request.prompt.len() - 1]);
+            self.begin(job, there);
+        }
+    }
+
+    /// The session in memory that a prompt takes most from, and how much.
+    fn there(&mut self, prompt: &[u32]) -> Option<(SessionId, u32)> {
+        let kept = self.prefixes.find(self.runner.as_ref(), prompt);
+        kept.into_iter().chain(self.written(prompt)).max_by_key(|(_, tokens)| *tokens)
+    }
+
+    /// The most of a prompt that is read for somebody else.
+    fn reading(&self, prompt: &[u32]) -> Option<(SessionId, u32)> {
+        let anywhere = self.runner.forks_anywhere();
+        let comes = self.restores.iter().map(|of| (of.session(), of.comes(prompt, anywhere)));
+        comes.max_by_key(|(_, tokens)| *tokens)
     }
 
     /// The most of a prompt that those who write have taken in.
@@ -114,8 +169,16 @@ impl Crew<'_> {
             }
         };
         let now = self.now();
+        self.write((Job { request, listener }, now), session, 0);
+    }
+
+    /// Goes on with a job in a session that has a beginning of its prompt, of which so many tokens were
+    /// read from disk.
+    pub(super) fn write(&mut self, (job, started): (Job, Mark), session: SessionId, restored: u32) {
+        let Job { request, listener } = job;
         let of = (self.runner.as_ref(), session);
-        let mut writing = Writing::new(of, request, self.tokenizer, listener, now);
+        let writing = Writing::new(of, request, self.tokenizer, listener, started);
+        let mut writing = writing.restored(restored as usize);
         if !self.runner.forks_anywhere() {
             let is_control = |token| self.tokenizer.is_some_and(|words| words.is_special(token));
             writing.mark_at(&of_prompt(&writing.request().prompt, is_control));

@@ -18,7 +18,7 @@ use fm_engine::{
     local::{Local, SharedStats, read_stats},
     look_ahead::LookAhead,
     pressure::{Guard, Reading, Signals},
-    schedule::{Job, ScheduleOptions, Scheduler, Update},
+    schedule::{Driven, Job, ScheduleOptions, Scheduler, Update},
 };
 use fm_format::{
     record::{Catalog, FileIndex},
@@ -299,7 +299,9 @@ fn a_text_that_loses_an_expert_fails_alone_and_the_next_one_is_written() {
     };
     let start = |first, count| {
         let (runner, accesses) = model.on(Fault::Error, first, count);
-        (Scheduler::start(runner, None, SharedStats::default(), options), accesses)
+        let stats = SharedStats::default();
+        let driven = Driven { runner, tokenizer: None, stats, disk: None };
+        (Scheduler::start(driven, options).unwrap(), accesses)
     };
     let (scheduler, accesses) = start(u64::MAX, 0);
     let want: Vec<u128> = write(&scheduler).into_iter().map(Result::unwrap).collect();

@@ -9,7 +9,7 @@ use fm_engine::{
     local::read_stats,
     options::EngineOptions,
     sampler::Sampling,
-    schedule::{Job, ScheduleOptions, Scheduler, Update},
+    schedule::{Driven, Job, ScheduleOptions, Scheduler, Update},
 };
 use fm_testkit::noise::Noise;
 use fm_text::{Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
@@ -261,7 +261,9 @@ fn texts_with_and_without_grammars_do_not_see_each_other() {
         .collect();
     let stats = engine.stats_handle();
     let options = ScheduleOptions { sessions: 3, queue: 8, stall_max: Duration::from_secs(2) };
-    let scheduler = Scheduler::start(engine.runner, engine.tokenizer.map(Arc::new), stats, options);
+    let tokenizer = engine.tokenizer.map(Arc::new);
+    let driven = Driven { runner: engine.runner, tokenizer, stats, disk: None };
+    let scheduler = Scheduler::start(driven, options).unwrap();
     let push = |request: &Request| {
         let (send, ends) = std::sync::mpsc::channel();
         let listener = Box::new(move |update: Update<'_>| {

@@ -27,7 +27,7 @@ pub(crate) fn open_at(dir: &Path, options: &EngineOptions) -> Engine {
         threads: options.threads.or(Some(2)),
         ..options.clone()
     };
-    let load = Load { sessions: 3, logits_rows: 64, marks: 40, grammars: true };
+    let load = Load { sessions: 3, logits_rows: 64, marks: 40, grammars: true, prefix_disk: true };
     Engine::open(dir, &options, load, &places()).unwrap()
 }
 

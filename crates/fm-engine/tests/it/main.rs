@@ -11,6 +11,7 @@ mod io;
 mod options_document;
 mod packed;
 mod prefix;
+mod prefix_disk;
 mod sameness;
 mod schedule;
 mod traces;

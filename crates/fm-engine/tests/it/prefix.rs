@@ -12,7 +12,7 @@ use fm_engine::{
     generate::{Event, FinishReason, Generated, Generation, Request},
     options::EngineOptions,
     sampler::Sampling,
-    schedule::{Job, ScheduleOptions, Scheduler, Update},
+    schedule::{Driven, Job, Pin, ScheduleOptions, Scheduler, Update},
 };
 use fm_testkit::{
     golden::{demo_dir, golden_dir},
@@ -24,40 +24,43 @@ use crate::{
     schedule::{job, push, until},
 };
 
-const OPTIONS: ScheduleOptions =
+pub(crate) const OPTIONS: ScheduleOptions =
     ScheduleOptions { sessions: 3, queue: 16, stall_max: Duration::from_secs(2) };
 
 /// Keys and values of all heads, of one latent head, with windows and sinks; with recurrent memories.
-const FAMILIES: [&str; 5] = ["qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_5_moe", "qwen3_next"];
+pub(crate) const FAMILIES: [&str; 5] =
+    ["qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_5_moe", "qwen3_next"];
 
-fn is_hybrid(family: &str) -> bool {
+pub(crate) fn is_hybrid(family: &str) -> bool {
     matches!(family, "qwen3_5_moe" | "qwen3_next")
 }
 
-fn family_dir(family: &str) -> PathBuf {
+pub(crate) fn family_dir(family: &str) -> PathBuf {
     golden_dir(family).join("mlx-mixed")
 }
 
 fn start(engine: Engine) -> Scheduler {
     let stats = engine.stats_handle();
-    Scheduler::start(engine.runner, engine.tokenizer.map(std::sync::Arc::new), stats, OPTIONS)
+    let tokenizer = engine.tokenizer.map(std::sync::Arc::new);
+    let driven = Driven { runner: engine.runner, tokenizer, stats, disk: None };
+    Scheduler::start(driven, OPTIONS).unwrap()
 }
 
-fn tokens(seed: u64, count: usize) -> Vec<u32> {
+pub(crate) fn tokens(seed: u64, count: usize) -> Vec<u32> {
     Noise::new(seed).tokens(count, 300)
 }
 
-fn request(prompt: Vec<u32>) -> Request {
+pub(crate) fn request(prompt: Vec<u32>) -> Request {
     let sampling = Sampling { temperature: 0.9, seed: 7, ..Sampling::default() };
     Request { prompt, sampling, max_tokens: Some(6), context: 256, ..Request::default() }
 }
 
-fn answer(scheduler: &Scheduler, request: Request) -> Generated {
+pub(crate) fn answer(scheduler: &Scheduler, request: Request) -> Generated {
     push(scheduler, request).recv().unwrap().unwrap()
 }
 
 /// What a model says that remembers nothing.
-fn fresh(engine: &mut Engine, request: Request) -> Generated {
+pub(crate) fn fresh(engine: &mut Engine, request: Request) -> Generated {
     let session = engine.runner.open(request.context).unwrap();
     let stats = engine.stats_handle();
     let read = || fm_engine::local::read_stats(&stats);
@@ -177,7 +180,7 @@ fn a_conversation_with_a_name_stays_longer_than_others() {
     let scheduler = start(open_at(&family_dir("qwen3_moe"), &EngineOptions::default()));
     let base = tokens(1, 100);
     let named = |prompt: &[u32]| Request {
-        conversation: Some("mine".to_owned()),
+        pin: Pin::Conversation("mine".to_owned()),
         ..request(prompt.to_vec())
     };
     answer(&scheduler, named(&base));

@@ -15,7 +15,7 @@ use fm_engine::{
     generate::{Event, FinishReason, Generated, Request},
     options::EngineOptions,
     sampler::Sampling,
-    schedule::{Broken, Job, Refused, ScheduleOptions, Scheduler, Update},
+    schedule::{Broken, Driven, Job, Refused, ScheduleOptions, Scheduler, Update},
 };
 use fm_testkit::noise::Noise;
 
@@ -28,7 +28,8 @@ fn start(engine: &EngineOptions, options: ScheduleOptions) -> Scheduler {
     let engine = open(engine);
     let stats = engine.stats_handle();
     let tokenizer = engine.tokenizer.map(Arc::new);
-    Scheduler::start(engine.runner, tokenizer, stats, options)
+    let driven = Driven { runner: engine.runner, tokenizer, stats, disk: None };
+    Scheduler::start(driven, options).unwrap()
 }
 
 /// A prompt of noise of its own length, and a way of choosing of its own.

@@ -1,16 +1,19 @@
 //! The sessions of a runner: those that are open, and those that are kept for others to continue.
 
-use std::{io::Write, sync::Arc};
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
 
 use fm_kernels::{
     Backend,
-    backend::{DeltaShape, DeviceResult},
+    backend::{DeltaShape, DeviceResult, KV_BLOCK_TOKENS},
 };
 
 use super::RunnerOptions;
 use crate::{
-    runner::{Batch, Loading, RunError, Saved, SessionId},
-    session_file::{self, Head},
+    runner::{Batch, Loading, Piece, PieceBytes, RunError, Saved, SessionId, Transfer},
+    session_file::{self, Head, SessionFileError},
     spec::ModelSpec,
     state::{
         Mark, Session,
@@ -211,49 +214,139 @@ impl<B: Backend> Sessions<B> {
         to: &mut dyn Write,
     ) -> Result<(), RunError> {
         let session = &self.list[self.find(session)?];
-        let model = (self.options.fingerprint, self.delta_shapes.len());
-        session_file::save(device, model, session, &self.pool, to)?;
+        let (position, memories) = (session.position, self.delta_shapes.len());
+        let head = Head { position, memories, marks: session_file::marks(session) };
+        head.write(self.options.fingerprint, to).map_err(SessionFileError::from)?;
+        let blocks = (0..session.table.blocks().len() as u32).map(Piece::Block);
+        let mut transfer = Transfer::default();
+        for piece in head.marks.into_iter().map(Piece::Memories).chain(blocks) {
+            let of = (session, piece);
+            while !session_file::write_part(device, of, &self.pool, &mut transfer, to)? {}
+        }
         Ok(())
+    }
+
+    pub(super) fn load(
+        &mut self,
+        device: &B,
+        context_max: u32,
+        from: &mut dyn Saved,
+    ) -> Result<SessionId, RunError> {
+        let Head { position, memories, marks } = Head::read(self.options.fingerprint, from)?;
+        if memories != self.delta_shapes.len() {
+            return Err(SessionFileError::NotASession.into());
+        }
+        if position > context_max {
+            return Err(SessionFileError::TooLong { position, context_max }.into());
+        }
+        let tokens = if memories == 0 { position } else { marks.last().copied().unwrap_or(0) };
+        // The last mark is the one that is loaded.
+        Head::skip(marks.len().saturating_sub(1), self.piece_bytes(), from)?;
+        let mut loading = self.load_begin(device, (context_max, tokens), None)?;
+        while loading.next.is_some() {
+            self.load_part(device, &mut loading, from)?;
+        }
+        Ok(loading.session)
+    }
+
+    pub(super) fn piece_bytes(&self) -> PieceBytes {
+        let checksum = size_of::<u64>() as u64;
+        let parts = (0..self.pool.parts()).map(|part| 4 * self.pool.part_len(part));
+        let memories = self.delta_shapes.iter().map(|shape| DeltaState::<B>::bytes(*shape));
+        let of = |bytes: u64| if bytes == 0 { 0 } else { bytes + checksum };
+        let part_max = parts.clone().chain(memories.clone().map(|bytes| bytes as usize)).max();
+        PieceBytes {
+            block: of(parts.sum::<usize>() as u64),
+            memories: of(memories.sum()),
+            part_max: part_max.unwrap_or(0) + size_of::<u64>(),
+        }
+    }
+
+    pub(super) fn save_part(
+        &self,
+        device: &B,
+        (session, piece): (SessionId, Piece),
+        transfer: &mut Transfer,
+        to: &mut dyn Write,
+    ) -> Result<bool, RunError> {
+        let session = &self.list[self.find(session)?];
+        Ok(session_file::write_part(device, (session, piece), &self.pool, transfer, to)?)
     }
 
     pub(super) fn load_begin(
         &mut self,
         device: &B,
         (context_max, tokens): (u32, u32),
-        from: &mut dyn Saved,
+        base: Option<(SessionId, u32)>,
     ) -> Result<Loading, RunError> {
-        let head = Head::read(self.options.fingerprint, from)?;
-        let tokens = head.beginning(tokens, context_max)?;
+        let (base, shared) = match base {
+            Some((base, blocks)) => (Some(self.find(base)?), blocks * KV_BLOCK_TOKENS as u32),
+            None => (None, 0),
+        };
+        if tokens > context_max {
+            return Err(SessionFileError::TooLong { position: tokens, context_max }.into());
+        }
+        if let Some(base) = base
+            && shared > self.list[base].position.min(tokens)
+        {
+            return Err(RunError::NotThere { session: self.names[base], tokens: shared });
+        }
         let mut session = self.new_session(device, context_max)?;
-        head.read_memories(device, tokens, &mut session, from)?;
-        if let Err(error) = self.pool.prepare(device, &mut session.table, 0, tokens) {
+        if let Some(base) = base {
+            self.pool.share(&self.list[base].table, shared, &mut session.table);
+        }
+        if let Err(error) = self.pool.prepare(device, &mut session.table, shared, tokens) {
             self.pool.truncate(&mut session.table, 0);
             return Err(error.into());
         }
-        Ok(Loading { session: self.add(session), tokens, blocks: 0 })
+        let first = session.table.blocks().get(shared as usize / KV_BLOCK_TOKENS);
+        let block = first.map(|_| Piece::Block(shared / KV_BLOCK_TOKENS as u32));
+        let memories = (tokens > 0 && !self.forks_anywhere()).then_some(Piece::Memories(tokens));
+        let next = memories.or(block);
+        let at = self.list.len();
+        let session = self.add(session);
+        let loading =
+            Loading { session, tokens, next, base: shared, transfer: Transfer::default() };
+        if next.is_none() {
+            self.loaded(device, at, tokens)?;
+        }
+        Ok(loading)
     }
 
-    pub(super) fn load_more(
+    pub(super) fn load_part(
         &mut self,
         device: &B,
         loading: &mut Loading,
-        from: &mut dyn Saved,
-    ) -> Result<bool, RunError> {
+        from: &mut dyn Read,
+    ) -> Result<(), RunError> {
         let at = self.find(loading.session)?;
-        let session = &mut self.list[at];
-        if let Some(block) = session.table.blocks().get(loading.blocks) {
-            let read = session_file::read_block(device, *block, &mut self.pool, from);
-            if let Err(error) = read {
+        let Some(piece) = loading.next else { return Ok(()) };
+        let (session, transfer) = (&mut self.list[at], &mut loading.transfer);
+        let read =
+            session_file::read_part(device, (session, piece), &mut self.pool, transfer, from);
+        match read {
+            Ok(false) => return Ok(()),
+            Ok(true) => {}
+            Err(error) => {
                 self.close(loading.session);
                 return Err(error.into());
             }
-            loading.blocks += 1;
         }
-        if loading.blocks < session.table.blocks().len() {
-            return Ok(false);
+        let block = match piece {
+            Piece::Memories(_) => loading.base / KV_BLOCK_TOKENS as u32,
+            Piece::Block(block) => block + 1,
+        };
+        let there = (block as usize) < self.list[at].table.blocks().len();
+        loading.next = there.then_some(Piece::Block(block));
+        if loading.next.is_none() {
+            self.loaded(device, at, loading.tokens)?;
         }
-        session.position = loading.tokens;
-        session.set_checkpoint(device)?;
-        Ok(true)
+        Ok(())
+    }
+
+    /// All pieces are there: the session is what it was.
+    fn loaded(&mut self, device: &B, at: usize, tokens: u32) -> DeviceResult {
+        self.list[at].position = tokens;
+        self.list[at].set_checkpoint(device)
     }
 }

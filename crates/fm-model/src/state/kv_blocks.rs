@@ -8,7 +8,7 @@ use fm_kernels::{
     backend::{DeviceResult, KV_BLOCK_TOKENS, KvView, View, ViewMut},
 };
 
-use crate::{session_file::SessionFileError, spec::KvShape};
+use crate::spec::KvShape;
 
 /// Why a session cannot grow.
 #[derive(Debug, thiserror::Error)]
@@ -207,47 +207,51 @@ impl<B: Backend> KvPool<B> {
         KvView { keys: &layer.keys, values: layer.values.as_ref(), table: &table.0, sinks: None }
     }
 
-    /// Hands out one block layer by layer as host values, keys before values. Only the first `tokens`
+    /// Parts of a block: the keys of a layer, or its values.
+    pub(crate) fn parts(&self) -> usize {
+        self.layers.iter().map(|layer| layer.pools().count()).sum()
+    }
+
+    /// Values of a part, of all heads and positions.
+    pub(crate) fn part_len(&self, part: usize) -> usize {
+        let mut parts = self.layers.iter().flat_map(|layer| {
+            layer.pools().map(|(_, dim)| layer.shape.kv_heads * KV_BLOCK_TOKENS * dim)
+        });
+        parts.nth(part).unwrap_or(0)
+    }
+
+    /// Reads a part of a block as host values: layer by layer, keys before values. Only the first `tokens`
     /// positions are the session's; what an earlier user left behind them reads as zero.
-    pub(crate) fn read_block(
+    pub(crate) fn read_part(
         &self,
         device: &B,
         (block, tokens): (u32, usize),
+        part: usize,
         values: &mut Vec<f32>,
-        each: &mut dyn FnMut(&[f32]) -> Result<(), SessionFileError>,
-    ) -> Result<(), SessionFileError> {
-        for layer in &self.layers {
-            for (buf, dim) in layer.pools() {
-                let lane = KV_BLOCK_TOKENS * dim;
-                values.resize(layer.shape.kv_heads * lane, 0.0);
-                let offset = block as usize * values.len();
-                device.read(View { offset, ..View::new(buf, 1, values.len()) }, values)?;
-                for lane in values.chunks_exact_mut(lane) {
-                    lane[tokens.min(KV_BLOCK_TOKENS) * dim..].fill(0.0);
-                }
-                each(values)?;
-            }
+    ) -> DeviceResult {
+        values.resize(self.part_len(part), 0.0);
+        let mut parts = self.layers.iter().flat_map(KvLayer::pools);
+        let Some((buf, dim)) = parts.nth(part) else { return Ok(()) };
+        let offset = block as usize * values.len();
+        device.read(View { offset, ..View::new(buf, 1, values.len()) }, values)?;
+        for lane in values.chunks_exact_mut(KV_BLOCK_TOKENS * dim) {
+            lane[tokens.min(KV_BLOCK_TOKENS) * dim..].fill(0.0);
         }
         Ok(())
     }
 
-    /// The counterpart of [`KvPool::read_block`].
-    pub(crate) fn write_block(
+    /// The counterpart of [`KvPool::read_part`].
+    pub(crate) fn write_part(
         &mut self,
         device: &B,
         block: u32,
-        values: &mut Vec<f32>,
-        each: &mut dyn FnMut(&mut [f32]) -> Result<(), SessionFileError>,
-    ) -> Result<(), SessionFileError> {
-        for layer in &mut self.layers {
-            for (buf, len) in layer.pools_mut() {
-                values.resize(len, 0.0);
-                each(values)?;
-                let view = ViewMut { offset: block as usize * len, ..ViewMut::new(buf, 1, len) };
-                device.write(values, view)?;
-            }
-        }
-        Ok(())
+        part: usize,
+        values: &[f32],
+    ) -> DeviceResult {
+        let mut parts = self.layers.iter_mut().flat_map(KvLayer::pools_mut);
+        let Some((buf, len)) = parts.nth(part) else { return Ok(()) };
+        let view = ViewMut { offset: block as usize * len, ..ViewMut::new(buf, 1, len) };
+        device.write(values, view)
     }
 }
 
@@ -280,13 +284,10 @@ mod tests {
         pool.write(&device, (0, &b), 1, rows.0, Some(rows.1)).unwrap();
 
         let read = |table: &BlockTable| {
-            let (mut parts, block) = (Vec::new(), (table.blocks()[0], 2));
-            let mut each = |part: &[f32]| {
-                parts.push(part.to_vec());
-                Ok(())
-            };
-            pool.read_block(&device, block, &mut Vec::new(), &mut each).unwrap();
-            (parts[0][..4].to_vec(), parts[1][..2].to_vec())
+            let (mut keys, mut values, block) = (Vec::new(), Vec::new(), (table.blocks()[0], 2));
+            pool.read_part(&device, block, 0, &mut keys).unwrap();
+            pool.read_part(&device, block, 1, &mut values).unwrap();
+            (keys[..4].to_vec(), values[..2].to_vec())
         };
         assert_eq!(read(&a), (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]));
         assert_eq!(read(&b), (vec![1.0, 2.0, 9.0, 9.0], vec![5.0, 9.0]));

@@ -9,7 +9,7 @@ use std::{
 use fm_kernels::{Backend, reference::Reference};
 use fm_model::{
     Runner,
-    runner::{RunError, SessionId, StepError},
+    runner::{Piece, RunError, SessionId, StepError, Transfer},
 };
 
 use crate::harness::{
@@ -59,6 +59,49 @@ fn logits_after(
     bits(&feed(runner, session, &tokens[range], 7))
 }
 
+/// A session piece by piece.
+struct Pieces(Vec<(Piece, Vec<u8>)>);
+
+impl Pieces {
+    fn save(runner: &mut dyn Runner, session: SessionId) -> Self {
+        let bytes = runner.piece_bytes();
+        let memories = runner.marks(session).into_iter().map(Piece::Memories);
+        let blocks = (0..bytes.blocks(runner.position(session).unwrap())).map(Piece::Block);
+        let mut transfer = Transfer::default();
+        let mut save = |piece| {
+            let mut saved = Vec::new();
+            let mut before = 0;
+            while !runner.save_part((session, piece), &mut transfer, &mut saved).unwrap() {
+                assert!(saved.len() - before <= bytes.part_max);
+                before = saved.len();
+            }
+            assert_eq!(saved.len() as u64, bytes.of(piece));
+            (piece, saved)
+        };
+        Self(memories.chain(blocks).map(&mut save).collect())
+    }
+
+    fn load(
+        &self,
+        runner: &mut dyn Runner,
+        tokens: u32,
+        base: Option<(SessionId, u32)>,
+    ) -> SessionId {
+        let mut loading = runner.load_begin(CONTEXT, tokens, base).unwrap();
+        while let Some(piece) = loading.next() {
+            assert_eq!(runner.position(loading.session).unwrap(), 0, "not before it is there");
+            let saved = self.0.iter().find(|(at, _)| *at == piece);
+            let mut from = Cursor::new(&saved.unwrap().1);
+            while loading.next() == Some(piece) {
+                runner.load_part(&mut loading, &mut from).unwrap();
+            }
+            assert_eq!(from.position(), saved.unwrap().1.len() as u64);
+        }
+        assert_eq!(runner.position(loading.session).unwrap(), tokens);
+        loading.session
+    }
+}
+
 /// At every cut: the same tokens again, and others; from memory, then from a file.
 fn what_continues_a_kept_session_is_as_if_computed_from_nothing<B: Backend<Bytes = [u8]>>(
     family: &str,
@@ -69,6 +112,7 @@ fn what_continues_a_kept_session_is_as_if_computed_from_nothing<B: Backend<Bytes
     let kept = kept(&mut runner, &tokens);
     let mut file = Vec::new();
     runner.save(kept, &mut file).unwrap();
+    let pieces = Pieces::save(&mut runner, kept);
     for cut in CUTS {
         let start = start(family, cut);
         assert_eq!(runner.forkable(kept, cut as u32), start as u32, "{family}: {cut}");
@@ -81,15 +125,14 @@ fn what_continues_a_kept_session_is_as_if_computed_from_nothing<B: Backend<Bytes
             let got = logits_after(&mut runner, fork, &text, start..end);
             assert!(got == want, "{family}: forked at {start}");
 
-            let mut from = Cursor::new(&file);
-            let mut loading = runner.load_begin(CONTEXT, cut as u32, &mut from).unwrap();
-            assert_eq!(loading.tokens, start as u32);
-            while !runner.load_more(&mut loading, &mut from).unwrap() {
-                assert_eq!(runner.position(loading.session).unwrap(), 0, "not before it is there");
+            // All of it, and behind blocks that are there.
+            for base in [None, Some((kept, start as u32 / 64))] {
+                let loaded = pieces.load(&mut runner, start as u32, base);
+                let got = logits_after(&mut runner, loaded, &text, start..end);
+                assert!(got == want, "{family}: loaded up to {start}, {base:?}");
+                runner.close(loaded);
             }
-            let got = logits_after(&mut runner, loading.session, &text, start..end);
-            assert!(got == want, "{family}: loaded up to {start}");
-            [fresh, fork, loading.session].into_iter().for_each(|session| runner.close(session));
+            [fresh, fork].into_iter().for_each(|session| runner.close(session));
         }
     }
     let again = runner.fork(kept, 100, CONTEXT).unwrap();
@@ -163,6 +206,43 @@ fn a_session_cannot_be_continued_from_where_its_memories_are_gone() {
     let batch = fm_model::runner::Batch { rows: vec![row(kept, 1, 140)], hidden_layer: None };
     let stepped = runner.step(&batch, &mut |_| ControlFlow::Continue(()));
     assert!(matches!(stepped, Err(StepError::UnknownSession { .. })), "it is kept");
+}
+
+#[test]
+fn a_session_that_lacks_a_piece_is_not_there_and_leaves_nothing_behind() {
+    for family in ["qwen3_moe", "deepseek_v3", "qwen3_next"] {
+        let (dir, tokens) = mixed_checkpoint(family);
+        let mut runner = open(&dir, Reference::open());
+        let kept = kept(&mut runner, &tokens);
+        let Pieces(pieces) = Pieces::save(&mut runner, kept);
+        let free = runner.blocks_free();
+        for (piece, saved) in &pieces {
+            let (middle, end) = (saved.len() / 2, saved.len());
+            for (cut, flip) in [(end, 4), (end, middle), (end, end - 1), (middle, end), (0, end)] {
+                let mut damaged = saved[..cut].to_vec();
+                damaged.get_mut(flip).into_iter().for_each(|byte| *byte ^= 16);
+                let tokens = if let Piece::Memories(mark) = *piece { mark } else { 140 };
+                let mut loading = runner.load_begin(CONTEXT, tokens, None).unwrap();
+                while let Some(before) = loading.next().filter(|next| next != piece) {
+                    let whole = pieces.iter().find(|(at, _)| *at == before).unwrap();
+                    let mut from = Cursor::new(&whole.1);
+                    while loading.next() == Some(before) {
+                        runner.load_part(&mut loading, &mut from).unwrap();
+                    }
+                }
+                let mut from = Cursor::new(&damaged);
+                let error = loop {
+                    if let Err(error) = runner.load_part(&mut loading, &mut from) {
+                        break error;
+                    }
+                    assert_eq!(loading.next(), Some(*piece), "{family}: damaged and not found");
+                };
+                assert!(matches!(error, RunError::File(_)), "{family} {piece:?}: {error}");
+                assert!(runner.position(loading.session).is_err());
+                assert_eq!(runner.blocks_free(), free);
+            }
+        }
+    }
 }
 
 #[test]

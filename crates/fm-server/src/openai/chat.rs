@@ -106,7 +106,10 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     fields.refuse("web_search_options", "searches", |_| false)
 }
 
-fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation, Problem> {
+pub(crate) fn conversation(
+    fields: &mut Fields,
+    manner: &mut Manner,
+) -> Result<Conversation, Problem> {
     let list = fields.list("messages", MESSAGES_MAX)?;
     let list = list.ok_or_else(|| Wrong::Missing.at("messages"))?;
     if list.is_empty() {

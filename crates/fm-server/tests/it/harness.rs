@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::{Arc, Mutex, atomic::Ordering},
     thread::{self, JoinHandle},
     time::Duration,
@@ -12,7 +13,7 @@ use fm_engine::{
     gauges::Gauges,
     grammar::Grammars,
     options::EngineOptions,
-    schedule::{Activity, ScheduleOptions, Scheduler},
+    schedule::{Activity, DiskOptions, Driven, ScheduleOptions, Scheduler},
 };
 use fm_server::{Door, Model, Patience, Server, Service, Stopper, Submit};
 use fm_testkit::golden::demo_dir;
@@ -37,7 +38,8 @@ fn engine(sessions: usize) -> Engine {
         ..EngineOptions::default()
     };
     let places = Places { root: "/".into(), cache_dir: None };
-    let load = Load { sessions, logits_rows: sessions, marks: 8, grammars: true };
+    let load =
+        Load { sessions, logits_rows: sessions, marks: 8, grammars: true, prefix_disk: true };
     Engine::open(&demo_dir(), &options, load, &places).unwrap()
 }
 
@@ -53,6 +55,27 @@ pub(crate) fn start_with(sessions: usize, submit: Option<Arc<dyn Submit>>, door:
 pub(crate) fn start_for(
     sessions: usize,
     submit: Option<Arc<dyn Submit>>,
+    door: Door,
+    patience: Patience,
+) -> Running {
+    start_on(sessions, (submit, None), door, patience)
+}
+
+/// A server that keeps prompts in this directory.
+pub(crate) fn start_keeping(sessions: usize, dir: &Path) -> Running {
+    let disk = DiskOptions {
+        dir: dir.to_path_buf(),
+        bytes_max: 1 << 30,
+        fingerprint: 5,
+        notices: Arc::new(|notice| panic!("{notice:?}")),
+    };
+    let door = Door { key: None, loopback: true };
+    start_on(sessions, (None, Some(disk)), door, Patience::default())
+}
+
+fn start_on(
+    sessions: usize,
+    (submit, disk): (Option<Arc<dyn Submit>>, Option<DiskOptions>),
     door: Door,
     patience: Patience,
 ) -> Running {
@@ -73,7 +96,8 @@ pub(crate) fn start_for(
         grammars,
     };
     let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::from_secs(2) };
-    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), stats, options);
+    let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk };
+    let scheduler = Scheduler::start(driven, options).unwrap();
     let server = Server::bind("127.0.0.1", 0).unwrap();
     let (at, stopper) = (server.address().unwrap(), server.stopper());
     let (activity, log) = (scheduler.activity(), Arc::<Mutex<Vec<String>>>::default());

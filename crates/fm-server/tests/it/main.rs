@@ -11,6 +11,7 @@ mod page;
 mod page_in_browser;
 mod patience;
 mod refusals;
+mod restarts;
 mod sharing;
 mod structured;
 mod tools;

@@ -46,6 +46,7 @@ fn end(job: &mut Job) {
         calls: Vec::new(),
         finish: FinishReason::Stop,
         reused: 0,
+        restored: 0,
         thinking_tokens: 0,
         first_token: None,
         prefill: Phase::default(),
