@@ -155,6 +155,73 @@ def check_openai_tools(url):
     expect("openai: an image", error is not None and "images" in error.message)
 
 
+def check_responses(url):
+    responses = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0).responses
+    plain = {"reasoning": {"effort": "none"}}
+
+    whole = responses.create(input="What is the capital of France?", **GREEDY, **plain)
+    expect("responses: an answer", "Paris" in whole.output_text and whole.status == "completed")
+    expect("responses: usage", whole.usage.total_tokens > 20 and whole.usage.output_tokens > 3)
+    with responses.stream(input=FRANCE, **GREEDY, **plain) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    expect("responses: streamed is whole", text == whole.output_text == final.output_text)
+    expect("responses: streamed usage", final.usage.total_tokens == whole.usage.total_tokens)
+    raw = [event.type for event in responses.create(input=FRANCE, stream=True, **GREEDY, **plain)]
+    expect("responses: events", raw[:2] == ["response.created", "response.in_progress"] and raw[-1] == "response.completed")
+
+    thought = responses.create(input=SUM, **GREEDY)
+    expect("responses: reasoning apart", [item.type for item in thought.output] == ["reasoning", "message"] and thought.output[0].content[0].text)
+    cut = responses.create(input=STORY, max_output_tokens=5, **GREEDY, **plain)
+    expect("responses: a limit", cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens")
+
+    wild = {"model": "any", "temperature": 1.5, "max_output_tokens": 300, "extra_body": {"seed": 5}}
+    parsed = responses.parse(input=SUM, text_format=Sum, **wild, **plain)
+    expect("responses: parsed", isinstance(parsed.output_parsed, Sum))
+    with responses.stream(input=SUM, text_format=Sum, **wild, **plain) as stream:
+        final = stream.get_final_response()
+    expect("responses: parsed while it streams", isinstance(final.output_parsed, Sum))
+
+    with responses.stream(input=STORY, **GREEDY) as stream:
+        next(iter(stream))
+    again = responses.create(input=FRANCE, **GREEDY, **plain)
+    expect("responses: a stream that is left", again.output_text == text)
+
+    for kept in [{"store": True}, {"previous_response_id": "resp_1"}, {"background": True}]:
+        error = refused(openai.BadRequestError, lambda kept=kept: responses.create(input="hi", model="any", **kept))
+        expect("responses: nothing is kept", error is not None and error.param == next(iter(kept)))
+
+
+def check_responses_tools(url):
+    responses = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0).responses
+    tool = {"type": "function", "name": "get_weather", "description": ABOUT, "parameters": SCHEMA, "strict": False}
+    ask = {"tools": [tool], "store": False, **GREEDY}
+
+    whole = responses.create(input=WEATHER, **ask)
+    call = whole.output[-1]
+    expect("responses: a call", call.type == "function_call" and call.name == "get_weather" and json.loads(call.arguments) == {"city": "Paris"})
+    with responses.stream(input=WEATHER, **ask) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_response()
+    expect("responses: a streamed call", "response.function_call_arguments.delta" in events and final.output[-1].arguments == call.arguments)
+
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
+    history = [*WEATHER, *whole.output, result]
+    answer = responses.create(input=history, **ask)
+    expect("responses: the round trip", "sunny in Paris" in answer.output_text)
+    with responses.stream(input=history, **ask) as stream:
+        text = stream.get_final_response().output_text
+    expect("responses: the round trip, streamed", text == answer.output_text)
+
+    both = [item for item in responses.create(input=BOTH, **ask).output if item.type == "function_call"]
+    expect("responses: two calls", [json.loads(item.arguments)["city"] for item in both] == ["Paris", "Rome"])
+    for asked in ["required", {"type": "function", "name": "get_weather"}]:
+        forced = responses.create(input=FRANCE, tool_choice=asked, **ask).output
+        expect("responses: a call on demand", forced[0].type == "function_call" and forced[0].name == "get_weather")
+    none = responses.create(input=WEATHER, tool_choice="none", **ask).output
+    expect("responses: no call", all(item.type != "function_call" for item in none))
+
+
 def check_anthropic(url):
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     # The client has no temperature any more; the interface has.
@@ -247,5 +314,7 @@ def check_anthropic_tools(url):
 if __name__ == "__main__":
     check_openai(sys.argv[1])
     check_openai_tools(sys.argv[1])
+    check_responses(sys.argv[1])
+    check_responses_tools(sys.argv[1])
     check_anthropic(sys.argv[1])
     check_anthropic_tools(sys.argv[1])

@@ -32,6 +32,21 @@ pub(crate) fn run() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Half an hour of the server's soak test, or so many seconds.
+pub(crate) fn soak(seconds: Option<&String>) -> ExitCode {
+    let seconds = seconds.map_or("1800", String::as_str);
+    let words = ["test", "--release", "--package", "fm-server", "--test", "soak"];
+    let status = Command::new("cargo").args(words).env("FLASH_MOE_SOAK_SECONDS", seconds).status();
+    match status {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cannot start cargo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Goes through every order in which the threads of the pool can take their steps: a package of its own
 /// (`loom/`), because the flag would build everything else anew.
 pub(crate) fn loom() -> ExitCode {

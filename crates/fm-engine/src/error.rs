@@ -79,6 +79,9 @@ pub enum EngineError {
         /// Where and why.
         source: serde_json::Error,
     },
+    /// The time of a request was over before an answer began.
+    #[error("the time that this server gives a request was over before the answer began")]
+    Late,
     /// There is nothing to start from.
     #[error("the prompt is empty: a model needs at least one token to start from")]
     EmptyPrompt,

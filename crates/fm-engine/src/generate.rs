@@ -1,6 +1,9 @@
 //! Prompt in, tokens out, until the model, a limit or the caller says stop.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
 
 use fm_model::{
     Runner,
@@ -50,6 +53,37 @@ pub struct Request {
     pub pin: Pin,
     /// What the answer must be; a thinking block before it is free.
     pub constraint: Option<Constraint>,
+    /// What the text is that the constraint allows.
+    pub constrained: Constrained,
+    /// What becomes of a text that goes round in a circle.
+    pub loops: Loops,
+    /// When the text ends, however far it is.
+    pub deadline: Option<Instant>,
+    /// Who asks: those who wait for a session take turns. It never changes an answer.
+    pub client: u64,
+}
+
+/// What becomes of a text that repeats the same tokens again and again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Loops {
+    /// It goes on.
+    #[default]
+    Allow,
+    /// A thinking block is closed, an answer ends. An answer of a given form goes on: half of it would be
+    /// nothing.
+    End,
+}
+
+/// What a text within a grammar is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Constrained {
+    /// The answer, whatever it spells: no calls are looked for.
+    #[default]
+    Answer,
+    /// Text with calls.
+    Calls,
+    /// Calls if it begins like one, else the answer.
+    Either,
 }
 
 impl Default for Request {
@@ -71,6 +105,10 @@ impl Default for Request {
             top_logprobs: None,
             pin: Pin::None,
             constraint: None,
+            constrained: Constrained::default(),
+            loops: Loops::default(),
+            deadline: None,
+            client: 0,
         }
     }
 }
@@ -151,6 +189,10 @@ pub enum FinishReason {
     Length,
     /// The context is full.
     Context,
+    /// It repeated the same tokens again and again.
+    Repetition,
+    /// Its time was over.
+    Deadline,
     /// The caller broke off.
     Cancelled,
 }
@@ -162,6 +204,8 @@ impl FinishReason {
             Self::Stop | Self::StopString(_) => "stop",
             Self::Length => "length",
             Self::Context => "context",
+            Self::Repetition => "repetition",
+            Self::Deadline => "deadline",
             Self::Cancelled => "cancelled",
         }
     }

@@ -30,10 +30,16 @@ use llguidance::{
 use serde_json::{Value, json};
 
 pub(crate) use self::follower::Follower;
-use self::{follower::Heard, trie::Words};
+use self::{
+    follower::Heard,
+    trie::{Letters, Words},
+};
 
 /// Bytes of a grammar's text, or of a schema.
 pub const BYTES_MAX: usize = 64 << 10;
+
+/// The same of a grammar of calls, which has the schemas of all tools in it.
+pub const CALLS_BYTES_MAX: usize = 1 << 20;
 
 /// Levels of a schema.
 pub const DEPTH_MAX: usize = 64;
@@ -72,6 +78,9 @@ pub enum Grammar {
     Choice(Vec<String>),
     /// A context-free grammar in the dialect of Lark that `llguidance` takes.
     Lark(String),
+    /// Calls of tools, in the same dialect: the special tokens that a dialect of calls consists of are
+    /// letters too.
+    Calls(String),
 }
 
 /// Why a grammar is not taken, or a text under it cannot go on.
@@ -79,10 +88,12 @@ pub enum Grammar {
 #[non_exhaustive]
 pub enum GrammarError {
     /// Its text is too long.
-    #[error("it has {bytes} bytes, {BYTES_MAX} are taken")]
+    #[error("it has {bytes} bytes, {max} are taken")]
     TooLong {
         /// Its length.
         bytes: usize,
+        /// Bytes that are taken.
+        max: usize,
     },
     /// It is nested too deeply.
     #[error("it is nested more than {max} deep")]
@@ -233,6 +244,19 @@ impl Constraint {
         }
     }
 
+    /// What it is.
+    pub fn grammar(&self) -> &Grammar {
+        &self.grammar
+    }
+
+    /// What it may be spelled with.
+    fn letters(&self) -> Letters {
+        match *self.grammar {
+            Grammar::Calls(_) => Letters::AndMarks,
+            _ => Letters::Only,
+        }
+    }
+
     /// Refuses what allows nothing from the start.
     fn check_start(&self, mut matcher: Matcher) -> Result<(), GrammarError> {
         // A grammar of the empty text is complete before it begins.
@@ -240,7 +264,7 @@ impl Constraint {
         if parsed.is_err() || matcher.is_stopped() {
             return Err(GrammarError::Nothing);
         }
-        match follower::next_mask(&mut matcher, self.grammars.words()?) {
+        match follower::next_mask(&mut matcher, self.grammars.words()?, self.letters()) {
             Heard::Mask(_) => Ok(()),
             _ => Err(GrammarError::Nothing),
         }
@@ -273,11 +297,12 @@ impl Grammar {
         let bytes = match self {
             Self::Json => 0,
             Self::JsonSchema(schema) => schema.to_string().len(),
-            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Regex(text) | Self::Lark(text) | Self::Calls(text) => text.len(),
             Self::Choice(choices) => choices.iter().map(|choice| choice.len() + 4).sum(),
         };
-        if bytes > BYTES_MAX {
-            return Err(GrammarError::TooLong { bytes });
+        let max = if matches!(self, Self::Calls(_)) { CALLS_BYTES_MAX } else { BYTES_MAX };
+        if bytes > max {
+            return Err(GrammarError::TooLong { bytes, max });
         }
         match self {
             Self::JsonSchema(schema) if !is_schema(schema) => {
@@ -305,9 +330,14 @@ impl Grammar {
                 let options: Vec<String> = quoted.collect();
                 TopLevelGrammar::from_lark(format!("start: {}", options.join(" | ")))
             }
-            Self::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            Self::Lark(text) | Self::Calls(text) => TopLevelGrammar::from_lark(text.clone()),
         }
     }
+}
+
+/// The body of a rule that is JSON of a schema.
+pub fn json_rule(schema: Value) -> String {
+    format!("%json {}", bounded(schema))
 }
 
 fn is_schema(value: &Value) -> bool {
@@ -344,5 +374,7 @@ fn brackets(text: &str) -> usize {
     most
 }
 
+#[cfg(test)]
+mod calls_tests;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use fm_text::{
 
 use crate::{
     error::EngineError,
-    generate::{Call, Event, FinishReason, Request},
+    generate::{Call, Constrained, Event, FinishReason, Request},
     writing::Hear,
 };
 
@@ -26,9 +26,13 @@ pub(crate) struct TextStream<'t> {
     think_end: &'static str,
     /// What the prompt has begun the answer with, until it has been read.
     opening: Option<String>,
-    /// Whether the answer comes through [`push_answer`](Self::push_answer) only: what else the
-    /// token that closes a thinking block spells belongs to neither.
-    apart: bool,
+    /// What marks calls.
+    marks: Vec<&'static str>,
+    /// What comes through [`push_constrained`](Self::push_constrained). Where that is no calls, nothing
+    /// else is the answer: what else the token that closes a thinking block spells belongs to neither.
+    constrained: Option<Constrained>,
+    /// Text that may become calls or the answer.
+    undecided: String,
     /// Whether the answer has begun that way.
     is_answer: bool,
     pub(crate) told: Told,
@@ -58,7 +62,9 @@ impl<'t> TextStream<'t> {
             splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
             think_end: request.answer.dialect.and_then(Dialect::think_end).unwrap_or(THINK_END),
             opening: Some(request.opening.clone()).filter(|opening| !opening.is_empty()),
-            apart: request.constraint.is_some(),
+            marks: request.answer.dialect.map_or_else(Vec::new, Dialect::first_marks),
+            constrained: request.constraint.as_ref().map(|_| request.constrained),
+            undecided: String::new(),
             is_answer: false,
             told: Told {
                 stop: StopStrings::new(request.stop.iter().cloned())?,
@@ -94,8 +100,8 @@ impl<'t> TextStream<'t> {
                 }
             }
         }
+        let apart = self.is_apart();
         let text = self.detokenizer.push(token)?;
-        let apart = self.apart;
         for part in self.splitter.push(token, text).filter(|part| !apart || is_thinking(part)) {
             if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
                 return Ok(Some(finish));
@@ -104,23 +110,57 @@ impl<'t> TextStream<'t> {
         Ok(None)
     }
 
-    /// Adds a token that is the answer, whatever it spells: no tags and no calls are looked for.
-    pub(crate) fn push_answer(
+    /// Adds a token that the grammar allowed. In an answer no tags and no calls are looked for.
+    pub(crate) fn push_constrained(
         &mut self,
         token: u32,
         sink: &mut impl Hear,
     ) -> Result<Option<FinishReason>, EngineError> {
-        self.is_answer = true;
-        let part = Part::Text(Channel::Answer, self.detokenizer.push(token)?);
-        Ok(self.told.tell(part, sink).break_value())
+        match self.constrained {
+            None | Some(Constrained::Calls) => return self.push(token, sink),
+            Some(Constrained::Answer) => {
+                self.is_answer = true;
+                let part = Part::Text(Channel::Answer, self.detokenizer.push(token)?);
+                return Ok(self.told.tell(part, sink).break_value());
+            }
+            Some(Constrained::Either) => {}
+        }
+        self.undecided.push_str(self.detokenizer.push(token)?);
+        let begun = self.undecided.trim_start();
+        let calls = self.marks.iter().any(|mark| begun.starts_with(mark));
+        if !calls && self.marks.iter().any(|mark| mark.starts_with(begun)) {
+            return Ok(None);
+        }
+        let text = std::mem::take(&mut self.undecided);
+        if !calls {
+            self.constrained = Some(Constrained::Answer);
+            self.is_answer = true;
+            let part = Part::Text(Channel::Answer, &text);
+            return Ok(self.told.tell(part, sink).break_value());
+        }
+        self.constrained = Some(Constrained::Calls);
+        for part in self.splitter.push(u32::MAX, &text) {
+            if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
+                return Ok(Some(finish));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_apart(&self) -> bool {
+        matches!(self.constrained, Some(Constrained::Answer | Constrained::Either))
     }
 
     /// What was held back, now that nothing follows. Says whether a stop string was in it.
     pub(crate) fn finish(&mut self, sink: &mut impl Hear) -> Option<FinishReason> {
         let mut finish = None;
-        let (apart, rest) = (self.apart, self.detokenizer.finish());
-        let answer = self.is_answer.then_some(Part::Text(Channel::Answer, rest));
-        let rest = if self.is_answer { "" } else { rest };
+        let apart = self.is_apart();
+        let last = self.detokenizer.finish();
+        let mut held = std::mem::take(&mut self.undecided);
+        let is_answer = self.is_answer || !held.is_empty();
+        held.push_str(last);
+        let answer = is_answer.then_some(Part::Text(Channel::Answer, held.as_str()));
+        let rest = if is_answer { "" } else { last };
         let parts = self.splitter.finish(rest).filter(|part| !apart || is_thinking(part));
         for part in parts.chain(answer) {
             // Nobody is left to break off for: what is said here is the end.

@@ -14,23 +14,29 @@ use std::{
 
 use fm_model::{
     Runner,
-    runner::{Batch, Progress, Row, RowInput, SessionId, StepError, StepTimes, Wants},
+    runner::{Batch, Progress, Row, RowInput, SessionId, StepTimes, Wants},
 };
 use fm_store::Stats;
 use fm_text::{Channel, Tokenizer};
 
 use crate::{
     error::EngineError,
-    generate::{Chosen, Event, FinishReason, Generated, Phase, Request},
+    generate::{self, Chosen, Constrained, Event, FinishReason, Generated, Phase, Request},
     logits_hash::LogitsHash,
     logprobs::Logprobs,
     sampler::Sampler,
     text_stream::TextStream,
 };
 
+mod loops;
+mod step;
 mod within;
 
-use self::within::{Taken, Within};
+pub(crate) use self::step::step;
+use self::{
+    loops::Loops,
+    within::{Taken, Within},
+};
 
 /// A position to fall back to is kept every so many generated tokens: a lost expert costs no more.
 const CHECKPOINT_TOKENS: u32 = 64;
@@ -99,6 +105,7 @@ pub(crate) struct Writing<'t, S> {
     logprobs: Option<Logprobs>,
     text: Option<TextStream<'t>>,
     within: Option<Within>,
+    loops: Option<Loops>,
     sink: S,
     hash: LogitsHash,
     tokens: Vec<u32>,
@@ -149,6 +156,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             session,
             sampler,
             logprobs: request.top_logprobs.map(Logprobs::new),
+            loops: (request.loops == generate::Loops::End).then(Loops::new),
             request,
             text,
             within,
@@ -238,6 +246,7 @@ impl<'t, S: Hear> Writing<'t, S> {
     /// Adds the rows it wants to a batch, of its prompt at most `rows_max`; none if it ends here.
     pub(crate) fn ask(&mut self, rows_max: usize, batch: &mut Batch) -> usize {
         self.asked = Asked::default();
+        self.look_at_the_clock();
         if self.end.is_some() || rows_max == 0 || !self.catch_up(Duration::ZERO) {
             return 0;
         }
@@ -246,6 +255,16 @@ impl<'t, S: Hear> Writing<'t, S> {
             Need::Next => self.ask_next(batch),
         }
         self.asked.rows
+    }
+
+    /// Ends when its time is over.
+    fn look_at_the_clock(&mut self) {
+        let late = self.request.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if late && self.end.is_none() {
+            let begun = !self.tokens.is_empty();
+            self.end =
+                Some(if begun { Ok(FinishReason::Deadline) } else { Err(EngineError::Late) });
+        }
     }
 
     fn ask_prompt(&mut self, rows: usize, batch: &mut Batch) {
@@ -290,6 +309,10 @@ impl<'t, S: Hear> Writing<'t, S> {
 
     /// Hears how far the step is that computes its rows; may break off.
     fn progress(&mut self, progress: Progress) -> ControlFlow<()> {
+        self.look_at_the_clock();
+        if self.end.is_some() {
+            return ControlFlow::Continue(());
+        }
         if self.need() == Need::Next {
             return self.sink.listens();
         }
@@ -382,8 +405,9 @@ impl<'t, S: Hear> Writing<'t, S> {
             return Ok(Some(FinishReason::Cancelled));
         }
         let Some(text) = &mut self.text else { return Ok(None) };
-        let finish = if self.within.as_mut().is_some_and(|within| within.accept(token)) {
-            text.push_answer(token, &mut self.sink)?
+        let of_grammar = self.within.as_mut().is_some_and(|within| within.accept(token));
+        let finish = if of_grammar {
+            text.push_constrained(token, &mut self.sink)?
         } else {
             text.push(token, &mut self.sink)?
         };
@@ -394,11 +418,18 @@ impl<'t, S: Hear> Writing<'t, S> {
         if let (Some(within), true) = (&mut self.within, has_thought && self.forced.is_empty()) {
             within.thought();
         }
-        if text.channel() == Channel::Thinking
-            && self.forced.is_empty()
-            && self.request.think_budget.is_some_and(|budget| self.thinking_tokens >= budget)
-        {
+        let loops = self.loops.as_mut().is_some_and(|loops| loops.found(&self.tokens));
+        let thinks = text.channel() == Channel::Thinking;
+        // Half a call is told as text; half an answer of a given form is nothing.
+        let whole = of_grammar && self.request.constrained != Constrained::Calls;
+        if loops && !thinks && !whole {
+            return Ok(Some(FinishReason::Repetition));
+        }
+        let budget = self.request.think_budget;
+        let enough = loops || budget.is_some_and(|budget| self.thinking_tokens >= budget);
+        if thinks && self.forced.is_empty() && enough {
             self.forced = text.think_end()?.into_iter().rev().collect();
+            self.loops.iter_mut().for_each(|loops| loops.forget(&self.tokens));
         }
         Ok(None)
     }
@@ -443,45 +474,4 @@ impl<'t, S: Hear> Writing<'t, S> {
         };
         (Ok(generated), self.sink)
     }
-}
-
-/// Computes a batch that `writings` have asked for, and hands everyone what is theirs. A step is
-/// broken off if nobody who is in it listens any more.
-///
-/// # Errors
-/// If the whole step failed; the sessions in it have fallen back.
-pub(crate) fn step<S: Hear>(
-    runner: &mut dyn Runner,
-    batch: &Batch,
-    writings: &mut [Writing<'_, S>],
-) -> Result<(), StepError> {
-    let vocab = runner.vocab();
-    let result = runner.step(batch, &mut |progress| {
-        let mut wanted = false;
-        for writing in writings.iter_mut().filter(|writing| writing.is_in_step()) {
-            if writing.end.is_none() && writing.progress(progress).is_break() {
-                writing.end = Some(Ok(FinishReason::Cancelled));
-            }
-            wanted |= writing.end.is_none();
-        }
-        if wanted { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    });
-    let output = match result {
-        Ok(output) => output,
-        Err(StepError::Cancelled) => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    for spoiled in output.spoiled {
-        let lost = writings.iter_mut().find(|writing| writing.session == spoiled.session);
-        let lost = lost.expect("a spoiled session was in the batch");
-        lost.end = Some(Err(spoiled.reason.into()));
-    }
-    let mut logits = output.logits.chunks_exact(vocab);
-    for writing in writings.iter_mut().filter(|writing| writing.is_in_step()) {
-        let own = if writing.asked.logits { logits.next() } else { None };
-        if writing.end.is_none() {
-            writing.take(own.unwrap_or_default());
-        }
-    }
-    Ok(())
 }

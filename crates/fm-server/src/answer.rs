@@ -79,8 +79,10 @@ pub(crate) enum CallPiece {
     /// The function.
     Begin(String),
     Arguments(String),
-    /// It is over: complete, or none after all, and then its text follows.
+    /// It is complete.
     End,
+    /// It was none after all: its text follows.
+    Broken,
 }
 
 impl From<CallPart<'_>> for CallPiece {
@@ -88,7 +90,8 @@ impl From<CallPart<'_>> for CallPiece {
         match part {
             CallPart::Begin(name) => Self::Begin(name.to_owned()),
             CallPart::Arguments(json) => Self::Arguments(json.to_owned()),
-            CallPart::End(_) | CallPart::Broken => Self::End,
+            CallPart::End(_) => Self::End,
+            CallPart::Broken => Self::Broken,
         }
     }
 }
@@ -253,6 +256,7 @@ impl Requested {
             "written_tokens": self.written_tokens,
             "hit_rate": self.hit_rate,
             "read_bytes": self.read_bytes,
+            "finish": self.finish,
             "logits_hash": format!("{:032x}", self.logits_hash),
         })
     }

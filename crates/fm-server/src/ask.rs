@@ -3,10 +3,11 @@
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
     sync::Arc,
+    time::Instant,
 };
 
 use fm_engine::{
-    generate::Request,
+    generate::{Constrained, Request},
     grammar::Constraint,
     sampler::Sampling,
     schedule::{Job, Pin},
@@ -61,9 +62,13 @@ pub(crate) struct Manner {
     pub(crate) think_budget: Option<usize>,
     /// What the answer must be.
     pub(crate) constraint: Option<Constraint>,
+    /// What the text is that it allows.
+    pub(crate) constrained: Constrained,
     pub(crate) choices: usize,
     /// What the client calls the conversation; it never changes an answer.
     pub(crate) conversation: Option<String>,
+    /// Who asks.
+    pub(crate) client: u64,
 }
 
 impl Manner {
@@ -84,8 +89,9 @@ impl Manner {
             frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
             seed: fields.seed()?.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
         };
+        let client = fields.client();
         let conversation = fields.text(SESSION_FIELD)?;
-        Ok(Self { sampling, conversation, choices: 1, ..Self::default() })
+        Ok(Self { sampling, conversation, client, choices: 1, ..Self::default() })
     }
 
     /// Takes the fields of both of OpenAI's interfaces.
@@ -121,6 +127,7 @@ impl Ask {
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
         let banned = prompt.banned.map(|token| (token, f32::NEG_INFINITY));
+        let now = Instant::now();
         let request = |choice: usize| Request {
             prompt: prompt.tokens.clone(),
             sampling: Sampling {
@@ -140,6 +147,10 @@ impl Ask {
             top_logprobs: manner.top_logprobs,
             pin: manner.conversation.clone().map_or(Pin::None, Pin::Conversation),
             constraint: manner.constraint.clone(),
+            constrained: manner.constrained,
+            loops: app.bounds.loops,
+            deadline: app.bounds.time.map(|time| now + time),
+            client: manner.client,
         };
         let jobs = (0..manner.choices).map(|choice| Job {
             request: request(choice),

@@ -6,13 +6,14 @@
 use std::{
     future::Future,
     io,
+    net::IpAddr,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -27,6 +28,10 @@ use tokio::{
 
 /// Connections at once; the system lets others wait.
 const CONNECTIONS_MAX: u32 = 256;
+
+/// The address that a request comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) IpAddr);
 
 /// Until the next attempt, where the system cannot give a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -71,13 +76,14 @@ pub(crate) async fn serve(
             next = next => next,
             () = stopped.as_mut() => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
         // Events are small, and each is waited for.
         let _ = stream.set_nodelay(true);
-        let work = connection(stream, router.clone(), patience, stopping.clone());
+        let router = router.clone().layer(Extension(Peer(peer.ip())));
+        let work = connection(stream, router, patience, stopping.clone());
         tokio::spawn(async move {
             work.await;
             drop(place);

@@ -1,7 +1,11 @@
 //! A request's JSON, taken apart field by field: what is asked for is checked, and what nobody asked
 //! for is found.
 
-use std::ops::RangeInclusive;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    net::IpAddr,
+    ops::RangeInclusive,
+};
 
 use serde_json::{Map, Value};
 
@@ -15,7 +19,11 @@ const NESTS_MAX: usize = 1 << 16;
 
 /// The fields that have not been taken yet. `null` is the same as absent, as in both interfaces.
 #[derive(Debug)]
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct Fields {
+    map: Map<String, Value>,
+    /// Where the request comes from.
+    peer: Option<IpAddr>,
+}
 
 impl Fields {
     /// Reads a body. Depth is limited by `serde_json` (128).
@@ -25,26 +33,47 @@ impl Fields {
             return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
         }
         match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Self(map)),
+            Ok(Value::Object(map)) => Ok(Self { map, peer: None }),
             Ok(_) => Err(Problem::Body { source: None }),
             Err(error) => Err(Problem::Body { source: Some(error) }),
         }
     }
 
+    /// Says where the request comes from.
+    pub(crate) fn of_peer(self, peer: Option<IpAddr>) -> Self {
+        Self { peer, ..self }
+    }
+
+    /// A number for who asks: an address, and what those behind it call themselves or their
+    /// conversation.
+    pub(crate) fn client(&self) -> u64 {
+        let own = [self.peek("user"), self.peek("safety_identifier"), self.peek("session_id")];
+        let metadata = self.peek("metadata").and_then(|metadata| metadata.get("user_id"));
+        let name = own.into_iter().flatten().chain(metadata).find_map(Value::as_str);
+        let mut hasher = DefaultHasher::new();
+        (self.peer, name).hash(&mut hasher);
+        hasher.finish()
+    }
+
     pub(crate) fn of(value: Value, field: &str) -> Result<Self, Problem> {
         match value {
-            Value::Object(map) => Ok(Self(map)),
+            Value::Object(map) => Ok(Self { map, peer: None }),
             _ => Err(Wrong::Kind("an object").at(field)),
         }
     }
 
     /// Adds a field, unless the body has it.
     pub(crate) fn add(&mut self, field: &str, value: &str) {
-        self.0.entry(field).or_insert_with(|| value.into());
+        self.map.entry(field).or_insert_with(|| value.into());
+    }
+
+    /// A field that stays where it is.
+    pub(crate) fn peek(&self, field: &str) -> Option<&Value> {
+        self.map.get(field).filter(|value| !value.is_null())
     }
 
     pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
-        self.0.remove(field).filter(|value| !value.is_null())
+        self.map.remove(field).filter(|value| !value.is_null())
     }
 
     pub(crate) fn text(&mut self, field: &str) -> Result<Option<String>, Problem> {
@@ -144,8 +173,8 @@ impl Fields {
 
     /// Refuses what is left, but for fields that never change an answer.
     pub(crate) fn end(mut self, tolerated: &[&str]) -> Result<(), Problem> {
-        self.0.retain(|field, _| !tolerated.contains(&field.as_str()));
-        match self.0.keys().next() {
+        self.map.retain(|field, _| !tolerated.contains(&field.as_str()));
+        match self.map.keys().next() {
             Some(field) => Err(Wrong::Unknown.at(field.as_str())),
             None => Ok(()),
         }

@@ -193,7 +193,7 @@ fn check(template: &ChatTemplate, tools: &Tools) -> Result<Option<&'static Diale
 }
 
 /// What the answer begins with if it shall be a call.
-fn opening(choice: &Choice, dialect: Option<&'static Dialect>) -> String {
+pub(crate) fn opening(choice: &Choice, dialect: Option<&'static Dialect>) -> String {
     let name = match choice {
         Choice::Auto | Choice::None => return String::new(),
         Choice::Required => None,
@@ -247,7 +247,7 @@ mod tests {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
         Conversation {
             messages: vec![Message::new("user", "Hi")],
-            tools: Tools { list: vec![tool], ..Tools::default() },
+            tools: Tools { list: vec![tool], strict: vec![false], ..Tools::default() },
             enable_thinking: Some(false),
             ..Conversation::default()
         }

@@ -3,6 +3,7 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 mod message;
+pub(crate) mod responses;
 
 use axum::{
     Json,
@@ -17,7 +18,10 @@ use std::sync::Arc;
 
 use crate::{
     answer::{Requested, TokenOdds},
-    problem::Problem,
+    ask::{Manner, TOKENS_MAX},
+    fields::Fields,
+    model::Conversation,
+    problem::{Problem, Wrong},
     serve::{App, RETRY_AFTER_SECONDS},
 };
 
@@ -77,7 +81,10 @@ pub(crate) fn with_status(problem: &Problem, body: &Value) -> Response {
 fn finish_reason(generated: &Generated) -> &'static str {
     match generated.finish {
         FinishReason::Stop if !generated.calls.is_empty() => "tool_calls",
-        FinishReason::Length | FinishReason::Context => "length",
+        FinishReason::Length
+        | FinishReason::Context
+        | FinishReason::Repetition
+        | FinishReason::Deadline => "length",
         _ => "stop",
     }
 }
@@ -95,6 +102,11 @@ fn usage(requested: &Requested) -> Value {
 
 /// `logprobs` of a choice.
 fn logprobs(tokenizer: &Tokenizer, odds: &[TokenOdds]) -> Value {
+    json!({"content": each_logprob(tokenizer, odds), "refusal": null})
+}
+
+/// The likelihood of each token, and of the likeliest in its place.
+fn each_logprob(tokenizer: &Tokenizer, odds: &[TokenOdds]) -> Value {
     let one = |token: u32, logprob: f32| {
         let bytes = tokenizer.token_bytes(token).unwrap_or_default();
         json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes})
@@ -105,7 +117,36 @@ fn logprobs(tokenizer: &Tokenizer, odds: &[TokenOdds]) -> Value {
         entry["top_logprobs"] = top.collect();
         entry
     });
-    json!({"content": content.collect::<Value>(), "refusal": null})
+    content.collect()
+}
+
+/// Whether the model shall think and for how long, in the words that OpenAI's interfaces share and
+/// those that other engines added. `effort` is what the request says where its interface says it.
+fn thinking(
+    fields: &mut Fields,
+    (effort, field): (Option<String>, &str),
+    (manner, conversation): (&mut Manner, &mut Conversation),
+) -> Result<(), Problem> {
+    let mut words = match fields.take("chat_template_kwargs") {
+        Some(value) => Fields::of(value, "chat_template_kwargs")?,
+        None => Fields::of(json!({}), "")?,
+    };
+    let effort = effort.or(words.text("reasoning_effort")?);
+    let thinking = fields.flag("enable_thinking")?.or(words.flag("enable_thinking")?);
+    words.end(&[])?;
+    conversation.enable_thinking =
+        thinking.or(effort.as_ref().map(|effort| !matches!(effort.as_str(), "none" | "minimal")));
+    if let Some(effort) = effort {
+        let known = ["none", "minimal", "low", "medium", "high", "xhigh"];
+        if !known.contains(&effort.as_str()) {
+            let words = "one of none, minimal, low, medium, high, xhigh";
+            return Err(Wrong::Kind(words).at(field));
+        }
+        conversation.variables.insert("reasoning_effort".to_owned(), effort.into());
+    }
+    let budget = fields.count("thinking_budget", 1..=TOKENS_MAX)?;
+    manner.think_budget = budget.map(|budget| budget as usize);
+    Ok(())
 }
 
 /// `GET /v1/models`, in words that the clients of both interfaces understand.

@@ -176,7 +176,7 @@ impl Problem {
                 }
                 _ => StatusCode::BAD_REQUEST,
             },
-            Self::Refused(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Refused(_) | Self::Engine(EngineError::Late) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Engine(_) | Self::Gone => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }

@@ -5,7 +5,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{
@@ -15,9 +15,13 @@ use axum::{
     http::StatusCode,
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
-use fm_engine::{gauges::Gauges, generate::Generated, schedule::Activity};
+use fm_engine::{
+    gauges::Gauges,
+    generate::{Generated, Loops},
+    schedule::Activity,
+};
 use serde_json::json;
 use tokio::{
     sync::{Notify, Semaphore},
@@ -29,13 +33,13 @@ use crate::{
     anthropic,
     ask::{SESSION_FIELD, SESSION_HEADER},
     connections,
-    connections::Patience,
+    connections::{Patience, Peer},
     door::Door,
     feed,
     fields::Fields,
     kept::Kept,
     model::Model,
-    openai, page,
+    openai, openapi, page,
     problem::Problem,
     texts::Texts,
     tokens,
@@ -80,6 +84,7 @@ pub(crate) struct App {
     pub(crate) watchers: Arc<Semaphore>,
     pub(crate) kept: Kept,
     pub(crate) started_unix: u64,
+    pub(crate) bounds: Bounds,
     door: Door,
     patience: Patience,
 }
@@ -133,8 +138,19 @@ pub struct Service {
     pub door: Door,
     /// How long clients are waited for.
     pub patience: Patience,
+    /// What ends an answer before the model does.
+    pub bounds: Bounds,
     /// Hears of every request that has ended.
     pub log: Box<dyn Fn(&Requested) + Send + Sync>,
+}
+
+/// What ends an answer before the model does.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bounds {
+    /// Time that a request has, from its body to its last token.
+    pub time: Option<Duration>,
+    /// What becomes of a text that goes round in a circle.
+    pub loops: Loops,
 }
 
 impl std::fmt::Debug for Service {
@@ -177,21 +193,8 @@ impl Server {
     /// # Errors
     /// If the network fails.
     pub fn run(self, service: Service) -> Result<(), ServeError> {
-        let Service { model, submit, activity, gauges, door, patience, log } = service;
-        let watch = Watch::new(log, activity, gauges);
-        let (started_unix, texts, watchers) = (now_unix(), Arc::default(), feed::watchers());
-        let kept = Kept::default();
-        let app = Arc::new(App {
-            model,
-            submit,
-            watch,
-            texts,
-            watchers,
-            kept,
-            started_unix,
-            door,
-            patience,
-        });
+        let app = app(service);
+        let patience = app.patience;
         // One thread for the network: the cores belong to the model.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -210,19 +213,48 @@ impl Server {
     }
 }
 
+/// What handlers share, at the start.
+pub(crate) fn app(service: Service) -> Arc<App> {
+    let Service { model, submit, activity, gauges, door, patience, bounds, log } = service;
+    let watch = Watch::new(log, activity, gauges);
+    let (started_unix, texts, watchers) = (now_unix(), Arc::default(), feed::watchers());
+    let kept = Kept::default();
+    Arc::new(App {
+        model,
+        submit,
+        watch,
+        texts,
+        watchers,
+        kept,
+        started_unix,
+        bounds,
+        door,
+        patience,
+    })
+}
+
+/// Every path but those of the page, and who answers there.
+fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 13] {
+    [
+        ("/v1/chat/completions", post(openai::chat::handle)),
+        ("/v1/completions", post(openai::completions::handle)),
+        ("/v1/responses", post(openai::responses::handle)),
+        ("/v1/models", get(openai::models)),
+        ("/v1/models/{*name}", get(openai::one_model)),
+        ("/v1/messages", post(anthropic::messages::handle)),
+        ("/v1/messages/count_tokens", post(anthropic::messages::count)),
+        ("/tokenize", post(tokens::tokenize)),
+        ("/detokenize", post(tokens::detokenize)),
+        ("/metrics", get(metrics)),
+        ("/health", get(health)),
+        ("/feed", get(feed::handle)),
+        ("/openapi.json", get(openapi::handle)),
+    ]
+}
+
 fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/chat/completions", post(openai::chat::handle))
-        .route("/v1/completions", post(openai::completions::handle))
-        .route("/v1/models", get(openai::models))
-        .route("/v1/models/{*name}", get(openai::one_model))
-        .route("/v1/messages", post(anthropic::messages::handle))
-        .route("/v1/messages/count_tokens", post(anthropic::messages::count))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/metrics", get(metrics))
-        .route("/health", get(health))
-        .route("/feed", get(feed::handle))
+    let each = routes().into_iter();
+    each.fold(Router::new(), |router, (path, answer)| router.route(path, answer))
         .merge(page::routes())
         .fallback(|request: Request| async move { refuse(&request, &Problem::NotFound) })
         .method_not_allowed_fallback(|request: Request| async move {
@@ -276,12 +308,13 @@ pub(crate) async fn prepare<T: Send + 'static>(
     let own = request.uri().path().starts_with("/v1/");
     let session = request.headers().get(SESSION_HEADER).filter(|_| own);
     let session = session.and_then(|name| name.to_str().ok()).map(str::to_owned);
+    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
     let body = to_bytes(request.into_body(), BODY_MAX);
     let body = timeout(app.patience.body, body).await.map_err(|_| Problem::BodyTooSlow)?;
     let body = body.map_err(|_| Problem::BodyTooLong { max: BODY_MAX })?;
     let app = Arc::clone(app);
     let work = move || {
-        let mut fields = Fields::parse(&body)?;
+        let mut fields = Fields::parse(&body)?.of_peer(peer);
         if let Some(session) = session {
             fields.add(SESSION_FIELD, &session);
         }
@@ -319,4 +352,24 @@ pub(crate) async fn whole(
         Ok(Whole { generated: generated.ok_or(Problem::Gone)?, text, odds })
     });
     Ok((wholes.collect::<Result<_, Problem>>()?, answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn every_path_is_described_and_no_other() {
+        let described: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
+        let described = described["paths"].as_object().unwrap().keys().cloned();
+        let mut described: Vec<String> = described.collect();
+        let own = routes().map(|(path, _)| path.replace("{*", "{"));
+        let page = ["/", "/page/{file}"].map(str::to_owned);
+        let mut own: Vec<String> = own.into_iter().chain(page).collect();
+        own.sort_unstable();
+        described.sort_unstable();
+        assert_eq!(described, own);
+    }
 }

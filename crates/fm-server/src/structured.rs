@@ -4,19 +4,26 @@
 
 use std::sync::Arc;
 
-use fm_engine::grammar::{Constraint, Grammar, Grammars};
-use serde_json::Value;
+use fm_engine::{
+    generate::Constrained,
+    grammar::{Constraint, Grammar, GrammarError, Grammars, json_rule},
+};
+use fm_text::{ChatTemplate, tools::Calls};
+use serde_json::{Value, json};
 
 use crate::{
     ask::Manner,
     fields::Fields,
-    model::Conversation,
+    model::{Conversation, Model, opening},
     problem::{Problem, Wrong},
     tools::Choice,
 };
 
 /// Strings to choose from.
 const CHOICES_MAX: usize = 1024;
+
+/// Kinds of OpenAI's formats.
+const FORMATS: &str = "one of text, json_object, json_schema";
 
 /// A field and what it asks for.
 type Wish = (String, Grammar);
@@ -64,6 +71,30 @@ pub(crate) fn take_openai(
     compile(wishes, grammars)
 }
 
+/// `text.format` of the Responses API.
+pub(crate) fn take_responses(
+    fields: &mut Fields,
+    grammars: &Arc<Grammars>,
+) -> Result<Option<Constraint>, Problem> {
+    let Some(value) = fields.take("text") else { return Ok(None) };
+    let mut text = Fields::of(value, "text")?;
+    let format = text.take("format").map(|format| Fields::of(format, "text.format"));
+    text.end(&["verbosity"])?;
+    let Some(mut format) = format.transpose()? else { return Ok(None) };
+    let wishes = match format.text("type")?.as_deref() {
+        Some("text") => Vec::new(),
+        Some("json_object") => vec![("text.format".to_owned(), Grammar::Json)],
+        Some("json_schema") => {
+            let field = "text.format.schema";
+            let schema = format.take("schema").ok_or_else(|| Wrong::Missing.at(field))?;
+            vec![(field.to_owned(), Grammar::JsonSchema(schema))]
+        }
+        _ => return Err(Wrong::Kind(FORMATS).at("text.format.type")),
+    };
+    format.end(&["name", "description", "strict"])?;
+    compile(wishes, grammars)
+}
+
 /// `output_config.format`, and `output_format`, which it was before.
 pub(crate) fn take_anthropic(
     fields: &mut Fields,
@@ -79,15 +110,66 @@ pub(crate) fn take_anthropic(
     compile(wishes, grammars)
 }
 
-/// An answer with a grammar has no room for calls.
-pub(crate) fn beside(manner: &Manner, conversation: &Conversation) -> Result<(), Problem> {
+/// Holds calls to the schemas of their tools, where the choice demands a call or a tool is strict, and
+/// lets an answer of a given form be calls instead.
+pub(crate) fn with_tools(
+    manner: &mut Manner,
+    conversation: &Conversation,
+    model: &Model,
+) -> Result<(), Problem> {
     let tools = &conversation.tools;
-    let calls = !tools.list.is_empty() && tools.choice != Choice::None;
-    if manner.constraint.is_some() && calls {
-        let rule = "an answer of a given form calls no tools; leave one out, or tool_choice none";
-        return Err(Wrong::Rule(rule).at("tools"));
+    let dialect = model.template.as_ref().and_then(ChatTemplate::dialect);
+    let Some(dialect) = dialect.filter(|_| !tools.list.is_empty() && tools.choice != Choice::None)
+    else {
+        return Ok(());
+    };
+    let forced = tools.choice.is_forced();
+    let answer = manner.constraint.take().filter(|_| !forced);
+    let answer = answer.map(|constraint| answer_rule(constraint.grammar())).transpose()?;
+    if !forced && answer.is_none() && !tools.strict.contains(&true) {
+        return Ok(());
     }
+    let write = |loose| {
+        let functions = tools.callable(loose);
+        let calls = Calls { functions: &functions, json: json_rule };
+        match &answer {
+            Some(answer) => dialect.calls_or(calls, answer),
+            None if forced => dialect.calls_alone(calls, &opening(&tools.choice, Some(dialect))),
+            None => dialect.calls_in_text(calls),
+        }
+    };
+    let compile = |text| model.grammars.constraint(Grammar::Calls(text));
+    let compiled = match write(forced) {
+        Some(text) => compile(text),
+        None if answer.is_some() => return Err(no_calls()),
+        None => return Ok(()),
+    };
+    let compiled = match (compiled, write(false).filter(|_| forced)) {
+        // What a tool that is not strict says of its arguments is kept to where that can be done.
+        (Err(GrammarError::Invalid { .. } | GrammarError::TooLong { .. }), Some(text)) => {
+            compile(text)
+        }
+        (compiled, _) => compiled,
+    };
+    manner.constrained = if answer.is_some() { Constrained::Either } else { Constrained::Calls };
+    let wrong = |source| Problem::Grammar { field: "tools".to_owned(), source };
+    manner.constraint = Some(compiled.map_err(wrong)?);
     Ok(())
+}
+
+/// An answer of a given form, as it stands beside calls in a grammar: it must be told apart from them by
+/// what it begins with.
+fn answer_rule(grammar: &Grammar) -> Result<String, Problem> {
+    match grammar {
+        Grammar::Json => Ok(json_rule(json!({"type": "object"}))),
+        Grammar::JsonSchema(schema) => Ok(json_rule(schema.clone())),
+        _ => Err(no_calls()),
+    }
+}
+
+fn no_calls() -> Problem {
+    let rule = "an answer of this form calls no tools; leave one out, or tool_choice none";
+    Wrong::Rule(rule).at("tools")
 }
 
 fn compile(mut wishes: Vec<Wish>, grammars: &Arc<Grammars>) -> Result<Option<Constraint>, Problem> {
@@ -118,10 +200,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wish>, Problem> {
             named.end(&["name", "description", "strict"])?;
             Some((field, Grammar::JsonSchema(schema)))
         }
-        _ => {
-            let kinds = "one of text, json_object, json_schema";
-            return Err(Wrong::Kind(kinds).at("response_format.type"));
-        }
+        _ => return Err(Wrong::Kind(FORMATS).at("response_format.type")),
     };
     format.end(&[])?;
     Ok(wish)

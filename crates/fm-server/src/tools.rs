@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use fm_text::tools::valid_name;
+use fm_text::tools::{Callable, valid_name};
 
 use crate::{
     fields::Fields,
@@ -24,6 +24,8 @@ pub(crate) struct Tools {
     /// `{"type": "function", "function": {"name", "description", "parameters"}}`
     pub(crate) list: Vec<Value>,
     pub(crate) choice: Choice,
+    /// Which of them have arguments that are held to their schemas.
+    pub(crate) strict: Vec<bool>,
     /// Calls of an answer, if there is a limit.
     pub(crate) calls_max: Option<usize>,
 }
@@ -41,6 +43,16 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
+    /// The word that both of OpenAI's interfaces have for it; `words` says which there are.
+    fn of_word(word: &str, words: &'static str) -> Result<Self, Problem> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::None),
+            "required" => Ok(Self::Required),
+            _ => Err(Wrong::Kind(words).at("tool_choice")),
+        }
+    }
+
     /// Whether the answer begins with a call.
     pub(crate) fn is_forced(&self) -> bool {
         matches!(self, Self::Required | Self::Named(_))
@@ -50,7 +62,7 @@ impl Choice {
 impl Tools {
     /// Takes `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's interface.
     pub(crate) fn take_openai(fields: &mut Fields) -> Result<Self, Problem> {
-        let list = each(fields, |tool, field| {
+        let (list, strict) = each(fields, |tool, field| {
             let mut tool = Fields::of(tool, field)?;
             if tool.text("type")?.as_deref() != Some("function") {
                 return Err(Wrong::Unsupported("tools other than functions").at(field));
@@ -61,24 +73,39 @@ impl Tools {
         })?;
         let choice = match fields.take("tool_choice") {
             None => Choice::Auto,
-            Some(Value::String(word)) => match word.as_str() {
-                "auto" => Choice::Auto,
-                "none" => Choice::None,
-                "required" => Choice::Required,
-                _ => return Err(Wrong::Kind(OPENAI_CHOICES).at("tool_choice")),
-            },
+            Some(Value::String(word)) => Choice::of_word(&word, OPENAI_CHOICES)?,
             Some(named) => match (named["type"].as_str(), named["function"]["name"].as_str()) {
                 (Some("function"), Some(name)) => Choice::Named(name.to_owned()),
                 _ => return Err(Wrong::Kind(OPENAI_CHOICES).at("tool_choice")),
             },
         };
-        let parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
-        Self { list, choice, calls_max: (!parallel).then_some(1) }.checked()
+        Self { list, choice, strict, calls_max: calls_max(fields)? }.checked()
+    }
+
+    /// Takes the same of the Responses API, where functions have no envelope.
+    pub(crate) fn take_responses(fields: &mut Fields) -> Result<Self, Problem> {
+        let (list, strict) = each(fields, |tool, field| {
+            let mut tool = Fields::of(tool, field)?;
+            if tool.text("type")?.as_deref() != Some("function") {
+                return Err(Wrong::Unsupported("tools other than functions").at(field));
+            }
+            function_of(tool, "parameters", field)
+        })?;
+        let choice = fields.take("tool_choice");
+        let choice = match choice.as_ref().map(|choice| (choice, choice["type"].as_str())) {
+            None => Choice::Auto,
+            Some((Value::String(word), _)) => Choice::of_word(word, RESPONSES_CHOICES)?,
+            Some((named, Some("function"))) if named["name"].is_string() => {
+                Choice::Named(named["name"].as_str().unwrap_or_default().to_owned())
+            }
+            Some(_) => return Err(Wrong::Kind(RESPONSES_CHOICES).at("tool_choice")),
+        };
+        Self { list, choice, strict, calls_max: calls_max(fields)? }.checked()
     }
 
     /// Takes `tools` and `tool_choice` of Anthropic's interface.
     pub(crate) fn take_anthropic(fields: &mut Fields) -> Result<Self, Problem> {
-        let list = each(fields, |tool, field| {
+        let (list, strict) = each(fields, |tool, field| {
             let mut tool = Fields::of(tool, field)?;
             if tool.text("type")?.is_some_and(|kind| kind != "custom") {
                 let what = "tools of this type; send one with an input_schema";
@@ -86,7 +113,7 @@ impl Tools {
             }
             function_of(tool, "input_schema", field)
         })?;
-        let mut tools = Self { list, ..Self::default() };
+        let mut tools = Self { list, strict, ..Self::default() };
         if let Some(choice) = fields.take("tool_choice") {
             let mut choice = Fields::of(choice, "tool_choice")?;
             tools.choice = match choice.text("type")?.as_deref() {
@@ -117,6 +144,20 @@ impl Tools {
         Err(Wrong::Rule(wrong).at("tool_choice"))
     }
 
+    /// What the model may call. Without `loose` ones only those that are strict have schemas.
+    pub(crate) fn callable(&self, loose: bool) -> Vec<Callable<'_>> {
+        let functions = self.list.iter().zip(&self.strict).filter_map(|(tool, strict)| {
+            let function = &tool["function"];
+            let parameters = (*strict || loose).then_some(&function["parameters"]);
+            Some(Callable { name: function["name"].as_str()?, parameters })
+        });
+        let named = |function: &Callable<'_>| match &self.choice {
+            Choice::Named(name) => function.name == name,
+            _ => true,
+        };
+        functions.filter(named).collect()
+    }
+
     fn names(&self) -> impl Iterator<Item = &str> {
         self.list.iter().filter_map(|tool| tool["function"]["name"].as_str())
     }
@@ -125,10 +166,18 @@ impl Tools {
 const OPENAI_CHOICES: &str =
     "auto, none, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
 
+const RESPONSES_CHOICES: &str = "auto, none, required or {\"type\": \"function\", \"name\": …}";
+
+/// `parallel_tool_calls`.
+fn calls_max(fields: &mut Fields) -> Result<Option<usize>, Problem> {
+    let parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+    Ok((!parallel).then_some(1))
+}
+
 fn each(
     fields: &mut Fields,
-    read: impl Fn(Value, &str) -> Result<Value, Problem>,
-) -> Result<Vec<Value>, Problem> {
+    read: impl Fn(Value, &str) -> Result<(Value, bool), Problem>,
+) -> Result<(Vec<Value>, Vec<bool>), Problem> {
     let list = fields.list("tools", TOOLS_MAX)?.unwrap_or_default();
     let mut bytes = 0;
     let tools = list.into_iter().enumerate().map(|(at, tool)| {
@@ -139,7 +188,7 @@ fn each(
             );
         }
         let tool = read(tool, &field)?;
-        bytes += tool.to_string().len();
+        bytes += tool.0.to_string().len();
         if bytes > BYTES_MAX {
             return Err(Wrong::Rule("all tools together may have 2 MiB").at(field));
         }
@@ -148,8 +197,8 @@ fn each(
     tools.collect()
 }
 
-/// The envelope and its function. Fields that templates do not know are left out.
-fn function_of(mut fields: Fields, schema: &str, field: &str) -> Result<Value, Problem> {
+/// The envelope and its function, and whether it is strict. Fields that templates do not know are left out.
+fn function_of(mut fields: Fields, schema: &str, field: &str) -> Result<(Value, bool), Problem> {
     let at = |name: &str| format!("{field}.{name}");
     let name = fields.text("name").map_err(|_| Wrong::Kind("a string").at(at("name")))?;
     let name = name.ok_or_else(|| Wrong::Missing.at(at("name")))?;
@@ -164,6 +213,8 @@ fn function_of(mut fields: Fields, schema: &str, field: &str) -> Result<Value, P
     if let Some(description) = description {
         function.insert("description".to_owned(), description.into());
     }
+    let strict =
+        fields.flag("strict").map_err(|_| Wrong::Kind("true or false").at(at("strict")))?;
     let parameters = fields.object(schema).map_err(|_| Wrong::Kind("an object").at(at(schema)))?;
     let mut parameters = parameters.unwrap_or_default();
     // Templates go through the properties of every function.
@@ -172,7 +223,7 @@ fn function_of(mut fields: Fields, schema: &str, field: &str) -> Result<Value, P
     }
     parameters.entry("properties").or_insert_with(|| json!({}));
     function.insert("parameters".to_owned(), parameters.into());
-    Ok(json!({"type": "function", "function": function}))
+    Ok((json!({"type": "function", "function": function}), strict.unwrap_or(false)))
 }
 
 fn depth(value: &Value) -> usize {

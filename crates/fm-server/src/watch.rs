@@ -21,7 +21,7 @@ pub(crate) struct Watch {
     pub(crate) activity: Arc<Activity>,
     pub(crate) gauges: Gauges,
     /// Requests by the way they ended.
-    ended: [(&'static str, AtomicU64); 6],
+    ended: [(&'static str, AtomicU64); 8],
     refused: AtomicU64,
     thinking_tokens: AtomicU64,
 }
@@ -34,7 +34,8 @@ impl fmt::Debug for Watch {
 
 impl Watch {
     pub(crate) fn new(log: Log, activity: Arc<Activity>, gauges: Gauges) -> Self {
-        let ends = ["stop", "length", "context", "cancelled", "gone", "error"];
+        let ends =
+            ["stop", "length", "context", "repetition", "deadline", "cancelled", "gone", "error"];
         let ended = ends.map(|end| (end, AtomicU64::new(0)));
         let (refused, thinking_tokens) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { log, activity, gauges, ended, refused, thinking_tokens }

@@ -7,6 +7,7 @@
 mod deepseek;
 mod definitions;
 mod glm;
+mod grammar;
 mod harmony;
 mod hermes;
 mod minimax;
@@ -24,6 +25,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 pub use self::{
     definitions::Definitions,
+    grammar::{Callable, Calls},
     parts::{CallPart, Part},
     reader::valid_name,
 };
@@ -56,6 +58,8 @@ pub struct Dialect {
     /// What a turn begins with that shall be a call, of this function if one is named.
     opening: fn(Option<&str>) -> String,
     written: Written,
+    /// How its templates write calls; the likeliest first.
+    forms: &'static [grammar::Form],
     /// What its templates want of messages.
     prepare: fn(&mut [Message]),
 }
@@ -93,6 +97,36 @@ impl Dialect {
     /// What a turn begins with that shall be a call, of this function if one is named.
     pub fn opening(&self, name: Option<&str>) -> String {
         (self.opening)(name)
+    }
+
+    /// All marks that a call may begin with.
+    pub fn first_marks(&self) -> Vec<&'static str> {
+        match self.way {
+            Way::Calls(opens) => opens.iter().map(|open| open.mark).collect(),
+            Way::Harmony => Vec::new(),
+        }
+    }
+
+    /// The grammar of calls and nothing else, behind what the prompt has begun the answer with.
+    pub fn calls_alone(&self, calls: Calls<'_>, opening: &str) -> Option<String> {
+        calls.alone(self.forms, opening)
+    }
+
+    /// The grammar of text in which whatever begins like a call is one. `None` where text is not told
+    /// apart from calls by a mark.
+    pub fn calls_in_text(&self, calls: Calls<'_>) -> Option<String> {
+        match self.way {
+            Way::Calls(_) => Some(calls.in_text(self.forms, &self.first_marks())),
+            Way::Harmony => None,
+        }
+    }
+
+    /// The grammar of an answer by the body of a rule, or of calls and nothing else.
+    pub fn calls_or(&self, calls: Calls<'_>, answer: &str) -> Option<String> {
+        match self.way {
+            Way::Calls(_) => calls.or(self.forms, answer),
+            Way::Harmony => None,
+        }
     }
 
     /// What closes a thought, if that is no tag.

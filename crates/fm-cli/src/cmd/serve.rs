@@ -11,12 +11,13 @@ use fm_engine::{
     bytes::Bytes,
     engine::{Planned, plan},
     gauges::Gauges,
+    generate::Loops,
     grammar::Grammars,
     options::{ENGINE, EngineOptions, SAMPLING},
     schedule::{Driven, ScheduleOptions, Scheduler},
     warm_start::WarmStart,
 };
-use fm_server::{Door, Model, Patience, Server, Service};
+use fm_server::{Bounds, Door, Model, Patience, Server, Service};
 
 use super::{model_arg, model_path, run::warn};
 use crate::{
@@ -88,6 +89,20 @@ pub(super) fn command() -> Command {
             .value_parser(parse_seconds),
         )
         .arg(
+            valued(
+                "request-timeout",
+                "SECONDS",
+                "Time that a request has, from its arrival to its last token [default: any]",
+            )
+            .value_parser(parse_timeout),
+        )
+        .arg(
+            Arg::new("allow-loops")
+                .long("allow-loops")
+                .help("Let texts go on that repeat the same tokens again and again")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
             Arg::new("quiet")
                 .long("quiet")
                 .short('q')
@@ -108,6 +123,11 @@ pub(super) fn command() -> Command {
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "between 0.01 and 3600 seconds".to_owned())
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=1e6).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "between 0.1 and 1000000 seconds".to_owned())
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
@@ -164,6 +184,10 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         gauges,
         door,
         patience: Patience::default(),
+        bounds: Bounds {
+            time: matches.get_one("request-timeout").copied(),
+            loops: if matches.get_flag("allow-loops") { Loops::Allow } else { Loops::End },
+        },
         log: Box::new(move |requested| {
             if !quiet {
                 tell(requested.to_string());

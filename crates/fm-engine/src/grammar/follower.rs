@@ -14,7 +14,10 @@ use std::{
 use llguidance::{Matcher, api::StopReason};
 use toktrie::SimpleVob;
 
-use super::{Constraint, GrammarError, readable, spawn, trie::Words};
+use super::{
+    Constraint, GrammarError, readable, spawn,
+    trie::{Letters, Words},
+};
 
 /// What the thread says, after each token and at the start.
 pub(super) enum Heard {
@@ -129,7 +132,7 @@ fn follow(constraint: &Constraint, accepted: &Receiver<u32>, say: &SyncSender<He
         Err(error) => return drop(say.send(Heard::Stuck(error))),
     };
     loop {
-        let heard = next_mask(&mut matcher, words);
+        let heard = next_mask(&mut matcher, words, constraint.letters());
         let goes_on = matches!(heard, Heard::Mask(_));
         if say.send(heard).is_err() || !goes_on {
             return;
@@ -148,12 +151,12 @@ fn follow(constraint: &Constraint, accepted: &Receiver<u32>, say: &SyncSender<He
 }
 
 /// What may come next, as far as tokens of the model can spell it.
-pub(super) fn next_mask(matcher: &mut Matcher, words: &Words) -> Heard {
+pub(super) fn next_mask(matcher: &mut Matcher, words: &Words, letters: Letters) -> Heard {
     let mut bits = match matcher.compute_mask() {
         Ok(bits) => bits,
         Err(error) => return Heard::Stuck(stuck(&error)),
     };
-    bits.and(&words.letters);
+    bits.and(words.letters(letters));
     let ends = bits.is_allowed(words.end);
     bits.disallow_token(words.end);
     match (bits.is_zero(), ends) {

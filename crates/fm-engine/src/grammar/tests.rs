@@ -4,12 +4,12 @@ use std::{collections::BTreeSet, path::Path};
 
 use super::*;
 
-fn demo() -> Arc<Tokenizer> {
+pub(super) fn demo() -> Arc<Tokenizer> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
     Arc::new(Tokenizer::open(&dir, None).unwrap())
 }
 
-fn grammars(tokenizer: &Arc<Tokenizer>) -> Arc<Grammars> {
+pub(super) fn grammars(tokenizer: &Arc<Tokenizer>) -> Arc<Grammars> {
     let eos = tokenizer.token_id("<|im_end|>").unwrap();
     // More rows than tokens, as models have.
     Grammars::new(Arc::clone(tokenizer), tokenizer.vocab_len() + 3, vec![eos])
@@ -120,7 +120,8 @@ fn what_cannot_be_followed_is_refused_with_the_reason() {
     let allowed = format!("start: {}\"a\"{}", "(".repeat(20), ")".repeat(20));
     assert_eq!(grammars(&demo()).constraint(lark(&allowed)).map(drop), Ok(()));
     let long = regex(&"a".repeat(BYTES_MAX + 1));
-    assert_eq!(refused(long), GrammarError::TooLong { bytes: BYTES_MAX + 1 });
+    let max = BYTES_MAX;
+    assert_eq!(refused(long), GrammarError::TooLong { bytes: max + 1, max });
 }
 
 #[test]

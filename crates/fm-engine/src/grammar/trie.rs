@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fm_text::Tokenizer;
+use fm_text::{Tokenizer, tools::DIALECTS};
 use llguidance::ParserFactory;
 use toktrie::{
     InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
@@ -17,7 +17,9 @@ const TOKEN_BYTES_MAX: usize = 1000;
 pub(super) struct Words {
     pub(super) factory: ParserFactory,
     /// Tokens that are letters, and the end: a grammar may name others by their number.
-    pub(super) letters: SimpleVob,
+    letters: SimpleVob,
+    /// The same, and the special tokens that calls are marked with.
+    letters_and_marks: SimpleVob,
     /// Tokens that are nothing but newlines.
     pub(super) newlines: Vec<u32>,
     /// `<think>`, if it is one token.
@@ -32,12 +34,18 @@ impl Words {
         vocab: usize,
         eos: &[u32],
     ) -> Result<Self, GrammarError> {
+        let marks = DIALECTS.iter().flat_map(|dialect| dialect.marks());
+        let marks: Vec<u32> = marks
+            .filter_map(|mark| tokenizer.token_id(mark))
+            .filter(|id| tokenizer.is_special(*id) && !eos.contains(id))
+            .collect();
         let letters = |id: u32| {
             let bytes = tokenizer.token_bytes(id).unwrap_or_default();
             // No UTF-8 has this byte, and to the trie it means something else.
             let fits = bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER)
                 && bytes.len() <= TOKEN_BYTES_MAX;
-            let is_letter = fits && !tokenizer.is_special(id) && !eos.contains(&id);
+            let is_letter = !tokenizer.is_special(id) && !eos.contains(&id);
+            let is_letter = fits && (is_letter || marks.contains(&id));
             if is_letter { bytes.to_vec() } else { Vec::new() }
         };
         let end = vocab as u32;
@@ -46,6 +54,8 @@ impl Words {
         let newlines = (0..end).filter(|id| is_newline(&words[*id as usize])).collect();
         let mut spells: Vec<bool> = words.iter().map(|word| !word.is_empty()).collect();
         spells.push(true);
+        let letters_and_marks = SimpleVob::from_slice(&spells);
+        marks.iter().for_each(|id| spells[*id as usize] = false);
         words.push(Vec::new());
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
         drop(words);
@@ -58,8 +68,25 @@ impl Words {
         factory.quiet();
         *factory.limits_mut() = limits();
         let think = tokenizer.token_id("<think>");
-        Ok(Self { factory, letters: SimpleVob::from_slice(&spells), newlines, think, end })
+        let letters = SimpleVob::from_slice(&spells);
+        Ok(Self { factory, letters, letters_and_marks, newlines, think, end })
     }
+
+    pub(super) fn letters(&self, letters: Letters) -> &SimpleVob {
+        match letters {
+            Letters::Only => &self.letters,
+            Letters::AndMarks => &self.letters_and_marks,
+        }
+    }
+}
+
+/// What a text may be spelled with.
+#[derive(Clone, Copy)]
+pub(super) enum Letters {
+    /// No special tokens.
+    Only,
+    /// None but those that calls are marked with.
+    AndMarks,
 }
 
 /// The trie alone: any way to spell a text is allowed, so nothing is ever tokenised.

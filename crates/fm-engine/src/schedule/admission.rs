@@ -9,6 +9,7 @@ use fm_model::runner::SessionId;
 
 use super::{Crew, Job, Update, queue::Queue, restore::WORTH_READING};
 use crate::{
+    error::EngineError,
     prefix::{common, of_prompt},
     writing::{Mark, Need, Writing},
 };
@@ -34,6 +35,7 @@ impl Crew<'_> {
         loop {
             self.restore();
             self.unpark();
+            queue.expire(Instant::now());
             while self.taken() < self.options.sessions {
                 let job = if self.taken() == 0 { self.idle(queue) } else { queue.next() };
                 let Some(job) = job else { break };
@@ -65,7 +67,12 @@ impl Crew<'_> {
 
     /// Places those again who need not wait any longer.
     fn unpark(&mut self) {
+        let now = Instant::now();
         for mut parked in std::mem::take(&mut self.parked) {
+            if parked.job.request.deadline.is_some_and(|deadline| now >= deadline) {
+                let _ = (parked.job.listener)(Update::Failed(EngineError::Late));
+                continue;
+            }
             let writer = self.writings.iter().find(|writing| writing.session() == parked.session);
             let read = self.restores.iter().any(|restore| restore.session() == parked.session);
             let waits = writer.is_some_and(|writing| writing.held() < parked.tokens as usize);

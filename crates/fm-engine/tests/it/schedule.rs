@@ -7,7 +7,8 @@ use std::{
         atomic::Ordering,
         mpsc::{self, Receiver},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use fm_engine::{
@@ -258,4 +259,36 @@ fn a_thread_that_breaks_off_lets_everybody_go() {
     }
     assert!(!queue.is_open());
     assert_eq!(queue.push(vec![job(request(2)).0]), Err(Refused::Closed));
+}
+
+#[test]
+fn a_text_whose_time_is_over_ends_with_what_it_has() {
+    let scheduler = start(&EngineOptions::default(), OPTIONS);
+    let now = Instant::now();
+    let over = Request { deadline: Some(now), ..request(1) };
+    let ended = push(&scheduler, over).recv().unwrap();
+    assert!(matches!(ended, Err(EngineError::Late)), "{ended:?}");
+
+    // The second token is there before the time is over, the third is asked for after it.
+    let deadline = now + Duration::from_secs(2);
+    let (mut job, ends) = job(Request { deadline: Some(deadline), ..request(2) });
+    let (mut listener, mut tokens) = (job.listener, 0);
+    job.listener = Box::new(move |update| {
+        if let Update::Event(Event::Token(_)) = update {
+            tokens += 1;
+        }
+        while tokens == 2 && Instant::now() < deadline {
+            thread::park_timeout(deadline - Instant::now());
+        }
+        listener(update)
+    });
+    scheduler.queue().push(vec![job]).unwrap();
+    let generated = ends.recv().unwrap().unwrap();
+    assert_eq!((generated.finish, generated.tokens.len()), (FinishReason::Deadline, 2));
+    // Its neighbours, and whoever comes after it, do not notice.
+    let alone = push(&scheduler, request(3)).recv().unwrap().unwrap();
+    let timed = Request { deadline: Some(now + Duration::from_hours(1)), ..request(3) };
+    let timed = push(&scheduler, timed).recv().unwrap().unwrap();
+    assert_eq!((timed.logits_hash, timed.tokens), (alone.logits_hash, alone.tokens));
+    scheduler.drain().unwrap();
 }

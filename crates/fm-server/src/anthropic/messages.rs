@@ -82,6 +82,11 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     Ok(axum::Json(message).into_response())
 }
 
+/// Reads a request that is not answered.
+pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
+    read(app, fields).map(drop)
+}
+
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let mut manner = Manner::take(&mut fields, &app.model)?;
     let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?;
@@ -103,7 +108,7 @@ fn read_prompt(
 ) -> Result<(Ask, String), Problem> {
     let conversation = conversation(&mut fields, &mut manner)?;
     manner.constraint = structured::take_anthropic(&mut fields, &app.model.grammars)?;
-    structured::beside(&manner, &conversation)?;
+    structured::with_tools(&mut manner, &conversation, &app.model)?;
     refuse_unsupported(&mut fields)?;
     let name = fields.text("model")?.unwrap_or_else(|| app.model.name.clone());
     fields.end(TOLERATED)?;
@@ -143,7 +148,9 @@ impl Form {
                 into["stop_sequence"] = self.stop[at].as_str().into();
                 "stop_sequence"
             }
-            FinishReason::Length => "max_tokens",
+            FinishReason::Length | FinishReason::Repetition | FinishReason::Deadline => {
+                "max_tokens"
+            }
             FinishReason::Context => "model_context_window_exceeded",
         }
         .into();
@@ -207,7 +214,7 @@ impl MessageStream {
             CallPiece::Arguments(json) => {
                 self.delta(out, &json!({"type": "input_json_delta", "partial_json": json}));
             }
-            CallPiece::End => self.leave(out),
+            CallPiece::End | CallPiece::Broken => self.leave(out),
         }
     }
 

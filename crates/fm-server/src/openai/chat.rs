@@ -10,7 +10,7 @@ use fm_engine::generate::Generated;
 use fm_text::Channel;
 use serde_json::{Value, json};
 
-use super::{TOLERATED, error, finish_reason, logprobs, message, refuse, usage};
+use super::{TOLERATED, error, finish_reason, logprobs, message, refuse, thinking, usage};
 use crate::{
     answer::{Answer, CallPiece, Piece, Requested, TokenOdds},
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
@@ -60,6 +60,11 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     Ok(axum::Json(form.completion(&wholes, &answer)).into_response())
 }
 
+/// Reads a request that is not answered.
+pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
+    read(app, fields).map(drop)
+}
+
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let model = &app.model;
     let mut manner = Manner::take_openai(&mut fields, model)?;
@@ -73,7 +78,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     }
     manner.top_logprobs = odds.then(|| top.unwrap_or(0) as usize);
     let conversation = conversation(&mut fields, &mut manner)?;
-    structured::beside(&manner, &conversation)?;
+    structured::with_tools(&mut manner, &conversation, model)?;
     let (stream, include_usage) = stream_options(&mut fields)?;
     refuse_unsupported(&mut fields)?;
     let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
@@ -118,26 +123,9 @@ pub(crate) fn conversation(
     let messages = list.into_iter().enumerate().map(|(at, value)| message::read(value, at));
     let mut conversation =
         Conversation { messages: messages.collect::<Result<_, _>>()?, ..Conversation::default() };
-    let mut words = match fields.take("chat_template_kwargs") {
-        Some(value) => Fields::of(value, "chat_template_kwargs")?,
-        None => Fields::of(json!({}), "")?,
-    };
-    let effort = fields.text("reasoning_effort")?.or(words.text("reasoning_effort")?);
-    let thinking = fields.flag("enable_thinking")?.or(words.flag("enable_thinking")?);
-    words.end(&[])?;
-    conversation.enable_thinking =
-        thinking.or(effort.as_ref().map(|effort| !matches!(effort.as_str(), "none" | "minimal")));
-    if let Some(effort) = effort {
-        let known = ["none", "minimal", "low", "medium", "high", "xhigh"];
-        if !known.contains(&effort.as_str()) {
-            let words = "one of none, minimal, low, medium, high, xhigh";
-            return Err(Wrong::Kind(words).at("reasoning_effort"));
-        }
-        conversation.variables.insert("reasoning_effort".to_owned(), effort.into());
-    }
+    let effort = fields.text("reasoning_effort")?;
+    thinking(fields, (effort, "reasoning_effort"), (manner, &mut conversation))?;
     conversation.tools = Tools::take_openai(fields)?;
-    let budget = fields.count("thinking_budget", 1..=TOKENS_MAX)?;
-    manner.think_budget = budget.map(|budget| budget as usize);
     Ok(conversation)
 }
 
@@ -151,7 +139,7 @@ fn call_delta(id: &str, call: usize, piece: CallPiece) -> Option<Value> {
             "function": {"name": name, "arguments": ""},
         }),
         CallPiece::Arguments(json) => json!({"index": call, "function": {"arguments": json}}),
-        CallPiece::End => return None,
+        CallPiece::End | CallPiece::Broken => return None,
     };
     Some(json!({"tool_calls": [delta]}))
 }

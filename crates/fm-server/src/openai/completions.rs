@@ -59,6 +59,11 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     Ok(axum::Json(completion).into_response())
 }
 
+/// Reads a request that is not answered.
+pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
+    read(app, fields).map(drop)
+}
+
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let model = &app.model;
     let mut manner = Manner::take_openai(&mut fields, model)?;

@@ -46,7 +46,7 @@ pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
         None | Some(Value::Null) if message.tool_calls.is_some() => String::new(),
         None | Some(Value::Null) => return Err(Wrong::Missing.at(field("content"))),
         Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => parts_text(&parts, &field("content"))?,
+        Some(Value::Array(parts)) => parts_text(&parts, &["text"], &field("content"))?,
         Some(_) => {
             return Err(Wrong::Kind("a string or a list of parts").at(field("content")));
         }
@@ -68,14 +68,17 @@ fn call(call: &Value, field: &str) -> Result<Value, Problem> {
     if call.get("type").is_some_and(|kind| kind != "function") {
         return Err(Wrong::Unsupported("calls other than of functions").at(field));
     }
-    let function = &call["function"];
+    let function = function(&call["function"], &format!("{field}.function"))?;
+    let id = call["id"].as_str().unwrap_or_default();
+    Ok(json!({"id": id, "type": "function", "function": function}))
+}
+
+/// Name and arguments of a call.
+pub(super) fn function(function: &Value, field: &str) -> Result<Value, Problem> {
     let name = function["name"].as_str().filter(|name| valid_name(name));
-    let wrong = || Wrong::Kind("the name of a function").at(format!("{field}.function.name"));
+    let wrong = || Wrong::Kind("the name of a function").at(format!("{field}.name"));
     let name = name.ok_or_else(wrong)?;
-    let wrong = || {
-        let kind = "the text of a JSON object";
-        Wrong::Kind(kind).at(format!("{field}.function.arguments"))
-    };
+    let wrong = || Wrong::Kind("the text of a JSON object").at(format!("{field}.arguments"));
     let arguments = match &function["arguments"] {
         Value::Null => Map::new(),
         Value::Object(map) => map.clone(),
@@ -83,15 +86,13 @@ fn call(call: &Value, field: &str) -> Result<Value, Problem> {
         Value::String(text) => serde_json::from_str(text).map_err(|_| wrong())?,
         _ => return Err(wrong()),
     };
-    let function = json!({"name": name, "arguments": arguments});
-    let id = call["id"].as_str().unwrap_or_default();
-    Ok(json!({"id": id, "type": "function", "function": function}))
+    Ok(json!({"name": name, "arguments": arguments}))
 }
 
-/// The text of a list of parts.
-fn parts_text(parts: &[Value], field: &str) -> Result<String, Problem> {
+/// The text of a list of parts of these kinds.
+pub(super) fn parts_text(parts: &[Value], kinds: &[&str], field: &str) -> Result<String, Problem> {
     let texts = parts.iter().enumerate().map(|(at, part)| match part["type"].as_str() {
-        Some("text") => {
+        Some(kind) if kinds.contains(&kind) => {
             let text = part["text"].as_str();
             text.ok_or_else(|| Wrong::Kind("a string").at(format!("{field}[{at}].text")))
         }

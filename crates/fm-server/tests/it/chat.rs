@@ -173,3 +173,25 @@ fn models_health_and_metrics() {
     assert!(line.starts_with("/v1/chat/completions prompt=18 cached=0 written=5 "), "{line}");
     assert!(!line.contains("plus"), "no text in the log: {line}");
 }
+
+#[test]
+fn the_panels_in_the_documentation_name_what_is_exported() {
+    let server = start(1);
+    let metrics = get(server.at, "/metrics").body;
+    let exported = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let exported: Vec<&str> = exported.filter_map(|line| line.split(' ').next()).collect();
+    let path = fm_testkit::golden::workspace_dir().join("docs/grafana.json");
+    let board: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let panels = board["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut named = std::collections::BTreeSet::new();
+    for target in targets {
+        let expression = target["expr"].as_str().unwrap();
+        let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for word in words.filter(|word| word.starts_with("flash_moe_")) {
+            assert!(exported.contains(&word), "{word} in {expression}");
+            named.insert(word.to_owned());
+        }
+    }
+    assert_eq!(named.len(), exported.len(), "each is shown: {named:?} of {exported:?}");
+}

@@ -15,7 +15,7 @@ use fm_engine::{
     options::EngineOptions,
     schedule::{Activity, DiskOptions, Driven, ScheduleOptions, Scheduler},
 };
-use fm_server::{Door, Model, Patience, Server, Service, Stopper, Submit};
+use fm_server::{Bounds, Door, Model, Patience, Server, Service, Stopper, Submit};
 use fm_testkit::golden::demo_dir;
 
 /// A server that ends with its test.
@@ -58,7 +58,15 @@ pub(crate) fn start_for(
     door: Door,
     patience: Patience,
 ) -> Running {
-    start_on(sessions, (submit, None), door, patience)
+    start_within(sessions, submit, (door, patience, Bounds::default()))
+}
+
+pub(crate) fn start_within(
+    sessions: usize,
+    submit: Option<Arc<dyn Submit>>,
+    (door, patience, bounds): (Door, Patience, Bounds),
+) -> Running {
+    start_on(sessions, (submit, None), (door, patience, bounds))
 }
 
 /// A server that keeps prompts in this directory.
@@ -70,14 +78,13 @@ pub(crate) fn start_keeping(sessions: usize, dir: &Path) -> Running {
         notices: Arc::new(|notice| panic!("{notice:?}")),
     };
     let door = Door { key: None, loopback: true };
-    start_on(sessions, (None, Some(disk)), door, Patience::default())
+    start_on(sessions, (None, Some(disk)), (door, Patience::default(), Bounds::default()))
 }
 
 fn start_on(
     sessions: usize,
     (submit, disk): (Option<Arc<dyn Submit>>, Option<DiskOptions>),
-    door: Door,
-    patience: Patience,
+    (door, patience, bounds): (Door, Patience, Bounds),
 ) -> Running {
     let engine = engine(sessions);
     let stats = engine.stats_handle();
@@ -109,6 +116,7 @@ fn start_on(
         gauges,
         door,
         patience,
+        bounds,
         log: Box::new(move |requested| lines.lock().unwrap().push(requested.to_string())),
     };
     let thread = thread::spawn(move || server.run(service).unwrap());

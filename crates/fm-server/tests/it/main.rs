@@ -1,16 +1,19 @@
 //! A server in this process, asked over a socket as clients ask.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod bounds;
 mod browser;
 mod chat;
 mod client;
 mod endings;
 mod harness;
 mod messages;
+mod openapi;
 mod page;
 mod page_in_browser;
 mod patience;
 mod refusals;
+mod responses;
 mod restarts;
 mod sharing;
 mod structured;

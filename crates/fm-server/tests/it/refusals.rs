@@ -105,14 +105,49 @@ const ANTHROPIC: &[(&str, &str)] = &[
     ("colour", "\"red\""),
 ];
 
+const RESPONSES: &[(&str, &str)] = &[
+    ("input", "null"),
+    ("input", "[]"),
+    ("input", "5"),
+    ("input", r#"[{"role": "wizard", "content": "hi"}]"#),
+    ("input", r#"[{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]"#),
+    ("input", r#"[{"type": "item_reference", "id": "msg_1"}]"#),
+    ("input", r#"[{"type": "web_search_call", "id": "x"}]"#),
+    ("input", r#"[{"type": "function_call", "call_id": "x", "name": "f", "arguments": "{"}]"#),
+    ("input", r#"[{"type": "function_call", "name": "f", "arguments": "{}"}]"#),
+    ("input", r#"[{"type": "function_call_output", "call_id": "x"}]"#),
+    ("max_output_tokens", "0"),
+    ("store", "true"),
+    ("previous_response_id", "\"resp_1\""),
+    ("conversation", "\"conv_1\""),
+    ("background", "true"),
+    ("truncation", "\"auto\""),
+    ("prompt", r#"{"id": "pmpt_1"}"#),
+    ("reasoning", r#"{"effort": "some"}"#),
+    ("reasoning", r#"{"effort": 3}"#),
+    ("tools", r#"[{"type": "web_search"}]"#),
+    ("tools", r#"[{"type": "function", "function": {"name": "f"}}]"#),
+    ("tool_choice", r#"{"type": "function", "name": "f"}"#),
+    ("tool_choice", r#"{"type": "web_search"}"#),
+    ("text", r#"{"format": {"type": "xml"}}"#),
+    ("text", r#"{"format": {"type": "json_schema", "name": "x"}}"#),
+    ("text", r#"{"format": {"type": "json_schema", "name": "x", "schema": {"type": "wizard"}}}"#),
+    ("n", "2"),
+];
+
 #[test]
 fn a_field_that_cannot_be_is_named_in_the_interfaces_own_words() {
     let server = start(1);
     let mut answers = String::new();
-    for (path, changes) in [("/v1/chat/completions", OPENAI), ("/v1/messages", ANTHROPIC)] {
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    let chat = json!({"messages": hi, "max_tokens": 1});
+    for (path, changes, body) in [
+        ("/v1/chat/completions", OPENAI, &chat),
+        ("/v1/messages", ANTHROPIC, &chat),
+        ("/v1/responses", RESPONSES, &json!({"input": hi})),
+    ] {
         for (field, value) in changes {
-            let mut body =
-                json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+            let mut body = body.clone();
             body[*field] = serde_json::from_str(value).unwrap();
             let refused = post(server.at, path, &body);
             assert_eq!(refused.status, 400, "{field} {value}: {}", refused.body);

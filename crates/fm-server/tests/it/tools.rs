@@ -210,3 +210,136 @@ fn a_choice_is_kept() {
     assert_eq!(stop(json!({"type": "any"})), "tool_use");
     assert_eq!(stop(json!({"type": "tool", "name": "get_weather"})), "tool_use");
 }
+
+/// Tools whose arguments the demonstration model would not write by itself.
+fn odd_tools(strict: bool) -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "place": {"enum": ["Oslo", "Rome"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["place", "days"],
+        "additionalProperties": false,
+    });
+    json!([{"type": "function", "function": {
+        "name": "get_weather", "description": "Get the current weather for a city.",
+        "parameters": parameters, "strict": strict,
+    }}])
+}
+
+fn is_odd(arguments: &str) -> bool {
+    let value: Value = serde_json::from_str(arguments).unwrap();
+    let place = value["place"].as_str().is_some_and(|place| ["Oslo", "Rome"].contains(&place));
+    let days = value["days"].as_i64().is_some_and(|days| (1..=9).contains(&days));
+    place && days && value.as_object().unwrap().len() == 2
+}
+
+#[test]
+fn arguments_keep_to_their_schema_where_a_call_is_demanded_or_a_tool_is_strict() {
+    let server = start(2);
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    for (choice, strict) in [
+        (json!("required"), false),
+        (named, false),
+        (json!("required"), true),
+        (json!("auto"), true),
+    ] {
+        for seed in 0..3 {
+            let more = json!({
+                "tools": odd_tools(strict), "tool_choice": choice, "temperature": 1.2, "seed": seed,
+                "max_tokens": 250, "parallel_tool_calls": false,
+            });
+            let whole = post(server.at, CHAT, &chat(&more)).json();
+            let streamed = post(server.at, CHAT, &chat(&with(more, &json!({"stream": true}))));
+            let message = &whole["choices"][0]["message"];
+            let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+            assert!(choice == "auto" || calls.len() == 1, "{whole}");
+            let mut arguments = String::new();
+            for call in &calls {
+                arguments.push_str(call["function"]["arguments"].as_str().unwrap());
+                assert!(is_odd(&arguments), "{choice} {strict}: {arguments}");
+                assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
+            }
+            let told = joined(&streamed, |chunk| {
+                let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+                call["function"]["arguments"].as_str().map(str::to_owned)
+            });
+            assert_eq!(told, arguments, "{choice} {strict}: streamed is whole");
+        }
+    }
+    // Greedy, the model calls; it is the schema that its words are bent to.
+    let auto = json!({"tools": odd_tools(true)});
+    let whole = post(server.at, CHAT, &chat(&auto)).json();
+    let call = &whole["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert!(is_odd(call["arguments"].as_str().unwrap()), "{whole}");
+    // And it thinks first, if it likes.
+    let thinks =
+        post(server.at, CHAT, &chat(&with(auto, &json!({"enable_thinking": true})))).json();
+    let message = &thinks["choices"][0]["message"];
+    assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{thinks}");
+    assert!(
+        is_odd(message["tool_calls"][0]["function"]["arguments"].as_str().unwrap()),
+        "{thinks}"
+    );
+}
+
+#[test]
+fn an_answer_of_a_given_form_may_be_a_call_instead() {
+    let server = start(1);
+    let schema = json!({
+        "type": "object", "properties": {"said": {"type": "string"}},
+        "required": ["said"], "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let ask = |question: &str| {
+        let more = json!({
+            "messages": [{"role": "user", "content": question}], "max_tokens": 120,
+            "response_format": format,
+        });
+        let whole = post(server.at, CHAT, &chat(&more)).json();
+        let streamed = post(server.at, CHAT, &chat(&with(more, &json!({"stream": true}))));
+        let content = joined(&streamed, |chunk| {
+            chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
+        });
+        let choice = whole["choices"][0].clone();
+        assert_eq!(content, choice["message"]["content"].as_str().unwrap_or_default());
+        choice
+    };
+    let call = ask("What is the weather in Paris?");
+    assert_eq!(call["finish_reason"], "tool_calls", "{call}");
+    let arguments = &call["message"]["tool_calls"][0]["function"]["arguments"];
+    assert_eq!(arguments, r#"{"city": "Paris"}"#);
+    let answer = ask("Say <tool_call> as JSON, please.");
+    assert!(answer["message"].get("tool_calls").is_none(), "{answer}");
+    if answer["finish_reason"] == "stop" {
+        let text = answer["message"]["content"].as_str().unwrap();
+        let value: Value = serde_json::from_str(text).unwrap();
+        assert!(value["said"].is_string(), "{answer}");
+    }
+}
+
+#[test]
+fn a_schema_that_cannot_be_kept_to_is_refused_for_strict_tools_only() {
+    let server = start(1);
+    let mut tools = odd_tools(true);
+    tools[0]["function"]["parameters"]["properties"]["place"] = json!({"not": {"const": "Rome"}});
+    let refused = post(server.at, CHAT, &chat(&json!({"tools": tools})));
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, error["param"].as_str()), (400, Some("tools")));
+    assert!(error["message"].as_str().unwrap().contains("not"), "{error}");
+    tools[0]["function"]["strict"] = false.into();
+    for choice in ["auto", "required"] {
+        let more = json!({"tools": tools, "tool_choice": choice, "max_tokens": 200});
+        let whole = post(server.at, CHAT, &chat(&more));
+        assert_eq!(whole.status, 200, "{}", whole.body);
+        if choice == "required" {
+            let calls = &whole.json()["choices"][0]["message"]["tool_calls"];
+            let arguments = calls[0]["function"]["arguments"].as_str().unwrap();
+            assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object());
+        }
+    }
+    // Beside calls, only JSON can be told apart from them.
+    let regex = json!({"structured_outputs": {"regex": "[a-z]+"}});
+    assert_eq!(post(server.at, CHAT, &chat(&regex)).status, 400);
+}

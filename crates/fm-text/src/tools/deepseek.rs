@@ -3,6 +3,7 @@
 
 use super::{
     Definitions, Dialect, Way, Written,
+    grammar::{Again, Form, Shape},
     object::Arguments,
     parts::Parts,
     reader::{Read, Step, valid_name},
@@ -28,6 +29,30 @@ pub(super) const DEEPSEEK: Dialect = Dialect {
     ]),
     opening: |_| format!("{OPEN}{CALL}"),
     written: Written::Object,
+    forms: &[
+        Form {
+            open: OPEN,
+            shape: Shape::Json { name: (CALL, NAMED), end: END },
+            close: CLOSE,
+            again: Again::Within(""),
+        },
+        Form {
+            open: OPEN,
+            shape: Shape::Json {
+                name: ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
+                end: "\n```<｜tool▁call▁end｜>",
+            },
+            close: CLOSE,
+            again: Again::Within("\n"),
+        },
+        // Without the outer mark.
+        Form {
+            open: "",
+            shape: Shape::Json { name: (CALL, NAMED), end: END },
+            close: "",
+            again: Again::Block(&[""]),
+        },
+    ],
     prepare: |_| {},
 };
 

@@ -35,6 +35,11 @@ impl Kinds {
         self.0 & kind as u8 != 0
     }
 
+    /// Whether it is this one and no other.
+    pub(super) fn is(self, kind: Kind) -> bool {
+        self.0 == kind as u8
+    }
+
     /// Whether every value is a text as it stands.
     pub(super) fn is_text(self) -> bool {
         self.0 & !(Kind::String as u8 | Kind::Null as u8) == 0

@@ -2,6 +2,7 @@
 
 use super::{
     Dialect, Way, Written,
+    grammar::{Again, Form, Lines, MAYBE, Shape},
     splitter::Open,
     tagged::{Tagged, Tags},
 };
@@ -28,5 +29,11 @@ pub(super) const GLM: Dialect = Dialect {
     }]),
     opening: |name| [OPEN, name.unwrap_or_default()].concat(),
     written: Written::Between("", TAGS.close),
+    forms: &[Form {
+        open: OPEN,
+        shape: Shape::Tagged(&TAGS, Lines { name: MAYBE, key: MAYBE, value: MAYBE }),
+        close: TAGS.close,
+        again: Again::Block(&["", "\n"]),
+    }],
     prepare: |_| {},
 };

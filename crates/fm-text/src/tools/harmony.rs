@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::{
     Definitions, Dialect, Way, Written,
+    grammar::{Again, Form, Shape},
     object::{Arguments, Found},
     parts::Parts,
     reader::valid_name,
@@ -40,6 +41,12 @@ pub(super) const HARMONY: Dialect = Dialect {
         }
     },
     written: Written::Object,
+    forms: &[Form {
+        open: "<|channel|>commentary to=functions.",
+        shape: Shape::Json { name: ("", " <|constrain|>json<|message|>"), end: "" },
+        close: "",
+        again: Again::Never,
+    }],
     prepare: |messages| messages.iter_mut().for_each(one_thought),
 };
 

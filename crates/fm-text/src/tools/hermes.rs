@@ -2,6 +2,7 @@
 
 use super::{
     Definitions, Dialect, Way, Written,
+    grammar::{Again, Form, Shape},
     object::Object,
     parts::Parts,
     reader::{Read, Step},
@@ -22,6 +23,12 @@ pub(super) const HERMES: Dialect = Dialect {
         Some(name) => format!("{OPEN}\n{{\"name\": \"{name}\", \"arguments\":"),
     },
     written: Written::Object,
+    forms: &[Form {
+        open: "<tool_call>\n",
+        shape: Shape::Json { name: ("{\"name\": \"", "\", \"arguments\": "), end: "}" },
+        close: "\n</tool_call>",
+        again: Again::Block(&["\n"]),
+    }],
     prepare: |_| {},
 };
 

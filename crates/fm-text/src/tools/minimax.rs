@@ -2,6 +2,7 @@
 
 use super::{
     Dialect, Way, Written,
+    grammar::{Again, Form, Lines, Shape},
     splitter::Open,
     tagged::{Tagged, Tags},
 };
@@ -31,5 +32,11 @@ pub(super) const MINIMAX: Dialect = Dialect {
         Some(name) => format!("{OPEN}\n<invoke name=\"{name}\">\n"),
     },
     written: Written::Between(TAGS.name.1, TAGS.end),
+    forms: &[Form {
+        open: "<minimax:tool_call>\n",
+        shape: Shape::Tagged(&TAGS, Lines { name: "\n", key: "", value: "\n" }),
+        close: "\n</minimax:tool_call>",
+        again: Again::Within("\n"),
+    }],
     prepare: |_| {},
 };

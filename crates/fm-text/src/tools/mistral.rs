@@ -5,6 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     Definitions, Dialect, Way, Written,
+    grammar::{Again, Form, Shape},
     object::{Arguments, Object},
     parts::Parts,
     reader::{Read, Step, valid_name},
@@ -28,6 +29,26 @@ pub(super) const MISTRAL: Dialect = Dialect {
     // Which of the two forms follows, the model knows.
     opening: |_| OPEN.to_owned(),
     written: Written::Object,
+    forms: &[
+        Form {
+            open: OPEN,
+            shape: Shape::Json { name: ("", ARGUMENTS), end: "" },
+            close: "",
+            again: Again::Block(&[""]),
+        },
+        Form {
+            open: "[TOOL_CALLS][",
+            shape: Shape::Json { name: ("{\"name\": \"", "\", \"arguments\": "), end: "}" },
+            close: "]",
+            again: Again::Within(", "),
+        },
+        Form {
+            open: "[TOOL_CALLS] [",
+            shape: Shape::Json { name: ("{\"name\": \"", "\", \"arguments\": "), end: "}" },
+            close: "]",
+            again: Again::Within(", "),
+        },
+    ],
     prepare: |messages| messages.iter_mut().for_each(shorten_ids),
 };
 

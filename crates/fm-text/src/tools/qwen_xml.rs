@@ -2,6 +2,7 @@
 
 use super::{
     Dialect, Way, Written,
+    grammar::{Again, Form, Lines, Shape},
     splitter::Open,
     tagged::{Tagged, Tags},
 };
@@ -31,5 +32,20 @@ pub(super) const QWEN_XML: Dialect = Dialect {
         Some(name) => format!("{OPEN}\n<function={name}>\n"),
     },
     written: Written::Between(TAGS.name.1, TAGS.end),
+    forms: &[
+        Form {
+            open: "<tool_call>\n",
+            shape: Shape::Tagged(&TAGS, Lines { name: "\n", key: "\n", value: "\n" }),
+            close: "\n</tool_call>",
+            again: Again::Block(&["\n"]),
+        },
+        // Without the outer tag.
+        Form {
+            open: "",
+            shape: Shape::Tagged(&TAGS, Lines { name: "\n", key: "\n", value: "\n" }),
+            close: "",
+            again: Again::Block(&["\n"]),
+        },
+    ],
     prepare: |_| {},
 };

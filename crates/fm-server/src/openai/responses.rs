@@ -1,0 +1,199 @@
+//! `POST /v1/responses`, without a memory: what a response is about comes with its request.
+
+mod items;
+mod writer;
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+
+use self::writer::Writer;
+use super::{refuse, thinking};
+use crate::{
+    answer::Answer,
+    ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
+    fields::Fields,
+    kept::CallIds,
+    model::Conversation,
+    problem::{Problem, Wrong},
+    serve::{self, App},
+    stream, structured,
+    tools::Tools,
+};
+
+const PATH: &str = "/v1/responses";
+
+/// Fields that never change an answer.
+const TOLERATED: &[&str] = &[
+    "user",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    // Of tools that run on the original's servers.
+    "max_tool_calls",
+];
+
+/// What a response repeats of its request, if the request says it.
+const REPEATED: &[&str] = &[
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "user",
+];
+
+/// What the response needs to know of the request.
+struct Form {
+    app: Arc<App>,
+    id: String,
+    ids: CallIds,
+    created_unix: u64,
+    /// Fields of the request, in their places.
+    repeated: Map<String, Value>,
+    stream: bool,
+    odds: bool,
+}
+
+/// Answers a conversation.
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
+    match answer(app, request).await {
+        Ok(response) => response,
+        Err(problem) => refuse(&problem),
+    }
+}
+
+async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
+    let (ask, form) = serve::prepare(&app, request, read).await?;
+    let mut answer: Answer = ask.submit(&app, PATH)?;
+    if form.stream {
+        return Ok(stream::respond(answer, Writer::new(form)));
+    }
+    let mut writer = Writer::new(form);
+    while let Some((_, piece)) = answer.next().await {
+        writer.write(piece)?;
+    }
+    Ok(axum::Json(writer.response(&answer.tally.requested)).into_response())
+}
+
+/// Reads a request that is not answered.
+pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
+    read(app, fields).map(drop)
+}
+
+fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
+    let model = &app.model;
+    let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
+    let mut repeated = repeated(&fields, name);
+    let mut manner = Manner::take(&mut fields, model)?;
+    let sampling = manner.sampling;
+    for (name, value) in [("temperature", sampling.temperature), ("top_p", sampling.top_p)] {
+        // The nearest number of f64 to one of f32 has digits that nobody wrote.
+        repeated.insert(name.to_owned(), ((f64::from(value) * 1e6).round() / 1e6).into());
+    }
+    let max_tokens = fields.count("max_output_tokens", 1..=TOKENS_MAX)?;
+    manner.max_tokens = max_tokens.map(|max| max as usize);
+    let odds = includes_odds(&mut fields)?;
+    let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
+    manner.top_logprobs = (odds || top.is_some()).then(|| top.unwrap_or(0) as usize);
+    manner.constraint = structured::take_responses(&mut fields, &model.grammars)?;
+    let conversation = conversation(&mut fields, &mut manner)?;
+    structured::with_tools(&mut manner, &conversation, model)?;
+    let stream = streams(&mut fields)?;
+    refuse_unsupported(&mut fields)?;
+    fields.end(TOLERATED)?;
+    let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
+    let odds = manner.top_logprobs.is_some();
+    let ask = Ask { prompt: model.prompt(conversation, &app.kept)?, manner, ids: ids.clone() };
+    let created_unix = serve::now_unix();
+    Ok((ask, Form { app: Arc::clone(app), id, ids, created_unix, repeated, stream, odds }))
+}
+
+/// All fields that responses have, as the request says or as they are without it.
+fn repeated(fields: &Fields, model: String) -> Map<String, Value> {
+    let mut all = json!({
+        "instructions": null,
+        "max_output_tokens": null,
+        "metadata": {},
+        "model": model,
+        "parallel_tool_calls": true,
+        "previous_response_id": null,
+        "reasoning": {"effort": null, "summary": null},
+        "store": false,
+        "temperature": null,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": null,
+        "truncation": "disabled",
+    });
+    for field in REPEATED {
+        if let Some(value) = fields.peek(field) {
+            all[*field] = value.clone();
+        }
+    }
+    match all {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// `include`: what it can name is there anyway or never, but for one.
+fn includes_odds(fields: &mut Fields) -> Result<bool, Problem> {
+    const INCLUDES_MAX: usize = 16;
+    let names = fields.texts("include", INCLUDES_MAX)?;
+    Ok(names.iter().any(|name| name == "message.output_text.logprobs"))
+}
+
+fn streams(fields: &mut Fields) -> Result<bool, Problem> {
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    if let Some(options) = fields.take("stream_options") {
+        Fields::of(options, "stream_options")?.end(&["include_obfuscation"])?;
+    }
+    Ok(stream)
+}
+
+fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation, Problem> {
+    let messages = items::read(fields)?;
+    let mut conversation = Conversation { messages, ..Conversation::default() };
+    let effort = match fields.take("reasoning") {
+        None => None,
+        Some(value) => {
+            let mut reasoning = Fields::of(value, "reasoning")?;
+            let effort = reasoning.text("effort");
+            let effort = effort.map_err(|_| Wrong::Kind("a string").at("reasoning.effort"))?;
+            // Thinking is never summarised: it is all there.
+            reasoning.end(&["summary", "generate_summary", "context"])?;
+            effort
+        }
+    };
+    thinking(fields, (effort, "reasoning.effort"), (manner, &mut conversation))?;
+    conversation.tools = Tools::take_responses(fields)?;
+    Ok(conversation)
+}
+
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
+    let off = |value: &Value| value == false;
+    let keeps = "stored responses: it keeps none; leave it out or send false";
+    fields.refuse("store", keeps, off)?;
+    let keeps = "earlier responses: it keeps none; send the whole conversation as input";
+    fields.refuse("previous_response_id", keeps, |_| false)?;
+    fields.refuse("conversation", "conversations: it keeps none; send all as input", |_| false)?;
+    fields.refuse("background", "responses in the background", off)?;
+    fields.refuse("prompt", "prompts that are kept elsewhere; send instructions", |_| false)?;
+    fields.refuse("truncation", "truncation: it never drops input", |value| value == "disabled")
+}

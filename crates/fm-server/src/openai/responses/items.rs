@@ -1,0 +1,192 @@
+//! Input of the Responses API: a list of items, which become messages.
+
+use fm_text::Message;
+use serde_json::{Value, json};
+
+use crate::{
+    fields::Fields,
+    openai::message::{function, parts_text},
+    problem::{Problem, Wrong},
+};
+
+/// Items of a request.
+const ITEMS_MAX: usize = 8192;
+
+/// Parts that are text.
+const TEXTS: &[&str] = &["input_text", "output_text", "text"];
+
+/// Reads `instructions` and `input`.
+pub(super) fn read(fields: &mut Fields) -> Result<Vec<Message>, Problem> {
+    let mut items = Items::default();
+    if let Some(instructions) = fields.text("instructions")? {
+        items.messages.push(Message::new("system", instructions));
+    }
+    match fields.take("input") {
+        None => return Err(Wrong::Missing.at("input")),
+        Some(Value::String(text)) => items.messages.push(Message::new("user", text)),
+        Some(Value::Array(list)) if list.is_empty() => return Err(Wrong::Empty.at("input")),
+        Some(Value::Array(list)) if list.len() > ITEMS_MAX => {
+            return Err(Wrong::Many(ITEMS_MAX).at("input"));
+        }
+        Some(Value::Array(list)) => {
+            for (at, item) in list.iter().enumerate() {
+                items.add(item, &format!("input[{at}]"))?;
+            }
+        }
+        Some(_) => return Err(Wrong::Kind("a string or a list of items").at("input")),
+    }
+    Ok(items.messages)
+}
+
+#[derive(Default)]
+struct Items {
+    messages: Vec<Message>,
+    /// What the assistant thought before the item that comes next.
+    thought: Option<String>,
+}
+
+impl Items {
+    fn add(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
+        match item["type"].as_str() {
+            None | Some("message") => self.message(item, field),
+            Some("reasoning") => {
+                self.think(item);
+                Ok(())
+            }
+            Some("function_call") => self.call(item, field),
+            Some("function_call_output") => self.result(item, field),
+            Some("item_reference") => {
+                let what = "references to items: it keeps none; send them whole";
+                Err(Wrong::Unsupported(what).at(field))
+            }
+            Some(_) => Err(Wrong::Unsupported("items of this type").at(field)),
+        }
+    }
+
+    fn message(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
+        let role = match item["role"].as_str() {
+            Some("developer" | "system") => "system",
+            Some("user") => "user",
+            Some("assistant") => "assistant",
+            _ => {
+                let roles = "one of system, developer, user, assistant";
+                return Err(Wrong::Kind(roles).at(format!("{field}.role")));
+            }
+        };
+        let text = content(&item["content"], &format!("{field}.content"))?;
+        let thought = self.thought.take();
+        match self.messages.last_mut() {
+            // Templates know one system message: instructions and what follows them are one.
+            Some(last) if role == "system" && last.role == "system" => {
+                let before = last.content.as_ref().and_then(Value::as_str).unwrap_or_default();
+                last.content = Some(format!("{before}\n\n{text}").into());
+            }
+            _ => {
+                let mut message = Message::new(role, text);
+                message.reasoning_content = thought.filter(|_| role == "assistant");
+                self.messages.push(message);
+            }
+        }
+        Ok(())
+    }
+
+    /// What nobody can read (`encrypted_content`) is left out.
+    fn think(&mut self, item: &Value) {
+        let said = ["content", "summary"].map(|name| {
+            let parts = item[name].as_array().into_iter().flatten();
+            parts.filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
+        });
+        if let Some(text) = said.into_iter().find(|text| !text.is_empty()) {
+            self.thought = Some(text);
+        }
+    }
+
+    /// Calls that follow each other, or what was said before them, are one message.
+    fn call(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
+        let id = string(item, "call_id", field)?;
+        let function = function(item, field)?;
+        let call = json!({"id": id, "type": "function", "function": function});
+        let thought = self.thought.take();
+        let last = self.messages.last_mut().filter(|last| last.role == "assistant");
+        match last.filter(|_| thought.is_none()) {
+            Some(last) => match last.tool_calls.as_mut().and_then(Value::as_array_mut) {
+                Some(calls) => calls.push(call),
+                None => last.tool_calls = Some(json!([call])),
+            },
+            None => self.messages.push(Message {
+                reasoning_content: thought,
+                tool_calls: Some(json!([call])),
+                ..Message::new("assistant", "")
+            }),
+        }
+        Ok(())
+    }
+
+    fn result(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
+        let id = string(item, "call_id", field)?.to_owned();
+        let text = content(&item["output"], &format!("{field}.output"))?;
+        self.thought = None;
+        self.messages.push(Message { tool_call_id: Some(id), ..Message::new("tool", text) });
+        Ok(())
+    }
+}
+
+fn content(value: &Value, field: &str) -> Result<String, Problem> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => parts_text(parts, TEXTS, field),
+        Value::Null => Err(Wrong::Missing.at(field)),
+        _ => Err(Wrong::Kind("a string or a list of parts").at(field)),
+    }
+}
+
+fn string<'i>(item: &'i Value, name: &str, field: &str) -> Result<&'i str, Problem> {
+    item[name].as_str().ok_or_else(|| Wrong::Kind("a string").at(format!("{field}.{name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(input: &Value) -> Value {
+        let body = json!({"instructions": "Be brief.", "input": input}).to_string();
+        let messages = read(&mut Fields::parse(body.as_bytes()).unwrap()).unwrap();
+        let one = |message: &Message| {
+            let calls = message.tool_calls.as_ref().and_then(Value::as_array);
+            let names = calls.into_iter().flatten().map(|call| call["function"]["name"].clone());
+            json!([
+                message.role,
+                message.content,
+                message.reasoning_content,
+                names.collect::<Value>()
+            ])
+        };
+        messages.iter().map(one).collect()
+    }
+
+    #[test]
+    fn items_are_the_messages_that_they_belong_to() {
+        let call = |name: &str| json!({"type": "function_call", "call_id": name, "name": name, "arguments": "{}"});
+        let result = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": [{"type": "input_text", "text": "ok"}]});
+        let thought = |text: &str| json!({"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": text}]});
+        let said = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]});
+        let sealed = json!({"type": "reasoning", "summary": [], "encrypted_content": "x"});
+        let input = json!([
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            thought("hm"), call("f"), call("g"), result("f"), result("g"),
+            sealed, said, call("h"), result("h"), thought("so"), said,
+        ]);
+        let expected = json!([
+            ["system", "Be brief.\n\nBe kind.", null, []],
+            ["user", "a\nb", null, []],
+            ["assistant", "", "hm", ["f", "g"]],
+            ["tool", "ok", null, []],
+            ["tool", "ok", null, []],
+            ["assistant", "Well.", null, ["h"]],
+            ["tool", "ok", null, []],
+            ["assistant", "Well.", "so", []],
+        ]);
+        assert_eq!(messages(&input), expected);
+    }
+}

@@ -1,0 +1,141 @@
+//! What ends an answer before the model does, and who is answered next.
+
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use fm_engine::{
+    EngineError,
+    generate::Loops,
+    schedule::{Job, Update},
+};
+use fm_server::{Bounds, Door, Patience};
+use serde_json::{Value, json};
+
+use crate::{
+    client::{get, post, send},
+    endings::Script,
+    harness::{Running, start, start_within, until},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn bounded(sessions: usize, bounds: Bounds) -> Running {
+    let door = Door { key: None, loopback: true };
+    start_within(sessions, None, (door, Patience::default(), bounds))
+}
+
+/// A request whose answer is the same word again and again, until something ends it.
+fn round_and_round(at: std::net::SocketAddr, word: &str, more: &Value) -> Value {
+    let token = |text: &str| {
+        let spell = json!({"content": text, "parse_special": true});
+        post(at, "/tokenize", &spell).json()["tokens"][0].to_string()
+    };
+    let never = ["<|im_end|>", "<|endoftext|>"].map(token);
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "What is 7 plus 5?"}],
+        "temperature": 0, "enable_thinking": false,
+        "logit_bias": {token(word): 100, &never[0]: -100, &never[1]: -100},
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn an_answer_that_goes_round_ends_and_says_why() {
+    let server = bounded(1, Bounds { loops: Loops::End, ..Bounds::default() });
+    let ask = |more: Value| {
+        let whole = post(server.at, CHAT, &round_and_round(server.at, " Tom", &more)).json();
+        let finish = &whole["choices"][0]["finish_reason"];
+        assert_eq!(finish, "length", "{whole}");
+        let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+        (
+            whole["timings"]["finish"].as_str().unwrap().to_owned(),
+            tokens,
+            whole["choices"][0]["message"].clone(),
+        )
+    };
+    let (why, tokens, _) = ask(json!({}));
+    assert_eq!((why.as_str(), tokens), ("repetition", 401));
+    let (why, tokens, _) = ask(json!({"max_tokens": 400}));
+    assert_eq!((why.as_str(), tokens), ("length", 400), "a word may stand there often");
+    // A thought is closed first, and the answer is another chance.
+    let (why, tokens, message) = ask(json!({"enable_thinking": true}));
+    assert_eq!(why, "repetition");
+    assert!(tokens > 802 && !message["content"].as_str().unwrap().is_empty(), "{tokens}");
+    assert!(get(server.at, "/metrics").body.contains("requests_total{finish=\"repetition\"} 2\n"));
+    // An answer of a given form goes on until something else ends it.
+    let form = json!({"structured_outputs": {"regex": "( Tom)*!"}});
+    assert_eq!(ask(form).0, "context");
+
+    let server = bounded(1, Bounds::default());
+    let body = round_and_round(server.at, " Tom", &json!({"max_tokens": 500}));
+    assert_eq!(post(server.at, CHAT, &body).json()["timings"]["finish"], "length");
+}
+
+#[test]
+fn a_request_has_its_time_and_says_who_asks() {
+    let kept = Arc::<Mutex<Vec<Job>>>::default();
+    let door = Door { key: None, loopback: true };
+    let time = Duration::from_mins(5);
+    let bounds = Bounds { time: Some(time), ..Bounds::default() };
+    let script = Arc::new(Script::Keep(Arc::clone(&kept)));
+    let server = start_within(1, Some(script), (door, Patience::default(), bounds));
+    let ask = |path: &str, more: &Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let before = Instant::now();
+        let pending = send(server.at, &format!("POST {path}"), &[], &body.to_string());
+        until(|| !kept.lock().unwrap().is_empty());
+        let mut job = kept.lock().unwrap().pop().unwrap();
+        let left = job.request.deadline.unwrap() - before;
+        assert!(left >= time && left < time + Duration::from_mins(1), "{left:?}");
+        let _ = (job.listener)(Update::Failed(EngineError::Late));
+        let client = job.request.client;
+        drop(job);
+        let late = pending.response();
+        assert!(late.status == 503 && late.head.contains("retry-after"), "{late:?}");
+        let said = late.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(said.contains("time"), "{said}");
+        client
+    };
+    let nobody = ask(CHAT, &json!({}));
+    assert_eq!(ask(CHAT, &json!({"temperature": 0})), nobody);
+    let one = ask(CHAT, &json!({"user": "one"}));
+    let two = ask(CHAT, &json!({"user": "two"}));
+    assert!(one != nobody && one != two);
+    assert_eq!(ask("/v1/messages", &json!({"metadata": {"user_id": "one"}})), one);
+    assert_eq!(ask("/v1/messages", &json!({"session_id": "two"})), two);
+}
+
+#[test]
+fn one_who_asks_much_does_not_keep_another_waiting() {
+    let server = start(1);
+    let at = server.at;
+    let story = |user: &str, seed: u64| {
+        json!({
+            "messages": [{"role": "user", "content": "Write a story about a fox."}],
+            "seed": seed, "temperature": 1, "max_tokens": 40, "enable_thinking": false, "user": user,
+        })
+    };
+    thread::scope(|scope| {
+        let many: Vec<_> = (0..12)
+            .map(|seed| {
+                send(at, "POST /v1/chat/completions", &[], &story("many", seed).to_string())
+            })
+            .collect();
+        until(|| get(at, "/metrics").body.contains("queue_waiting 11\n"));
+        let one = scope.spawn(move || post(at, CHAT, &story("one", 99)));
+        let one = one.join().unwrap();
+        assert_eq!(one.status, 200);
+        // Of the others, one was being answered, one more may have been before; the rest wait still.
+        let metrics = get(at, "/metrics").body;
+        let waiting =
+            metrics.lines().find_map(|line| line.strip_prefix("flash_moe_queue_waiting "));
+        let waiting: usize = waiting.unwrap().parse().unwrap();
+        assert!(waiting >= 7, "{waiting} of 12 wait");
+        many.into_iter().for_each(|pending| assert_eq!(pending.response().status, 200));
+    });
+}

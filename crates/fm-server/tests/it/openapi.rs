@@ -1,0 +1,86 @@
+//! The description of all paths: what it says is so.
+
+use serde_json::{Value, json};
+
+use crate::{
+    client::{get, post},
+    harness::start,
+};
+
+fn described(at: std::net::SocketAddr) -> Value {
+    let response = get(at, "/openapi.json");
+    assert!(response.head.contains("content-type: application/json"), "{}", response.head);
+    response.json()
+}
+
+/// Paths that take a body, with the name of its schema and its examples.
+fn bodies(described: &Value) -> Vec<(String, String, Vec<Value>)> {
+    let posts = described["paths"].as_object().unwrap().iter();
+    let posts = posts.filter_map(|(path, methods)| {
+        let body = methods.get("post")?["requestBody"]["content"]["application/json"].clone();
+        let name = body["schema"]["$ref"].as_str()?.rsplit('/').next()?.to_owned();
+        let examples = body["examples"].as_object()?.values();
+        Some((path.clone(), name, examples.map(|example| example["value"].clone()).collect()))
+    });
+    posts.collect()
+}
+
+#[test]
+fn every_example_is_accepted_and_every_path_answers() {
+    let server = start(1);
+    let described = described(server.at);
+    let mut tried = 0;
+    for (path, _, examples) in bodies(&described) {
+        for example in examples {
+            let response = post(server.at, &path, &example);
+            assert_eq!(response.status, 200, "{path} {example}: {}", response.body);
+            tried += 1;
+        }
+    }
+    assert!(tried > 12, "{tried}");
+    for (path, methods) in described["paths"].as_object().unwrap() {
+        // What `/feed` says never ends.
+        let Some(method) = methods.get("get").filter(|_| path != "/feed") else { continue };
+        let parameters = method["parameters"].as_array().into_iter().flatten();
+        let path = parameters.fold(path.clone(), |path, parameter| {
+            let name = format!("{{{}}}", parameter["name"].as_str().unwrap());
+            path.replace(&name, parameter["example"].as_str().unwrap())
+        });
+        assert_eq!(get(server.at, &path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn every_field_is_known_and_every_bound_is_kept() {
+    let server = start(1);
+    let described = described(server.at);
+    let (mut fields, mut bounds) = (0, 0);
+    for (path, schema, examples) in bodies(&described) {
+        let schema = &described["components"]["schemas"][&schema];
+        let refused = |field: &str, value: Value| {
+            let mut body = examples[0].clone();
+            body[field] = value;
+            let response = post(server.at, &path, &body);
+            (response.status == 400)
+                .then(|| response.json()["error"]["message"].as_str().unwrap().to_owned())
+        };
+        for (field, own) in schema["properties"].as_object().unwrap() {
+            // Whatever it is, it is not unknown.
+            let said = refused(field, json!([[[]]])).unwrap_or_default();
+            assert!(!said.contains("does not know this field"), "{path}: {said}");
+            fields += 1;
+            let Some(most) = own["maximum"].as_f64() else { continue };
+            let said = refused(field, json!(most + 1.0)).unwrap_or_default();
+            assert!(said.starts_with(field) && said.contains("between"), "{path} {field}: {said}");
+            bounds += 1;
+        }
+        let said = refused("no_such_field", json!(1)).unwrap_or_default();
+        assert_eq!(schema["additionalProperties"], false);
+        assert!(said.contains("does not know this field"), "{path}: {said}");
+        for field in schema["required"].as_array().into_iter().flatten() {
+            let said = refused(field.as_str().unwrap(), Value::Null).unwrap_or_default();
+            assert!(said.contains("required"), "{path} {field}: {said}");
+        }
+    }
+    assert!(fields > 100 && bounds > 40, "{fields} {bounds}");
+}

@@ -1,0 +1,226 @@
+//! OpenAI's Responses API.
+
+use fm_engine::{
+    EngineError,
+    generate::Event,
+    schedule::{Job, Update},
+};
+use fm_text::Channel;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{Response, post},
+    endings::{Script, scripted},
+    harness::{start, steady},
+};
+
+const PATH: &str = "/v1/responses";
+
+fn ask(more: &Value) -> Value {
+    let mut body = json!({"model": "any", "input": "What is 7 plus 5?", "temperature": 0});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn weather(input: &Value) -> Value {
+    let tool = json!({
+        "type": "function", "name": "get_weather", "strict": false,
+        "description": "Get the current weather for a city.",
+        "parameters": {
+            "type": "object", "required": ["city"],
+            "properties": {"city": {"type": "string", "description": "The name of the city."}},
+        },
+    });
+    ask(&json!({"input": input, "tools": [tool]}))
+}
+
+/// Ids and times differ from run to run.
+fn plain(response: &Value) -> Value {
+    let mut plain = response.clone();
+    for field in ["id", "created_at", "completed_at", "timings", "usage"] {
+        plain.as_object_mut().unwrap().remove(field);
+    }
+    for item in plain["output"].as_array_mut().unwrap() {
+        item.as_object_mut().unwrap().retain(|name, _| name != "id" && name != "call_id");
+    }
+    plain
+}
+
+/// The response that the events of a stream tell of, put together as a client does it.
+fn told(streamed: &Response) -> Value {
+    let chunks = streamed.chunks();
+    let mut items: Vec<Value> = Vec::new();
+    for (at, (event, (name, _))) in chunks.iter().zip(streamed.events()).enumerate() {
+        assert_eq!(event["sequence_number"], at, "{event}");
+        assert_eq!(event["type"].as_str(), name);
+        let item = event["output_index"].as_u64().map(|index| index as usize);
+        match event["type"].as_str().unwrap().trim_start_matches("response.") {
+            "created" | "in_progress" => {
+                assert!(at < 2 && event["response"]["status"] == "in_progress")
+            }
+            "output_item.added" => {
+                assert_eq!(item, Some(items.len()));
+                items.push(event["item"].clone());
+            }
+            "content_part.added" => items[item.unwrap()]["content"] = json!([event["part"]]),
+            "output_text.delta" | "reasoning_text.delta" => {
+                let text = &mut items[item.unwrap()]["content"][0]["text"];
+                *text = [text.as_str().unwrap(), event["delta"].as_str().unwrap()].concat().into();
+            }
+            "function_call_arguments.delta" => {
+                let text = &mut items[item.unwrap()]["arguments"];
+                *text = [text.as_str().unwrap(), event["delta"].as_str().unwrap()].concat().into();
+            }
+            "output_text.done" | "reasoning_text.done" => {
+                assert_eq!(items[item.unwrap()]["content"][0]["text"], event["text"]);
+            }
+            "function_call_arguments.done" => {
+                assert_eq!(items[item.unwrap()]["arguments"], event["arguments"]);
+            }
+            "content_part.done" => {
+                assert_eq!(items[item.unwrap()]["content"][0]["text"], event["part"]["text"])
+            }
+            "output_item.done" => {
+                let mut expected = event["item"].clone();
+                let own = &mut items[item.unwrap()];
+                assert_eq!(own["id"], expected["id"]);
+                own["status"] = expected["status"].take();
+                expected["status"] = own["status"].clone();
+                assert_eq!(*own, expected);
+            }
+            "completed" | "incomplete" => assert_eq!(at + 1, chunks.len()),
+            other => panic!("{other}"),
+        }
+    }
+    let last = chunks.last().unwrap()["response"].clone();
+    let whole = items.iter().filter(|item| last["output"].as_array().unwrap().contains(item));
+    assert_eq!(whole.cloned().collect::<Value>(), last["output"]);
+    last
+}
+
+fn both(server: &crate::harness::Running, body: &Value) -> (Value, Value) {
+    let whole = post(server.at, PATH, body).json();
+    let mut stream = body.clone();
+    stream["stream"] = true.into();
+    (whole, told(&post(server.at, PATH, &stream)))
+}
+
+#[test]
+fn the_bytes_of_a_short_response() {
+    let server = start(1);
+    let short = json!({"enable_thinking": false, "max_output_tokens": 2, "stream": true});
+    let body = steady(&post(server.at, PATH, &ask(&short)).body);
+    let body = body.replace("created_at\":", "created_at\":…\"");
+    let mut lines = String::new();
+    for line in body.lines() {
+        // Ids of items and the time, wherever they stand.
+        let words = line.split_inclusive(['"', ',']).map(|word| match word {
+            word if word.starts_with("msg_") => "…\"",
+            word if word.contains("…\"1") => "…,",
+            word => word,
+        });
+        lines.extend(words);
+        lines.push('\n');
+    }
+    insta::assert_snapshot!("responses_stream", lines);
+}
+
+#[test]
+fn a_streamed_response_is_the_whole_one_with_thinking_and_logprobs() {
+    let server = start(1);
+    let more = json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2});
+    let (whole, streamed) = both(&server, &ask(&more));
+    assert_eq!(plain(&whole), plain(&streamed));
+    assert_eq!(whole["status"], "completed");
+    let output = whole["output"].as_array().unwrap();
+    let kinds: Vec<_> = output.iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["reasoning", "message"]);
+    assert!(!output[0]["content"][0]["text"].as_str().unwrap().is_empty());
+    let part = &output[1]["content"][0];
+    let odds = part["logprobs"].as_array().unwrap();
+    let spelled: String = odds.iter().filter_map(|odds| odds["token"].as_str()).collect();
+    assert!(spelled.trim_start().starts_with(part["text"].as_str().unwrap()), "{spelled}");
+    assert!(whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 0);
+    assert_eq!(whole["timings"]["logits_hash"], streamed["timings"]["logits_hash"]);
+
+    let cut = ask(&json!({"reasoning": {"effort": "none"}, "max_output_tokens": 2}));
+    let (whole, streamed) = both(&server, &cut);
+    assert_eq!(plain(&whole), plain(&streamed));
+    assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(whole["output"][0]["status"], "incomplete");
+}
+
+#[test]
+fn a_call_goes_there_and_back() {
+    let server = start(1);
+    let question = json!({"role": "user", "content": "What is the weather in Paris?"});
+    let (whole, streamed) = both(&server, &weather(&json!([question])));
+    assert_eq!(plain(&whole), plain(&streamed));
+    let call = whole["output"].as_array().unwrap().last().unwrap();
+    assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("get_weather")));
+    assert_eq!(call["arguments"], r#"{"city": "Paris"}"#);
+
+    let mut input = vec![question];
+    input.extend(whole["output"].as_array().unwrap().clone());
+    let output = r#"{"condition": "sunny", "temperature": 21}"#;
+    input.push(
+        json!({"type": "function_call_output", "call_id": call["call_id"], "output": output}),
+    );
+    let (whole, streamed) = both(&server, &weather(&input.into()));
+    assert_eq!(plain(&whole), plain(&streamed));
+    let said = whole["output"].as_array().unwrap().last().unwrap();
+    assert!(said["content"][0]["text"].as_str().unwrap().contains("sunny in Paris"), "{said}");
+    // What was thought and called is in the prompt as it was written: all of it is there already.
+    let usage = &whole["usage"];
+    let (all, cached) = (&usage["input_tokens"], &usage["input_tokens_details"]["cached_tokens"]);
+    assert!(all.as_u64().unwrap() - cached.as_u64().unwrap() < 60, "{usage}");
+}
+
+#[test]
+fn a_call_that_is_cut_is_text_and_a_format_is_kept() {
+    let server = start(1);
+    let mut cut = weather(&json!("What is the weather in Paris?"));
+    cut["enable_thinking"] = false.into();
+    cut["max_output_tokens"] = 18.into();
+    let (whole, streamed) = both(&server, &cut);
+    assert_eq!(plain(&whole), plain(&streamed));
+    let output = whole["output"].as_array().unwrap();
+    assert_eq!(output.len(), 1, "{output:?}");
+    assert!(output[0]["content"][0]["text"].as_str().unwrap().starts_with("<tool_call>\n"));
+    assert_eq!(whole["status"], "incomplete");
+
+    let schema = json!({
+        "type": "object", "properties": {"sum": {"type": "integer"}},
+        "required": ["sum"], "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "name": "sum", "strict": true, "schema": schema});
+    let body = ask(
+        &json!({"text": {"format": format}, "temperature": 1.5, "seed": 3, "thinking_budget": 8}),
+    );
+    let (whole, streamed) = both(&server, &body);
+    assert_eq!(plain(&whole), plain(&streamed));
+    let text = whole["output"].as_array().unwrap().last().unwrap()["content"][0]["text"].clone();
+    let value: Value = serde_json::from_str(text.as_str().unwrap()).unwrap();
+    assert!(value["sum"].is_i64(), "{value}");
+    assert_eq!(whole["text"]["format"], format, "the request is repeated");
+}
+
+fn fail(mut job: Job) {
+    let _ = (job.listener)(Update::Started);
+    let _ = (job.listener)(Update::Event(Event::Text(Channel::Answer, "half")));
+    let path = "/models/that/broke".into();
+    let _ = (job.listener)(Update::Failed(EngineError::NoExperts { path }));
+}
+
+#[test]
+fn an_engine_that_fails_is_a_response_that_failed() {
+    let server = scripted(Script::Play(fail));
+    let whole = post(server.at, PATH, &ask(&json!({})));
+    assert_eq!((whole.status, &whole.json()["error"]["type"]), (500, &json!("server_error")));
+    let streamed = post(server.at, PATH, &ask(&json!({"stream": true})));
+    let last = streamed.chunks().pop().unwrap();
+    assert_eq!(last["type"], "response.failed");
+    let error = &last["response"]["error"];
+    assert!(error["message"].as_str().unwrap().contains("/models/that/broke"), "{error}");
+    assert!(!streamed.body.contains("response.completed"));
+}

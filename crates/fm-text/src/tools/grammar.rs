@@ -1,0 +1,372 @@
+//! What the calls of a dialect look like, as a grammar: for whoever lets no others through.
+//!
+//! ```text
+//! block:  open call (between call)* close        several blocks, or several calls in one
+//! call:   name, arguments
+//! text:   (anything up to a mark, the rest of its block)* anything
+//! ```
+//!
+//! The grammar is written in Lark as `llguidance` reads it. A schema stands in it as whoever compiles it
+//! writes schemas. In tags, parameters come in the order of the schema, those that it requires are there,
+//! and a value that is not bare text is JSON of its schema.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    definitions::{Kind, Kinds},
+    tagged::Tags,
+};
+
+/// How calls are written, the way templates write them.
+#[derive(Debug)]
+pub(super) struct Form {
+    /// Before the first call of a block.
+    pub(super) open: &'static str,
+    pub(super) shape: Shape,
+    /// After the last one.
+    pub(super) close: &'static str,
+    pub(super) again: Again,
+}
+
+/// A call.
+#[derive(Debug)]
+pub(super) enum Shape {
+    /// Its name between two texts, its arguments as JSON, and what follows them.
+    Json {
+        name: (&'static str, &'static str),
+        end: &'static str,
+    },
+    Tagged(&'static Tags, Lines),
+}
+
+/// Line breaks behind the name, the key and the value of parameters in tags.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lines {
+    pub(super) name: &'static str,
+    pub(super) key: &'static str,
+    pub(super) value: &'static str,
+}
+
+/// What stands before another call.
+#[derive(Debug)]
+pub(super) enum Again {
+    /// Nothing: there is one.
+    Never,
+    /// One of these, and another block.
+    Block(&'static [&'static str]),
+    /// This, within the block.
+    Within(&'static str),
+}
+
+/// A line break that may be there or not, in [`Lines`].
+pub(super) const MAYBE: &str = "\n?";
+
+/// A function that may be called.
+#[derive(Clone, Copy, Debug)]
+pub struct Callable<'t> {
+    /// Its name.
+    pub name: &'t str,
+    /// The schema of its arguments; without one they are any object.
+    pub parameters: Option<&'t Value>,
+}
+
+/// Writes the grammars of calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Calls<'t> {
+    /// What may be called.
+    pub functions: &'t [Callable<'t>],
+    /// Writes the body of a rule that is JSON of a schema.
+    pub json: fn(Value) -> String,
+}
+
+impl Calls<'_> {
+    /// Calls and nothing else, behind what the prompt has begun the answer with. `None` if no form
+    /// begins that way.
+    pub(super) fn alone(self, forms: &[Form], opening: &str) -> Option<String> {
+        let mut rules = Rules::new(self);
+        let starts: Vec<String> = (0..forms.len())
+            .filter_map(|at| Some(format!("{} blocks_{at}", rules.first(forms, at, opening)?)))
+            .collect();
+        if starts.is_empty() {
+            return None;
+        }
+        for at in rules.formed.clone() {
+            let again = match &forms[at].again {
+                Again::Block(between) => {
+                    let between: Vec<String> = between.iter().map(|text| quoted(text)).collect();
+                    format!("(({}) block_{at})*", between.join(" | "))
+                }
+                _ => String::new(),
+            };
+            rules.add(&format!("blocks_{at}"), &format!("rest_{at} {again}"));
+        }
+        Some(rules.finish(&starts.join(" | ")))
+    }
+
+    /// Text in which whatever begins like a call is one. `marks` are what calls begin with.
+    pub(super) fn in_text(self, forms: &[Form], marks: &[&str]) -> String {
+        let mut rules = Rules::new(self);
+        let mut tags = Vec::new();
+        for (at_mark, mark) in marks.iter().enumerate() {
+            let rests = (0..forms.len())
+                .filter_map(|at| Some(format!("({}) rest_{at}", rules.first(forms, at, mark)?)));
+            let rests: Vec<String> = rests.collect();
+            if rests.is_empty() {
+                continue;
+            }
+            tags.push(format!("trigger_{at_mark} ({})", rests.join(" | ")));
+            let trigger = format!("trigger_{at_mark}[lazy]");
+            rules.add(&trigger, &format!("/(?s:.*)/ {}", quoted(mark)));
+        }
+        rules.add("tag", &tags.join(" | "));
+        rules.add("tail", "| TAIL");
+        rules.add("TAIL", "/(?s:.+)/");
+        rules.finish("tag* tail")
+    }
+
+    /// An answer by a rule of its own, or calls and nothing else.
+    pub(super) fn or(self, forms: &[Form], answer: &str) -> Option<String> {
+        let alone = self.alone(forms, "")?;
+        let calls = alone.strip_prefix("start: ")?;
+        Some(format!("start: answer | calls\nanswer: {answer}\ncalls: {calls}"))
+    }
+}
+
+/// A grammar in the making.
+struct Rules<'t> {
+    calls: Calls<'t>,
+    text: String,
+    /// Forms whose rules are there.
+    formed: Vec<usize>,
+    values: usize,
+}
+
+impl<'t> Rules<'t> {
+    fn new(calls: Calls<'t>) -> Self {
+        Self { calls, text: String::new(), formed: Vec::new(), values: 0 }
+    }
+
+    fn add(&mut self, name: &str, body: &str) {
+        let _ = writeln!(self.text, "{name}: {body}");
+    }
+
+    fn finish(self, start: &str) -> String {
+        format!("start: {start}\n{}", self.text)
+    }
+
+    /// Alternatives of a first call without what has been written of it already.
+    fn first(&mut self, forms: &[Form], at: usize, written: &str) -> Option<String> {
+        let form = &forms[at];
+        let functions = self.calls.functions;
+        let firsts = functions.iter().enumerate().filter_map(|(function, callable)| {
+            let lead = [form.open, &form.shape.lead(callable.name)].concat();
+            Some(format!("{} call_{at}_{function}", quoted(lead.strip_prefix(written)?)))
+        });
+        let firsts: Vec<String> = firsts.collect();
+        if firsts.is_empty() {
+            return None;
+        }
+        if !self.formed.contains(&at) {
+            self.formed.push(at);
+            self.form(form, at);
+        }
+        Some(format!("({})", firsts.join(" | ")))
+    }
+
+    /// `call_{form}_{function}` is a call behind its name, `any_{form}` a call, `rest_{form}` what follows the
+    /// first call of a block, `block_{form}` a block.
+    fn form(&mut self, form: &Form, at: usize) {
+        let mut any = Vec::new();
+        let functions = self.calls.functions;
+        for (function, callable) in functions.iter().enumerate() {
+            let lead = quoted(&form.shape.lead(callable.name));
+            any.push(format!("{lead} call_{at}_{function}"));
+            let body = match form.shape {
+                Shape::Json { end, .. } => self.object(callable, end),
+                Shape::Tagged(tags, lines) => self.parameters(callable, tags, lines),
+            };
+            self.add(&format!("call_{at}_{function}"), &body);
+        }
+        self.add(&format!("any_{at}"), &any.join(" | "));
+        let (open, close) = (quoted(form.open), quoted(form.close));
+        let more = match form.again {
+            Again::Within(between) => format!("({} any_{at})*", quoted(between)),
+            _ => String::new(),
+        };
+        self.add(&format!("rest_{at}"), &format!("{more} {close}"));
+        self.add(&format!("block_{at}"), &format!("{open} any_{at} rest_{at}"));
+    }
+
+    fn object(&mut self, callable: &Callable<'_>, end: &str) -> String {
+        let any = json!({"type": "object"});
+        let value = self.json(callable.parameters.map_or(any, pruned));
+        format!("{value} {}", quoted(end))
+    }
+
+    fn parameters(&mut self, callable: &Callable<'_>, tags: &Tags, lines: Lines) -> String {
+        let mut body = line(lines.name);
+        let empty = Map::new();
+        let root = callable.parameters.unwrap_or(&Value::Null);
+        let properties = root["properties"].as_object().unwrap_or(&empty);
+        let required = root["required"].as_array().map_or(&[][..], Vec::as_slice);
+        for (key, schema) in properties {
+            let lead = [tags.key.0, key, tags.key.1].concat();
+            let value = self.value(schema, root, tags);
+            let one = parameter(&quoted(&lead), &value, tags, lines);
+            let required = required.iter().any(|name| name.as_str() == Some(key));
+            let _ = write!(body, " ({one}){}", if required { "" } else { "?" });
+        }
+        let more = &root["additionalProperties"];
+        if callable.parameters.is_none() || *more == true || more.is_object() {
+            let lead = format!("{} /[^<>\"\\n]+/ {}", quoted(tags.key.0), quoted(tags.key.1));
+            let _ = write!(body, " ({})*", parameter(&lead, &self.bare(tags), tags, lines));
+        }
+        format!("{body} {}", quoted(tags.end))
+    }
+
+    /// A rule for a value up to and with its closing tag.
+    fn value(&mut self, schema: &Value, root: &Value, tags: &Tags) -> String {
+        let kinds = Kinds::of(schema, root);
+        let texts = schema["enum"].as_array().filter(|list| list.iter().all(Value::is_string));
+        let end = |value: &str| format!("({value}) \"\\n\"? {}", quoted(tags.value.1));
+        if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
+            let texts = texts.iter().filter_map(Value::as_str).map(quoted);
+            return end(&texts.collect::<Vec<_>>().join(" | "));
+        }
+        if kinds.is_text() || kinds.has(Kind::String) {
+            return self.bare(tags);
+        }
+        if kinds.is(Kind::Boolean) {
+            // Some templates write them as Python does.
+            return end(r#""true" | "false" | "True" | "False""#);
+        }
+        let mut schema = pruned(schema);
+        for name in ["$defs", "definitions"] {
+            if let (Some(definitions), Some(schema)) = (root.get(name), schema.as_object_mut()) {
+                schema.insert(name.to_owned(), pruned_each(definitions));
+            }
+        }
+        let value = self.json(schema);
+        end(&value)
+    }
+
+    fn json(&mut self, schema: Value) -> String {
+        let body = (self.calls.json)(schema);
+        self.rule("value", &body)
+    }
+
+    /// Any text up to and with a closing tag.
+    fn bare(&mut self, tags: &Tags) -> String {
+        let suffix = quoted(tags.value.1);
+        let name = self.rule_name("bare");
+        self.add(&format!("{name}[suffix={suffix}]"), "/(?s:.*)/");
+        name
+    }
+
+    fn rule(&mut self, kind: &str, body: &str) -> String {
+        let name = self.rule_name(kind);
+        self.add(&name, body);
+        name
+    }
+
+    fn rule_name(&mut self, kind: &str) -> String {
+        self.values += 1;
+        format!("{kind}_{}", self.values)
+    }
+}
+
+impl Shape {
+    /// What a call begins with, up to and with its name and what follows any name.
+    fn lead(&self, name: &str) -> String {
+        let around = match self {
+            Self::Json { name, .. } => name,
+            Self::Tagged(tags, _) => &tags.name,
+        };
+        [around.0, name, around.1].concat()
+    }
+}
+
+fn parameter(lead: &str, value: &str, tags: &Tags, lines: Lines) -> String {
+    let open = if tags.value.0.is_empty() {
+        line(lines.key)
+    } else {
+        format!("{} {}", line(lines.key), quoted(tags.value.0))
+    };
+    format!("{lead} {open} {value} {}", line(lines.value))
+}
+
+fn line(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        MAYBE => "\"\\n\"?".to_owned(),
+        text => quoted(text),
+    }
+}
+
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A schema without what says nothing about values: descriptions are most of it.
+fn pruned(schema: &Value) -> Value {
+    const IDLE: [&str; 7] =
+        ["description", "title", "examples", "default", "deprecated", "$comment", "$schema"];
+    match schema {
+        Value::Object(map) => {
+            let kept = map.iter().filter(|(key, _)| !IDLE.contains(&key.as_str()));
+            let kept = kept.map(|(key, value)| {
+                let value = match key.as_str() {
+                    "properties" | "patternProperties" | "$defs" | "definitions" => {
+                        pruned_each(value)
+                    }
+                    // Values, which may look like schemas.
+                    "enum" | "const" => value.clone(),
+                    _ => pruned(value),
+                };
+                (key.clone(), value)
+            });
+            kept.collect::<Map<_, _>>().into()
+        }
+        Value::Array(list) => list.iter().map(pruned).collect(),
+        other => other.clone(),
+    }
+}
+
+/// Schemas by names, which may be any word.
+fn pruned_each(schemas: &Value) -> Value {
+    match schemas {
+        Value::Object(map) => map
+            .iter()
+            .map(|(name, schema)| (name.clone(), pruned(schema)))
+            .collect::<Map<_, _>>()
+            .into(),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_nothing_about_values_is_left_out_but_no_name() {
+        let schema = json!({
+            "title": "T", "type": "object", "description": "d",
+            "properties": {
+                "description": {"type": "string", "description": "d", "default": "x"},
+                "title": {"enum": [{"description": 1}]},
+            },
+            "$defs": {"default": {"anyOf": [{"type": "string", "examples": []}]}},
+        });
+        let expected = json!({
+            "type": "object",
+            "properties": {
+                "description": {"type": "string"}, "title": {"enum": [{"description": 1}]},
+            },
+            "$defs": {"default": {"anyOf": [{"type": "string"}]}},
+        });
+        assert_eq!(pruned(&schema), expected);
+    }
+}
