@@ -159,8 +159,14 @@ pub(crate) fn until(mut what: impl FnMut() -> bool) {
 pub(crate) fn steady(body: &str) -> String {
     let mut text = body.to_owned();
     // A log-probability is rounded otherwise by another instruction set.
-    let varying =
-        [("\"id\":\"", "\""), ("\"created\":", ","), ("\"timings\":{", "}"), ("\"logprob\":", ",")];
+    let varying = [
+        ("\"id\":\"", "\""),
+        ("\"item_id\":\"", "\""),
+        ("\"created\":", ","),
+        ("\"created_at\":", ","),
+        ("\"timings\":{", "}"),
+        ("\"logprob\":", ","),
+    ];
     for (from, to) in varying {
         let mut out = String::new();
         let mut rest = text.as_str();

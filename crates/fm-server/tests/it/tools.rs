@@ -287,16 +287,15 @@ fn arguments_keep_to_their_schema_where_a_call_is_demanded_or_a_tool_is_strict()
 #[test]
 fn an_answer_of_a_given_form_may_be_a_call_instead() {
     let server = start(1);
+    // What marks a call may stand in an answer.
+    let marked = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {}}\n</tool_call>";
     let schema = json!({
-        "type": "object", "properties": {"said": {"type": "string"}},
+        "type": "object", "properties": {"said": {"const": marked}},
         "required": ["said"], "additionalProperties": false,
     });
     let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
-    let ask = |question: &str| {
-        let more = json!({
-            "messages": [{"role": "user", "content": question}], "max_tokens": 120,
-            "response_format": format,
-        });
+    let ask = |more: Value| {
+        let more = with(more, &json!({"max_tokens": 120, "response_format": format}));
         let whole = post(server.at, CHAT, &chat(&more)).json();
         let streamed = post(server.at, CHAT, &chat(&with(more, &json!({"stream": true}))));
         let content = joined(&streamed, |chunk| {
@@ -306,17 +305,18 @@ fn an_answer_of_a_given_form_may_be_a_call_instead() {
         assert_eq!(content, choice["message"]["content"].as_str().unwrap_or_default());
         choice
     };
-    let call = ask("What is the weather in Paris?");
+    let call = ask(json!({}));
     assert_eq!(call["finish_reason"], "tool_calls", "{call}");
     let arguments = &call["message"]["tool_calls"][0]["function"]["arguments"];
     assert_eq!(arguments, r#"{"city": "Paris"}"#);
-    let answer = ask("Say <tool_call> as JSON, please.");
+    // Where the model may not begin a call, it answers.
+    let mark = post(server.at, "/tokenize", &json!({"content": "<tool_call>"})).json();
+    let bias = json!({"logit_bias": {mark["tokens"][0].to_string(): -100}});
+    let answer = ask(bias);
+    assert_eq!(answer["finish_reason"], "stop", "{answer}");
     assert!(answer["message"].get("tool_calls").is_none(), "{answer}");
-    if answer["finish_reason"] == "stop" {
-        let text = answer["message"]["content"].as_str().unwrap();
-        let value: Value = serde_json::from_str(text).unwrap();
-        assert!(value["said"].is_string(), "{answer}");
-    }
+    let text = answer["message"]["content"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), json!({"said": marked}));
 }
 
 #[test]

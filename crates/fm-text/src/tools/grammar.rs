@@ -206,7 +206,7 @@ impl<'t> Rules<'t> {
     }
 
     fn parameters(&mut self, callable: &Callable<'_>, tags: &Tags, lines: Lines) -> String {
-        let mut body = line(lines.name);
+        let mut body = if lines.name == MAYBE { line(MAYBE) } else { String::new() };
         let empty = Map::new();
         let root = callable.parameters.unwrap_or(&Value::Null);
         let properties = root["properties"].as_object().unwrap_or(&empty);
@@ -230,10 +230,14 @@ impl<'t> Rules<'t> {
     fn value(&mut self, schema: &Value, root: &Value, tags: &Tags) -> String {
         let kinds = Kinds::of(schema, root);
         let texts = schema["enum"].as_array().filter(|list| list.iter().all(Value::is_string));
-        let end = |value: &str| format!("({value}) \"\\n\"? {}", quoted(tags.value.1));
+        let close = quoted(tags.value.1);
+        let end = |value: &str| format!("({value}) \"\\n\"? {close}");
         if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
             let texts = texts.iter().filter_map(Value::as_str).map(quoted);
-            return end(&texts.collect::<Vec<_>>().join(" | "));
+            let texts = texts.collect::<Vec<_>>().join(" | ");
+            // Where lines belong to values, one more would be another text.
+            let any = format!("({texts}) {close}");
+            return if tags.broken_lines { end(&texts) } else { any };
         }
         if kinds.is_text() || kinds.has(Kind::String) {
             return self.bare(tags);
@@ -280,11 +284,13 @@ impl<'t> Rules<'t> {
 impl Shape {
     /// What a call begins with, up to and with its name and what follows any name.
     fn lead(&self, name: &str) -> String {
-        let around = match self {
-            Self::Json { name, .. } => name,
-            Self::Tagged(tags, _) => &tags.name,
-        };
-        [around.0, name, around.1].concat()
+        match self {
+            Self::Json { name: around, .. } => [around.0, name, around.1].concat(),
+            Self::Tagged(tags, Lines { name: MAYBE, .. }) => {
+                [tags.name.0, name, tags.name.1].concat()
+            }
+            Self::Tagged(tags, lines) => [tags.name.0, name, tags.name.1, lines.name].concat(),
+        }
     }
 }
 
@@ -305,8 +311,19 @@ fn line(text: &str) -> String {
     }
 }
 
+/// Literals, apart where lines begin: of two that begin alike, the longer one would be taken for good by
+/// its first letter that they share.
 fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+    let literal = |text: &str| Value::from(text).to_string();
+    match text.find('\n') {
+        None => literal(text),
+        Some(at) => {
+            let before = if at > 0 { literal(&text[..at]) } else { String::new() };
+            let rest = &text[at + 1..];
+            let rest = if rest.is_empty() { String::new() } else { quoted(rest) };
+            format!("{before} \"\\n\" {rest}")
+        }
+    }
 }
 
 /// A schema without what says nothing about values: descriptions are most of it.
