@@ -104,7 +104,7 @@ fn act(at: SocketAddr, client: usize, turn: usize, alone: &[String]) {
         // Some leave: before the first word, or behind a few.
         2..8 => {
             let mut pending = send(at, &line, &[], &variant(body, true).to_string());
-            if turn % 3 > 0 {
+            if !turn.is_multiple_of(3) {
                 pending.until("HTTP/1.1 ");
                 (0..turn % 7).for_each(|_| drop(pending.line()));
             }
@@ -120,7 +120,7 @@ fn act(at: SocketAddr, client: usize, turn: usize, alone: &[String]) {
         }
         _ => {
             // Whoever is told to come again comes again.
-            let body = variant(body, turn % 2 == 0);
+            let body = variant(body, turn.is_multiple_of(2));
             let mut answer = post(at, path, &body);
             while answer.status == 429 {
                 thread::park_timeout(Duration::from_millis(100));

@@ -88,20 +88,7 @@ pub(super) fn command() -> Command {
             .default_value("2")
             .value_parser(parse_seconds),
         )
-        .arg(
-            valued(
-                "request-timeout",
-                "SECONDS",
-                "Time that a request has, from its arrival to its last token [default: any]",
-            )
-            .value_parser(parse_timeout),
-        )
-        .arg(
-            Arg::new("allow-loops")
-                .long("allow-loops")
-                .help("Let texts go on that repeat the same tokens again and again")
-                .action(ArgAction::SetTrue),
-        )
+        .args(bounds())
         .arg(
             Arg::new("quiet")
                 .long("quiet")
@@ -123,6 +110,20 @@ pub(super) fn command() -> Command {
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "between 0.01 and 3600 seconds".to_owned())
+}
+
+/// What ends an answer before the model does.
+fn bounds() -> [Arg; 2] {
+    let timeout = Arg::new("request-timeout")
+        .long("request-timeout")
+        .value_name("SECONDS")
+        .help("Time that a request has, from its arrival to its last token [default: any]")
+        .value_parser(parse_timeout);
+    let loops = Arg::new("allow-loops")
+        .long("allow-loops")
+        .help("Let texts go on that repeat the same tokens again and again")
+        .action(ArgAction::SetTrue);
+    [timeout, loops]
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {

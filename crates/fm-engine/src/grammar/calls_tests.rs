@@ -6,6 +6,8 @@ use fm_text::{
     tools::{Callable, Calls, DIALECTS},
 };
 
+use std::path::Path;
+
 use super::{tests::demo, *};
 
 /// Every dialect with two calls as its templates write them, and whether arguments are in tags.
@@ -316,4 +318,49 @@ fn whatever_is_let_through_is_a_call_that_can_be_read() {
             }
         }
     }
+}
+
+/// The demonstration model's tokenizer, with special tokens for Mistral's marks.
+fn with_marks() -> Arc<Tokenizer> {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+    let mut file: Value = serde_json::from_slice(&std::fs::read(demo).unwrap()).unwrap();
+    let added = file["added_tokens"].as_array_mut().unwrap();
+    for mark in ["[TOOL_CALLS]", "[ARGS]"] {
+        let mut token = added.last().unwrap().clone();
+        token["id"] = (token["id"].as_u64().unwrap() + 1).into();
+        token["content"] = mark.into();
+        token["special"] = true.into();
+        added.push(token);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    Arc::new(Tokenizer::open(dir.path(), None).unwrap())
+}
+
+#[test]
+fn marks_that_are_special_tokens_are_letters_of_calls_and_of_nothing_else() {
+    let (tokenizer, tools) = (with_marks(), tools());
+    let [open, arguments] =
+        ["[TOOL_CALLS]", "[ARGS]"].map(|mark| tokenizer.token_id(mark).unwrap());
+    assert!(tokenizer.is_special(open) && tokenizer.is_special(arguments));
+    let grammars = Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_len(), vec![5]);
+    let lark = with_calls(&tools, |calls| dialect("mistral").calls_in_text(calls)).unwrap();
+    let allows = |constraint: &Constraint, text: &[u32], token: u32| {
+        let mut matcher = constraint.compile().unwrap();
+        matcher.consume_tokens(text).unwrap();
+        match follower::next_mask(&mut matcher, grammars.words().unwrap(), constraint.letters()) {
+            Heard::Mask(mask) => mask.has(token),
+            _ => panic!("the text cannot go on"),
+        }
+    };
+    let calls = grammars.constraint(Grammar::Calls(lark.clone())).unwrap();
+    let encode = |text| tokenizer.encode(text, fm_text::SpecialTokens::AsText).unwrap();
+    let name = encode("noop");
+    assert!(allows(&calls, &[], open) && allows(&calls, &encode("I look. "), open));
+    assert!(!allows(&calls, &[open], open) && allows(&calls, &[open], name[0]));
+    let named = [&[open], name.as_slice()].concat();
+    assert!(allows(&calls, &named, arguments) && !allows(&calls, &[], 5));
+    // Whoever sends a grammar of their own cannot write them.
+    let own = grammars.constraint(Grammar::Lark(lark)).unwrap();
+    assert!(!allows(&own, &[], open) && allows(&own, &[], name[0]));
 }

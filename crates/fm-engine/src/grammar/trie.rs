@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fm_text::{Tokenizer, tools::DIALECTS};
+use fm_text::{Dialect, Tokenizer, tools::DIALECTS};
 use llguidance::ParserFactory;
 use toktrie::{
     InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
@@ -34,7 +34,7 @@ impl Words {
         vocab: usize,
         eos: &[u32],
     ) -> Result<Self, GrammarError> {
-        let marks = DIALECTS.iter().flat_map(|dialect| dialect.marks());
+        let marks = DIALECTS.iter().flat_map(Dialect::marks);
         let marks: Vec<u32> = marks
             .filter_map(|mark| tokenizer.token_id(mark))
             .filter(|id| tokenizer.is_special(*id) && !eos.contains(id))

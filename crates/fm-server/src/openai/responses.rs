@@ -97,7 +97,7 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let model = &app.model;
     let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
-    let mut repeated = repeated(&fields, name);
+    let mut repeated = repeated(&fields, &name);
     let mut manner = Manner::take(&mut fields, model)?;
     let sampling = manner.sampling;
     for (name, value) in [("temperature", sampling.temperature), ("top_p", sampling.top_p)] {
@@ -123,7 +123,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
 }
 
 /// All fields that responses have, as the request says or as they are without it.
-fn repeated(fields: &Fields, model: String) -> Map<String, Value> {
+fn repeated(fields: &Fields, model: &str) -> Map<String, Value> {
     let mut all = json!({
         "instructions": null,
         "max_output_tokens": null,

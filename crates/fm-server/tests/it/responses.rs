@@ -56,7 +56,7 @@ fn told(streamed: &Response) -> Value {
         let item = event["output_index"].as_u64().map(|index| index as usize);
         match event["type"].as_str().unwrap().trim_start_matches("response.") {
             "created" | "in_progress" => {
-                assert!(at < 2 && event["response"]["status"] == "in_progress")
+                assert!(at < 2 && event["response"]["status"] == "in_progress");
             }
             "output_item.added" => {
                 assert_eq!(item, Some(items.len()));
