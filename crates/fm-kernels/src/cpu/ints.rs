@@ -21,6 +21,15 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     fn words(self, line: &Line) -> Self::I;
     /// The counterpart of [`Ints::words`].
     fn store_words(self, words: Self::I, line: &mut Line);
+    /// `lines[i]` is word `i` of every row; there are up to sixteen lines.
+    #[inline(always)]
+    fn turn(self, rows: &[&[u32; LANES]; LANES], lines: &mut [Line]) {
+        for (i, line) in lines.iter_mut().enumerate() {
+            for (row, word) in rows.iter().zip(line.as_chunks_mut().0) {
+                *word = row[i].to_le_bytes();
+            }
+        }
+    }
     /// Sixteen little-endian halves of words; the upper halves are zero.
     fn half_words(self, line: &HalfLine) -> Self::I;
     /// `x` in every lane.

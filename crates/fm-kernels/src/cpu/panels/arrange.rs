@@ -11,7 +11,7 @@ use crate::{
     cpu::{
         Level,
         ints::Line,
-        lanes::{Lanes, Work},
+        lanes::{LANES, Lanes, Work},
     },
     host::{ARRANGED_ROWS_MAX, PANEL_ROWS, Parallel},
 };
@@ -55,7 +55,7 @@ fn arrange_panel<P: Panels>(
     let unit_bytes = P::LINES * 4 + if P::HALF { 2 } else { 0 };
     assert_eq!(unit_bytes, P::WEIGHTS / format.block_len * format.block_bytes);
     let row_bytes = rows.len() / PANEL_ROWS;
-    let mut words = [[0; UNIT_WORDS_MAX]; PANEL_ROWS];
+    let mut words = [[0; WORDS]; PANEL_ROWS];
     let mut halves = [[0; 2]; PANEL_ROWS];
     for at in 0..row_bytes / unit_bytes {
         let units = rows.chunks_exact(row_bytes).map(|row| &row[at * unit_bytes..][..unit_bytes]);
@@ -64,16 +64,36 @@ fn arrange_panel<P: Panels>(
         }
         let (place, half) = place::<P>(panel.len(), at);
         let lines: &mut [Line] = panel[place..][..P::LINES * LINE_BYTES].as_chunks_mut().0;
-        for (i, line) in lines.iter_mut().enumerate() {
-            for (words, word) in words.iter().zip(line.as_chunks_mut().0) {
-                *word = words[i].to_le_bytes();
-            }
-        }
+        level.run(Turn { words: &words, lines });
         if P::REORDERS {
             level.run(Reorder { panels, lines });
         }
         if P::HALF {
             panel[half..][..LINE_BYTES / 2].copy_from_slice(halves.as_flattened());
+        }
+    }
+}
+
+/// Words of a unit in whole lines.
+const WORDS: usize = UNIT_WORDS_MAX.next_multiple_of(LANES);
+
+/// Words of rows become lines.
+struct Turn<'a> {
+    words: &'a [[u32; WORDS]; PANEL_ROWS],
+    lines: &'a mut [Line],
+}
+
+impl Work for Turn<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        for (at, lines) in self.lines.chunks_mut(LANES).enumerate() {
+            let mut rows = [&[0; LANES]; PANEL_ROWS];
+            for (row, words) in rows.iter_mut().zip(self.words) {
+                *row = &words.as_chunks().0[at];
+            }
+            lanes.turn(&rows, lines);
         }
     }
 }

@@ -3,7 +3,10 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::ints::{HalfLine, Ints, Line};
+use crate::cpu::{
+    ints::{HalfLine, Ints, Line},
+    lanes::LANES,
+};
 
 use super::Avx512;
 
@@ -20,6 +23,11 @@ impl Ints for Avx512 {
     fn store_words(self, words: __m512i, line: &mut Line) {
         // SAFETY: `self` proves avx512f; 64 writable bytes of any alignment.
         unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), words) }
+    }
+    #[inline(always)]
+    fn turn(self, rows: &[&[u32; LANES]; LANES], lines: &mut [Line]) {
+        // SAFETY: `self` proves avx512f.
+        unsafe { turn(rows, lines) }
     }
     #[inline(always)]
     fn half_words(self, line: &HalfLine) -> __m512i {
@@ -186,4 +194,46 @@ fn f16_halves(words: __m512i) -> (__m512, __m512) {
 fn bf16_halves(words: __m512i) -> (__m512, __m512) {
     let upper = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
     (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(upper))
+}
+
+/// Sixteen rows of words become sixteen columns: words of two rows side by side, then of four, then
+/// the quarters of registers.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn turn(rows: &[&[u32; LANES]; LANES], lines: &mut [Line]) {
+    const LOW: i32 = 0b01_00_01_00;
+    const HIGH: i32 = 0b11_10_11_10;
+    const EVEN: i32 = 0b10_00_10_00;
+    const ODD: i32 = 0b11_01_11_01;
+    let mut words = [_mm512_setzero_si512(); LANES];
+    for (words, row) in words.iter_mut().zip(rows) {
+        // SAFETY: sixteen readable words of any alignment.
+        *words = unsafe { _mm512_loadu_si512(row.as_ptr().cast()) };
+    }
+    let mut twos = words;
+    for i in (0..LANES).step_by(2) {
+        twos[i] = _mm512_unpacklo_epi32(words[i], words[i + 1]);
+        twos[i + 1] = _mm512_unpackhi_epi32(words[i], words[i + 1]);
+    }
+    let mut fours = twos;
+    for i in (0..LANES).step_by(4) {
+        for j in 0..2 {
+            fours[i + 2 * j] = _mm512_unpacklo_epi64(twos[i + j], twos[i + 2 + j]);
+            fours[i + 2 * j + 1] = _mm512_unpackhi_epi64(twos[i + j], twos[i + 2 + j]);
+        }
+    }
+    let mut columns = fours;
+    for k in 0..4 {
+        let [a, b, c, d] = [fours[k], fours[4 + k], fours[8 + k], fours[12 + k]];
+        let low = [_mm512_shuffle_i32x4::<LOW>(a, b), _mm512_shuffle_i32x4::<LOW>(c, d)];
+        let high = [_mm512_shuffle_i32x4::<HIGH>(a, b), _mm512_shuffle_i32x4::<HIGH>(c, d)];
+        columns[k] = _mm512_shuffle_i32x4::<EVEN>(low[0], low[1]);
+        columns[4 + k] = _mm512_shuffle_i32x4::<ODD>(low[0], low[1]);
+        columns[8 + k] = _mm512_shuffle_i32x4::<EVEN>(high[0], high[1]);
+        columns[12 + k] = _mm512_shuffle_i32x4::<ODD>(high[0], high[1]);
+    }
+    for (line, column) in lines.iter_mut().zip(columns) {
+        // SAFETY: a line is sixteen writable words of any alignment.
+        unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), column) };
+    }
 }
