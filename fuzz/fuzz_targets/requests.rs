@@ -15,7 +15,7 @@ use fm_engine::{
     gauges::Gauges,
     grammar::Grammars,
     options::EngineOptions,
-    schedule::{ScheduleOptions, Scheduler},
+    schedule::{Driven, ScheduleOptions, Scheduler},
 };
 use fm_server::{Bounds, Door, Model, Patience, Reader, Service};
 use libfuzzer_sys::fuzz_target;
@@ -45,7 +45,8 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
         system: None,
     };
     let options = ScheduleOptions { sessions: 1, queue: 1, stall_max: Duration::from_secs(2) };
-    let scheduler = Scheduler::start(engine.runner, Some(tokenizer), stats, options);
+    let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk: None };
+    let scheduler = Scheduler::start(driven, options).ok().expect("nothing is kept on disk");
     Reader::new(Service {
         model,
         submit: scheduler.queue(),

@@ -170,7 +170,10 @@ fn models_health_and_metrics() {
     assert!(metrics.contains("flash_moe_written_tokens_total 5\n"), "{metrics}");
     let log = server.log.lock().unwrap();
     let [line] = log.as_slice() else { panic!("{log:?}") };
-    assert!(line.starts_with("/v1/chat/completions prompt=18 cached=0 written=5 "), "{line}");
+    assert!(
+        line.starts_with("/v1/chat/completions prompt=18 cached=0 restored=0 written=5 "),
+        "{line}"
+    );
     assert!(!line.contains("plus"), "no text in the log: {line}");
 }
 

@@ -1,0 +1,129 @@
+"""Time to the first token of the next turn of a conversation: in memory, and after `kill -9` and a restart.
+
+    python next_turn.py flash-moe ../../models/demo --memory 1GB --context 4096
+
+Prompts are random tokens. Every answer of a restarted server must have the logits hash of the one in memory.
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import machine
+
+
+class Server:
+    """`flash-moe serve`, with a home directory of its own."""
+
+    def __init__(self, args, home):
+        command = [args.flash_moe, "serve", args.model, "--port", "0", "--sessions", "2", *args.options]
+        self.process = subprocess.Popen(command, env={"HOME": str(home)}, stderr=subprocess.PIPE, text=True)
+        said = ""
+        while "ANTHROPIC_BASE_URL" not in said:
+            line = self.process.stderr.readline()
+            said += line
+            assert line, said
+        self.at = "http://" + said.split("http://")[1].split()[0]
+
+    def ask(self, prompt):
+        """The timings of an answer of four tokens."""
+        body = json.dumps({"prompt": prompt, "max_tokens": 4, "temperature": 0, "seed": 1}).encode()
+        request = urllib.request.Request(self.at + "/v1/completions", body, {"content-type": "application/json"})
+        return json.load(urllib.request.urlopen(request, timeout=600))["timings"]
+
+    def wait_until_kept(self, sessions):
+        while True:
+            text = urllib.request.urlopen(self.at + "/metrics").read().decode()
+            kept = next(line for line in text.splitlines() if line.startswith("flash_moe_prefix_on_disk "))
+            if float(kept.split()[1]) >= sessions:
+                return
+            time.sleep(0.05)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def make_cold(home):
+    for path in Path(home).rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def restarted(args, home, saved, warm_ups, turn, cold):
+    """Timings of a turn whose beginning is on disk, once experts are in memory."""
+    shutil.rmtree(home)
+    shutil.copytree(saved, home)
+    os.sync()
+    server = Server(args, home)
+    for prompt in warm_ups:
+        server.ask(prompt)
+    if cold:
+        make_cold(home)
+    timings = server.ask(turn)
+    server.kill()
+    return timings
+
+
+def measure(args, home):
+    rng = random.Random(1)
+    tokens = lambda count: [rng.randrange(10, args.vocab) for _ in range(count)]
+    conversation, turns = tokens(args.tokens), [tokens(args.turn) for _ in range(args.rounds)]
+    warm_ups, milliseconds = [tokens(300) for _ in range(3)], {}
+    server = Server(args, home)
+    for prompt in warm_ups[:2]:
+        server.ask(prompt)
+    milliseconds["conversation, fresh"] = [server.ask(conversation)["ttft_ms"]]
+    server.wait_until_kept(3)
+    server.kill()
+    saved = Path(f"{home}.saved")
+    shutil.copytree(home, saved)
+    try:
+        server = Server(args, home)
+        for prompt in [*warm_ups, conversation + tokens(3)]:
+            server.ask(prompt)
+        milliseconds["turn alone"] = [server.ask(turn)["ttft_ms"] for turn in turns]
+        resident = [server.ask(conversation + turn) for turn in turns]
+        server.kill()
+        milliseconds["next turn, in memory"] = [timings["ttft_ms"] for timings in resident]
+        for name, cold in [("from the page cache", False), ("from the disk", True)]:
+            found = []
+            for turn, known in zip(turns, resident):
+                timings = restarted(args, home, saved, warm_ups, conversation + turn, cold)
+                assert timings["restored_tokens"] > args.tokens / 2, timings
+                assert timings["logits_hash"] == known["logits_hash"], "restored is not computed"
+                found.append(timings["ttft_ms"])
+            milliseconds[f"next turn, restarted, {name}"] = found
+    finally:
+        shutil.rmtree(saved)
+    return milliseconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("flash_moe")
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=2000, help="of the conversation")
+    parser.add_argument("--turn", type=int, default=60, help="tokens of the next turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--vocab", type=int, default=1500, help="tokens are below that")
+    args, args.options = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as home:
+        rows = measure(args, home)
+    print(f"| | ms, median | range | load {machine.load():.1f} |\n|---|--:|--:|---|")
+    for name, values in rows.items():
+        print(f"| {name} | {statistics.median(values):.1f} | {min(values):.1f}–{max(values):.1f} | |")
+
+
+if __name__ == "__main__":
+    main()
