@@ -20,8 +20,8 @@ pub(crate) const BUFFERS: usize = 3;
 /// A buffer is handed over when so much is in it.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
-/// What the thread is asked to do, in this order. Bound: data by the buffers, everything else by the
-/// number of files that there are.
+/// What the thread is asked to do, in this order. Bound: data by the buffers, touches by the requests
+/// that are answered while the thread is busy, everything else by the number of files that there are.
 #[derive(Debug)]
 pub(super) enum Order {
     /// A segment begins.
