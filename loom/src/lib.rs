@@ -57,11 +57,11 @@ mod tests {
         fn work(&self, thread: usize) {
             let mut seen = 0;
             loop {
-                match self.protocol.look(seen) {
+                match self.protocol.look(thread, seen) {
                     Found::Operation(epoch) => {
                         seen = epoch;
                         self.drain(thread);
-                        self.protocol.leave();
+                        self.protocol.leave(thread, epoch);
                     }
                     Found::Nothing => self.protocol.sleep(thread, seen, thread::park),
                     Found::Stop => break,
@@ -118,8 +118,12 @@ mod tests {
     }
 
     fn explore(test: impl Fn() + Sync + Send + 'static) {
+        explore_with(PREEMPTIONS_MAX, test);
+    }
+
+    fn explore_with(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
         let mut builder = Builder::new();
-        builder.preemption_bound = Some(PREEMPTIONS_MAX);
+        builder.preemption_bound = Some(preemptions);
         builder.check(test);
     }
 
@@ -135,9 +139,10 @@ mod tests {
         });
     }
 
+    /// With one preemption: three threads have a hundred times as many orders with two.
     #[test]
     fn two_workers_do_not_meet() {
-        explore(|| {
+        explore_with(1, || {
             let pool = Pool::new(3, 3, None);
             pool.run(1);
             assert_eq!(pool.results(), [1, 1, 1]);
@@ -154,11 +159,11 @@ mod tests {
             let worker = thread::spawn(move || {
                 let mut seen = 0;
                 loop {
-                    match own.look(seen) {
+                    match own.look(1, seen) {
                         Found::Operation(epoch) => {
                             seen = epoch;
-                            own.drain(1, 1, |_| ());
-                            own.leave();
+                            own.drain(1, 2, |_| ());
+                            own.leave(1, epoch);
                             caller.unpark();
                         }
                         Found::Nothing => own.sleep(1, seen, thread::park),
@@ -167,7 +172,7 @@ mod tests {
                 }
             });
             for _ in 0..2 {
-                protocol.open(1, |_| worker.thread().unpark());
+                protocol.open(2, |_| worker.thread().unpark());
                 thread::park();
                 protocol.close();
             }

@@ -60,14 +60,20 @@ def make_cold(home):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def warm(server, prompts):
+    """Asks prompts that the server has not seen until one of them reads no expert."""
+    for prompt in prompts:
+        if server.ask(prompt)["read_bytes"] == 0:
+            return
+
+
 def restarted(args, home, saved, warm_ups, turn, cold):
     """Timings of a turn whose beginning is on disk, once experts are in memory."""
     shutil.rmtree(home)
     shutil.copytree(saved, home)
     os.sync()
     server = Server(args, home)
-    for prompt in warm_ups:
-        server.ask(prompt)
+    warm(server, warm_ups)
     if cold:
         make_cold(home)
     timings = server.ask(turn)
@@ -79,10 +85,10 @@ def measure(args, home):
     rng = random.Random(1)
     tokens = lambda count: [rng.randrange(10, args.vocab) for _ in range(count)]
     conversation, turns = tokens(args.tokens), [tokens(args.turn) for _ in range(args.rounds)]
-    warm_ups, milliseconds = [tokens(300) for _ in range(3)], {}
+    warm_ups, milliseconds = [tokens(300) for _ in range(20)], {}
     server = Server(args, home)
-    for prompt in warm_ups[:2]:
-        server.ask(prompt)
+    for _ in range(2):
+        server.ask(tokens(300))
     milliseconds["conversation, fresh"] = [server.ask(conversation)["ttft_ms"]]
     server.wait_until_kept(3)
     server.kill()
@@ -90,8 +96,8 @@ def measure(args, home):
     shutil.copytree(home, saved)
     try:
         server = Server(args, home)
-        for prompt in [*warm_ups, conversation + tokens(3)]:
-            server.ask(prompt)
+        server.ask(conversation + tokens(3))
+        warm(server, warm_ups)
         milliseconds["turn alone"] = [server.ask(turn)["ttft_ms"] for turn in turns]
         resident = [server.ask(conversation + turn) for turn in turns]
         server.kill()

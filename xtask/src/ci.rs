@@ -1,6 +1,9 @@
 //! Everything that has to pass before a change lands, in the order of its cost.
 
-use std::process::{Command, ExitCode};
+use std::{
+    env,
+    process::{Command, ExitCode},
+};
 
 /// One profile for all of it, so that two cores build the dependencies once.
 const STEPS: &[&[&str]] = &[
@@ -55,6 +58,34 @@ pub(crate) fn loom() -> ExitCode {
     match Command::new("cargo").args(words).envs(target).status() {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cannot start cargo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tests the kernels for 64-bit Arm on another machine: cross-compiled, and emulated with every instruction set
+/// there is. What is set in the environment goes before what is guessed for Debian.
+pub(crate) fn arm() -> ExitCode {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let words = ["test", "--release", "--target", TARGET, "--package", "fm-kernels", "--lib"];
+    let defaults = [
+        ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
+        (
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+            "qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu",
+        ),
+    ];
+    let unset = defaults.into_iter().filter(|(name, _)| env::var_os(name).is_none());
+    match Command::new("cargo").args(words).args(["--", "neon", "level"]).envs(unset).status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => {
+            eprintln!(
+                "hint: rustup target add {TARGET}; Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+            );
+            ExitCode::FAILURE
+        }
         Err(error) => {
             eprintln!("cannot start cargo: {error}");
             ExitCode::FAILURE

@@ -17,7 +17,7 @@ use crate::{
     grammar::Constraint,
     prefix::Pin,
     sampler::Sampling,
-    writing::{self, Mark, Writing},
+    writing::{self, Mark, Part, Writing},
 };
 
 /// What is asked of a model.
@@ -55,7 +55,7 @@ pub struct Request {
     pub constraint: Option<Constraint>,
     /// What the text is that the constraint allows.
     pub constrained: Constrained,
-    /// What becomes of a text that goes round in a circle.
+    /// What becomes of a text that goes round in a circle, or is noise.
     pub loops: Loops,
     /// When the text ends, however far it is.
     pub deadline: Option<Instant>,
@@ -63,7 +63,8 @@ pub struct Request {
     pub client: u64,
 }
 
-/// What becomes of a text that repeats the same tokens again and again.
+/// What becomes of a text that repeats the same tokens again and again, or whose tokens might as well be
+/// drawn by lot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Loops {
     /// It goes on.
@@ -191,6 +192,8 @@ pub enum FinishReason {
     Context,
     /// It repeated the same tokens again and again.
     Repetition,
+    /// It was no text any more, but tokens as if drawn by lot.
+    Noise,
     /// Its time was over.
     Deadline,
     /// The caller broke off.
@@ -205,6 +208,7 @@ impl FinishReason {
             Self::Length => "length",
             Self::Context => "context",
             Self::Repetition => "repetition",
+            Self::Noise => "noise",
             Self::Deadline => "deadline",
             Self::Cancelled => "cancelled",
         }
@@ -249,6 +253,8 @@ pub struct Generated {
     pub prefill: Phase,
     /// Everything after it.
     pub decode: Phase,
+    /// The longest time between two tokens.
+    pub longest_wait: Duration,
     /// XXH3-128 over the f32 bits of every row of logits that was sampled from, in order.
     pub logits_hash: u128,
 }
@@ -295,7 +301,7 @@ impl<'a> Generation<'a> {
         while !writing[0].has_ended() {
             batch.rows.clear();
             if writing[0].ask(runner.rows_max(), &mut batch) > 0 {
-                writing::step(runner, &batch, &mut writing)?;
+                writing::step(runner, &batch, (&mut writing, Part::All))?;
             } else {
                 writing[0].wait();
             }

@@ -1,7 +1,7 @@
 //! What a text may be: a grammar, and the tokens that it allows next.
 //!
 //! ```text
-//! Grammar ─► Grammars::constraint (compiled once, to refuse it early) ─► Request ─► Follower
+//! Grammar ─► Grammars::constraint (compiled once, or of late) ─► Request ─► Follower
 //!             └ the vocabulary as a trie, built for the first of them       a thread beside the model
 //! ```
 //!
@@ -9,12 +9,13 @@
 //! tokens are letters, how much a grammar may cost, and that nobody waits for it.
 
 mod follower;
+mod recent;
 mod trie;
 
 use std::{
     fmt,
     sync::{
-        Arc, LazyLock,
+        Arc, LazyLock, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -29,9 +30,10 @@ use llguidance::{
 };
 use serde_json::{Value, json};
 
-pub(crate) use self::follower::Follower;
+pub(crate) use self::{follower::Follower, recent::BYTES_MAX as RECENT_BYTES};
 use self::{
     follower::Heard,
+    recent::{Key, Recent},
     trie::{Letters, Words},
 };
 
@@ -63,6 +65,9 @@ pub(crate) const TRIE_TOKEN_BYTES: u64 = 400;
 
 /// Memory of one text's parser: measured 5 MB with as many states as there may be.
 pub(crate) const PARSER_BYTES: u64 = 8_000_000;
+
+/// Memory of a compiled grammar beside its lexer, for every byte of its text.
+const TEXT_FACTOR: usize = 10;
 
 /// What a text shall be.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,13 +145,23 @@ pub struct Grammars {
     words: LazyLock<Built, Box<dyn FnOnce() -> Built + Send>>,
     /// Bound: [`COMPILING_MAX`].
     compiling: AtomicUsize,
+    recent: Recent,
 }
 
 /// A grammar that has been compiled once, to be followed by any number of texts.
 #[derive(Clone)]
 pub struct Constraint {
     grammars: Arc<Grammars>,
-    grammar: Arc<Grammar>,
+    compiled: Arc<Compiled>,
+}
+
+/// A grammar, and a parser at the start of its text.
+struct Compiled {
+    grammar: Grammar,
+    /// Never moved on: texts follow copies of it.
+    start: Mutex<Matcher>,
+    /// What it takes, by what its lexer says and the length of its text.
+    bytes: usize,
 }
 
 impl fmt::Debug for Grammars {
@@ -157,7 +172,7 @@ impl fmt::Debug for Grammars {
 
 impl fmt::Debug for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Constraint").field(&self.grammar).finish()
+        f.debug_tuple("Constraint").field(&self.compiled.grammar).finish()
     }
 }
 
@@ -182,31 +197,43 @@ impl Grammars {
 
     fn with(build: impl FnOnce() -> Built + Send + 'static) -> Arc<Self> {
         let words = LazyLock::new(Box::new(build) as Box<_>);
-        Arc::new(Self { words, compiling: AtomicUsize::new(0) })
+        Arc::new(Self { words, compiling: AtomicUsize::new(0), recent: Recent::default() })
     }
 
-    /// Compiles a grammar, to find out whether it can be followed.
+    /// Compiles a grammar, unless it has been compiled of late, to find out whether it can be followed.
     ///
     /// # Errors
     /// If it is too large, does not parse, says what is not supported, or allows nothing.
     pub fn constraint(self: &Arc<Self>, grammar: Grammar) -> Result<Constraint, GrammarError> {
         grammar.check_size()?;
-        let constraint = Constraint { grammars: Arc::clone(self), grammar: Arc::new(grammar) };
+        let key = Key::of(&grammar);
+        let compiled = if let Some(compiled) = self.recent.get(&key) {
+            compiled
+        } else {
+            let compiled = Arc::new(self.compile(grammar)?);
+            self.recent.put(key, &compiled);
+            compiled
+        };
+        Ok(Constraint { grammars: Arc::clone(self), compiled })
+    }
+
+    /// Compiles on a thread of its own, for as long as somebody may wait.
+    fn compile(self: &Arc<Self>, grammar: Grammar) -> Result<Compiled, GrammarError> {
         let taken = self.compiling.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
             (count < COMPILING_MAX).then_some(count + 1)
         });
         taken.map_err(|_| GrammarError::Busy)?;
         let (send, result) = mpsc::sync_channel(1);
-        let (own, place) = (constraint.clone(), Compiling(Arc::clone(self)));
+        let (own, place) = (Arc::clone(self), Compiling(Arc::clone(self)));
         let compile = move || {
-            let compiled = own.compile().and_then(|matcher| own.check_start(matcher));
+            let compiled = own.words().and_then(|words| Compiled::new(grammar, words));
             drop(place);
             // Whoever waited may have gone.
             let _ = send.send(compiled);
         };
         spawn(compile).map_err(|_| GrammarError::Gone)?;
         match result.recv_timeout(COMPILE_WAIT) {
-            Ok(compiled) => compiled.map(|()| constraint),
+            Ok(compiled) => compiled,
             Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow),
             Err(RecvTimeoutError::Disconnected) => Err(GrammarError::Gone),
         }
@@ -232,42 +259,63 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     builder.spawn(work).map(drop)
 }
 
+impl Compiled {
+    fn new(grammar: Grammar, words: &Words) -> Result<Self, GrammarError> {
+        let parser: Result<TokenParser, _> = words.factory.create_parser(grammar.top_level());
+        let lexer = parser.as_ref().map_or(0, |parser| parser.parser.lexer_stats().num_bytes);
+        let mut start = Matcher::new(parser);
+        if let Some(reason) = start.get_error() {
+            return Err(GrammarError::Invalid { reason: readable(&reason) });
+        }
+        // Refuses what allows nothing from the start: a grammar of the empty text is complete before
+        // it begins.
+        let parsed = start.consume_tokens(&[]);
+        if parsed.is_err() || start.is_stopped() {
+            return Err(GrammarError::Nothing);
+        }
+        match follower::next_mask(&mut start, words, grammar.letters()) {
+            Heard::Mask(_) => {}
+            _ => return Err(GrammarError::Nothing),
+        }
+        let bytes = TEXT_FACTOR * grammar.text_bytes() + lexer;
+        Ok(Self { grammar, start: Mutex::new(start), bytes })
+    }
+}
+
 impl Constraint {
     /// A parser at the start of the text.
-    fn compile(&self) -> Result<Matcher, GrammarError> {
-        let words = self.grammars.words()?;
-        let parser: Result<TokenParser, _> = words.factory.create_parser(self.grammar.top_level());
-        let matcher = Matcher::new(parser);
-        match matcher.get_error() {
-            Some(reason) => Err(GrammarError::Invalid { reason: readable(&reason) }),
-            None => Ok(matcher),
-        }
+    fn matcher(&self) -> Matcher {
+        self.compiled.start.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
     }
 
     /// What it is.
     pub fn grammar(&self) -> &Grammar {
-        &self.grammar
+        &self.compiled.grammar
+    }
+
+    /// Whether a text of it may begin with white space, or with the same letter as one of these.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    pub fn may_begin_like(&self, texts: &[&str]) -> Result<bool, GrammarError> {
+        let words = self.grammars.words()?;
+        let mask = match follower::next_mask(&mut self.matcher(), words, self.letters()) {
+            Heard::Mask(mask) => mask,
+            Heard::Stuck(error) => return Err(error),
+            _ => return Ok(false),
+        };
+        let trie = words.factory.tok_env().tok_trie();
+        let begins = |token: u32| {
+            let first = trie.token(token).first();
+            let like = texts.iter().any(|text| text.as_bytes().first() == first);
+            mask.has(token) && (like || first.is_some_and(u8::is_ascii_whitespace))
+        };
+        Ok((0..words.end).any(begins))
     }
 
     /// What it may be spelled with.
     fn letters(&self) -> Letters {
-        match *self.grammar {
-            Grammar::Calls(_) => Letters::AndMarks,
-            _ => Letters::Only,
-        }
-    }
-
-    /// Refuses what allows nothing from the start.
-    fn check_start(&self, mut matcher: Matcher) -> Result<(), GrammarError> {
-        // A grammar of the empty text is complete before it begins.
-        let parsed = matcher.consume_tokens(&[]);
-        if parsed.is_err() || matcher.is_stopped() {
-            return Err(GrammarError::Nothing);
-        }
-        match follower::next_mask(&mut matcher, self.grammars.words()?, self.letters()) {
-            Heard::Mask(_) => Ok(()),
-            _ => Err(GrammarError::Nothing),
-        }
+        self.compiled.grammar.letters()
     }
 }
 
@@ -293,13 +341,24 @@ fn limits() -> ParserLimits {
 }
 
 impl Grammar {
-    fn check_size(&self) -> Result<(), GrammarError> {
-        let bytes = match self {
+    fn text_bytes(&self) -> usize {
+        match self {
             Self::Json => 0,
             Self::JsonSchema(schema) => schema.to_string().len(),
             Self::Regex(text) | Self::Lark(text) | Self::Calls(text) => text.len(),
             Self::Choice(choices) => choices.iter().map(|choice| choice.len() + 4).sum(),
-        };
+        }
+    }
+
+    fn letters(&self) -> Letters {
+        match self {
+            Self::Calls(_) => Letters::AndMarks,
+            _ => Letters::Only,
+        }
+    }
+
+    fn check_size(&self) -> Result<(), GrammarError> {
+        let bytes = self.text_bytes();
         let max = if matches!(self, Self::Calls(_)) { CALLS_BYTES_MAX } else { BYTES_MAX };
         if bytes > max {
             return Err(GrammarError::TooLong { bytes, max });
@@ -326,9 +385,7 @@ impl Grammar {
             Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema.clone())),
             Self::Regex(text) => TopLevelGrammar::from_regex(text),
             Self::Choice(choices) => {
-                let quoted = choices.iter().map(|text| Value::from(text.as_str()).to_string());
-                let options: Vec<String> = quoted.collect();
-                TopLevelGrammar::from_lark(format!("start: {}", options.join(" | ")))
+                TopLevelGrammar::from_lark(format!("start: {}", choice_rule(choices)))
             }
             Self::Lark(text) | Self::Calls(text) => TopLevelGrammar::from_lark(text.clone()),
         }
@@ -338,6 +395,32 @@ impl Grammar {
 /// The body of a rule that is JSON of a schema.
 pub fn json_rule(schema: Value) -> String {
     format!("%json {}", bounded(schema))
+}
+
+/// The body of a rule that is one of these texts.
+pub fn choice_rule(choices: &[String]) -> String {
+    let quoted = choices.iter().map(|text| Value::from(text.as_str()).to_string());
+    quoted.collect::<Vec<_>>().join(" | ")
+}
+
+/// The body of a rule that is a regular expression.
+pub fn regex_rule(text: &str) -> String {
+    let mut rule = String::from("/");
+    let mut escaped = false;
+    for letter in text.chars() {
+        if letter == '/' && !escaped {
+            rule.push('\\');
+        }
+        escaped = letter == '\\' && !escaped;
+        rule.push(letter);
+    }
+    rule + "/"
+}
+
+/// The body of a rule that is a grammar of its own; one that can be compiled alone closes every bracket
+/// that it opens.
+pub fn lark_rule(text: &str) -> String {
+    format!("%lark {{\n{text}\n}}")
 }
 
 fn is_schema(value: &Value) -> bool {

@@ -267,7 +267,8 @@ fn overhead(demand: &Demand<'_>) -> u64 {
     let catalog = 2 * pieces * PIECE_BYTES;
     let tries = grammar::TRIE_TOKEN_BYTES * demand.spec.vocab as u64;
     let parsers = grammar::PARSER_BYTES * demand.sessions as u64;
-    let grammars = if demand.grammars { tries + parsers } else { 0 };
+    let recent = grammar::RECENT_BYTES as u64;
+    let grammars = if demand.grammars { tries + parsers + recent } else { 0 };
     OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling + grammars
 }
 

@@ -82,6 +82,8 @@ pub struct PrefixCounts {
     pub restored_tokens: AtomicU64,
     /// Sessions there that could not be used.
     pub damaged: AtomicU64,
+    /// Sessions that could not be written; most are tried again.
+    pub write_failures: AtomicU64,
 }
 
 /// Whether a kept session is on disk too.
@@ -274,6 +276,7 @@ impl Prefixes {
         let session = self.kept[at].session;
         let copied = |disk: &Disk| disk.has_copied(session);
         while self.kept[at].written == Written::NotYet
+            && !self.pauses()
             && !self.disk.as_ref().is_some_and(copied)
             && Instant::now() < deadline
         {
@@ -290,6 +293,9 @@ impl Prefixes {
             return false;
         }
         loop {
+            if self.pauses() {
+                return false;
+            }
             if self.disk.as_ref().and_then(Disk::spilling).is_none() {
                 let kept = self.kept.iter().enumerate();
                 let waiting = kept.filter(|(_, kept)| kept.written == Written::NotYet);
@@ -301,6 +307,23 @@ impl Prefixes {
                 return true;
             }
         }
+    }
+
+    /// Whether nothing is written just now, as writing has failed.
+    fn pauses(&self) -> bool {
+        let until = self.disk.as_ref().and_then(Disk::pauses_until);
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// When writing goes on, if it has failed and there is something to write.
+    pub(crate) fn resumes(&self) -> Option<Instant> {
+        let waits = self.kept.iter().any(|kept| kept.written == Written::NotYet);
+        self.disk.as_ref().and_then(Disk::pauses_until).filter(|_| waits)
+    }
+
+    /// Tries again now what could not be written.
+    pub(crate) fn retry(&mut self) {
+        self.disk.iter_mut().for_each(Disk::retry);
     }
 
     fn begin(&mut self, runner: &dyn Runner, at: usize) {
@@ -324,7 +347,7 @@ impl Prefixes {
             kept.written = match spilled {
                 Spilled::There(id) => Written::There(id),
                 Spilled::Refused => Written::Never,
-                Spilled::Changed => Written::NotYet,
+                Spilled::Changed | Spilled::Failed => Written::NotYet,
             };
         }
     }

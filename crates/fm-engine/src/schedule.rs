@@ -4,8 +4,9 @@
 //! push ──► Queue ──► open a session ──► steps, shared by all that are open ──► events, an end
 //! ```
 //!
-//! Every step has one row for each text that is being written, and, behind them, a piece of the
-//! prompts that wait. A text that begins like another takes over what that one has computed
+//! Every step has one row for each text that is being written. Prompts are taken in by sweeps, as many
+//! rows at once as there is room for, which rest between two layers for the steps of those who write
+//! (`turns`, `pace`). A text that begins like another takes over what that one has computed
 //! (`prefix`). What a text becomes does not depend on its neighbours (invariant 2), so all of
 //! this decides when, never what. A text whose expert is lost fails alone; a text that nobody listens
 //! to any more gives its session back after the step, or between two layers if it was alone in it.
@@ -14,6 +15,7 @@ mod admission;
 mod pace;
 mod queue;
 mod restore;
+mod turns;
 
 use std::{
     ops::ControlFlow,
@@ -25,21 +27,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fm_model::{
-    Runner,
-    runner::{Batch, StepError},
-};
+use fm_model::{Runner, runner::Batch};
 use fm_text::Tokenizer;
 
 pub use self::queue::{Queue, Refused};
-use self::{admission::Parked, pace::Pace, restore::Restore};
+use self::{admission::Parked, pace::Pace, restore::Restore, turns::Sweep};
 pub use crate::prefix::{Damage, DiskError, DiskOptions, Notice, Notices, Pin, PrefixCounts};
 use crate::{
     error::EngineError,
     generate::{Event, Generated, Request},
     local::{SharedStats, read_stats},
     prefix::{self, Disk, Prefixes},
-    writing::{self, Hear, Mark, Need, Writing},
+    writing::{Hear, Mark, Need, Part, Writing},
 };
 
 /// What a job hears. The last word is [`Update::Done`] or [`Update::Failed`].
@@ -119,8 +118,12 @@ pub struct Activity {
     pub steps: AtomicU64,
     /// Tokens of prompts taken in.
     pub prompt_tokens: AtomicU64,
+    /// Times that a prompt has rested for those who write.
+    pub rests: AtomicU64,
     /// Tokens written.
     pub written_tokens: AtomicU64,
+    /// The longest time between two tokens of a text, in microseconds.
+    pub longest_wait_us: AtomicU64,
     /// What was kept for later texts.
     pub prefixes: Arc<PrefixCounts>,
 }
@@ -171,6 +174,7 @@ impl Scheduler {
                 prefixes,
                 batch: Batch::default(),
                 pace: Pace::new(options.stall_max),
+                sweep: None,
                 turn: 0,
             };
             crew.work(&jobs.0);
@@ -241,7 +245,9 @@ struct Crew<'t> {
     prefixes: Prefixes,
     batch: Batch,
     pace: Pace,
-    /// Whose prompt is the first to be taken in by the next step.
+    /// Prompts that are on their way through the layers.
+    sweep: Option<Sweep>,
+    /// Whose prompt is the first to be taken in by the next sweep.
     turn: usize,
 }
 
@@ -255,6 +261,7 @@ impl Crew<'_> {
             self.prefixes.spill(self.runner.as_mut(), now + (now - started) / SPILL_SHARE);
         }
         // What is kept outlives the program.
+        self.prefixes.retry();
         while self.prefixes.spill(self.runner.as_mut(), Instant::now() + LAST_SLICE) {}
     }
 
@@ -262,68 +269,22 @@ impl Crew<'_> {
         Mark::now(self.runner.as_ref(), &|| read_stats(&self.stats))
     }
 
-    /// Computes one row of every text that is being written, and some of the prompts.
-    fn step(&mut self) {
-        let (written, prompt) = self.compose();
-        if self.batch.rows.is_empty() {
-            // Whoever has a session and wants no row waits for what may come next in its text.
-            self.writings.iter_mut().find(|writing| !writing.has_ended()).map(Writing::wait);
-            return;
-        }
-        let blocks = self.runner.blocks_wanted(&self.batch);
-        self.prefixes.make_room(self.runner.as_mut(), blocks);
-        let started = Instant::now();
-        let result = writing::step(self.runner.as_mut(), &self.batch, &mut self.writings);
-        self.pace.took(written, prompt, started.elapsed());
-        if let Err(error) = result {
-            self.fail(error);
-        }
-        self.activity.steps.fetch_add(1, Ordering::Relaxed);
-        self.activity.prompt_tokens.fetch_add(prompt as u64, Ordering::Relaxed);
-        self.activity.written_tokens.fetch_add(written as u64, Ordering::Relaxed);
-    }
-
-    /// Fills the batch; returns rows of texts and rows of prompts.
-    fn compose(&mut self) -> (usize, usize) {
-        let Self { batch, writings, .. } = self;
-        batch.rows.clear();
-        let mut room = self.runner.rows_max();
-        for writing in writings.iter_mut().filter(|writing| writing.need() == Need::Next) {
-            room -= writing.ask(room, batch);
-        }
-        let written = batch.rows.len();
-        let mut room = if written > 0 { self.pace.rows(room) } else { room };
-        let count = writings.len();
-        for at in 0..count {
-            let writing = &mut writings[(self.turn + at) % count];
-            if writing.need() != Need::Next {
-                room -= writing.ask(room, batch);
-            }
-        }
-        self.turn = self.turn.wrapping_add(1);
-        (written, batch.rows.len() - written)
-    }
-
     /// Marks prompts where later texts may continue them, if the model needs that.
     fn mark(&mut self) {
         if self.runner.forks_anywhere() {
             return;
         }
+        let sweeps = self.sweep.is_some();
         for writing in self.writings.iter_mut().filter(|writing| !writing.has_ended()) {
+            if sweeps && writing.is_in(Part::Prompts) {
+                continue;
+            }
             let (session, held) = (writing.session(), writing.held() as u32);
             let cut =
                 writing.need() != Need::Next && prefix::is_due(held, &self.runner.marks(session));
             if writing.takes_mark() || cut {
                 self.prefixes.mark(self.runner.as_mut(), session);
             }
-        }
-    }
-
-    /// The whole step failed: everybody who was in it hears why.
-    fn fail(&mut self, error: StepError) {
-        let source = Arc::new(error);
-        for writing in self.writings.iter_mut().filter(|writing| writing.is_in_step()) {
-            writing.fail(EngineError::SharedStep { source: Arc::clone(&source) });
         }
     }
 
@@ -342,7 +303,12 @@ impl Crew<'_> {
         self.mark();
         let now = self.now();
         self.writings.iter_mut().for_each(|writing| writing.mark(|| now));
-        while let Some(at) = self.writings.iter().position(Writing::has_ended) {
+        // Who is in a sweep that rests is let go when it has ended.
+        let sweeps = self.sweep.is_some();
+        let goes = |writing: &Writing<'_, _>| {
+            writing.has_ended() && !(sweeps && writing.is_in(Part::Prompts))
+        };
+        while let Some(at) = self.writings.iter().position(goes) {
             let writing = self.writings.remove(at);
             self.keep(&writing);
             let (result, mut listener) = writing.finish(now);

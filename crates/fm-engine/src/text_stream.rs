@@ -4,8 +4,8 @@
 use std::ops::ControlFlow;
 
 use fm_text::{
-    AnswerSplitter, CallPart, Channel, Detokenizer, Dialect, Part, SpecialText, StopStrings,
-    ThinkingTags, Tokenizer,
+    AnswerSplitter, CallPart, Channel, Channels, Detokenizer, Dialect, Part, SpecialText,
+    StopStrings, ThinkingState, ThinkingTags, Tokenizer,
 };
 
 use crate::{
@@ -23,7 +23,7 @@ pub(crate) struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
     detokenizer: Detokenizer<'t>,
     splitter: AnswerSplitter,
-    think_end: &'static str,
+    channels: Option<&'static Channels>,
     /// What the prompt has begun the answer with, until it has been read.
     opening: Option<String>,
     /// What marks calls.
@@ -60,7 +60,7 @@ impl<'t> TextStream<'t> {
             tokenizer,
             detokenizer: Detokenizer::new(tokenizer, SpecialText::Skip).keeping(marks),
             splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
-            think_end: request.answer.dialect.and_then(Dialect::think_end).unwrap_or(THINK_END),
+            channels: request.answer.dialect.and_then(Dialect::channels),
             opening: Some(request.opening.clone()).filter(|opening| !opening.is_empty()),
             marks: request.answer.dialect.map_or_else(Vec::new, Dialect::first_marks),
             constrained: request.constraint.as_ref().map(|_| request.constrained),
@@ -82,9 +82,42 @@ impl<'t> TextStream<'t> {
         if self.splitter.is_thinking() { Channel::Thinking } else { Channel::Answer }
     }
 
+    /// Sequences of bytes so far that are no characters.
+    pub(crate) fn ill_formed(&self) -> usize {
+        self.detokenizer.ill_formed()
+    }
+
     /// The tokens that close a thinking block.
     pub(crate) fn think_end(&self) -> Result<Vec<u32>, EngineError> {
-        Ok(self.tokenizer.encode(self.think_end, fm_text::SpecialTokens::Parse)?)
+        match self.channels {
+            None => self.tokens(&[THINK_END]),
+            // What follows is the grammar's.
+            Some(channels) if self.constrained == Some(Constrained::Calls) => {
+                self.tokens(&[channels.end])
+            }
+            Some(Channels { end, again, answer, .. }) => self.tokens(&[end, again, answer]),
+        }
+    }
+
+    /// The tokens before a text that a grammar knows nothing of, where it has a channel of its own.
+    pub(crate) fn start(&self, thinking: ThinkingState) -> Result<Vec<u32>, EngineError> {
+        match self.channels.filter(|_| self.constrained == Some(Constrained::Answer)) {
+            None => Ok(Vec::new()),
+            Some(channels) if thinking == ThinkingState::Closed => self.tokens(&[channels.answer]),
+            Some(channels) => self.tokens(&[channels.think]),
+        }
+    }
+
+    /// The tokens between a thought that the model has ended itself and such a text.
+    pub(crate) fn after_thought(&self) -> Result<Vec<u32>, EngineError> {
+        match self.channels.filter(|_| self.constrained == Some(Constrained::Answer)) {
+            None => Ok(Vec::new()),
+            Some(channels) => self.tokens(&[channels.again, channels.answer]),
+        }
+    }
+
+    fn tokens(&self, texts: &[&str]) -> Result<Vec<u32>, EngineError> {
+        Ok(self.tokenizer.encode(&texts.concat(), fm_text::SpecialTokens::Parse)?)
     }
 
     /// Adds a token; breaks off if a stop string or the last call is complete, or the caller says so.

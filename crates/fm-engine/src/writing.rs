@@ -14,55 +14,38 @@ use std::{
 
 use fm_model::{
     Runner,
-    runner::{Batch, Progress, Row, RowInput, SessionId, StepTimes, Wants},
+    runner::{Batch, Progress, Row, RowInput, SessionId, Wants},
 };
-use fm_store::Stats;
 use fm_text::{Channel, Tokenizer};
 
 use crate::{
     error::EngineError,
-    generate::{self, Chosen, Constrained, Event, FinishReason, Generated, Phase, Request},
+    generate::{self, Chosen, Constrained, Event, FinishReason, Generated, Request},
     logits_hash::LogitsHash,
     logprobs::Logprobs,
     sampler::Sampler,
     text_stream::TextStream,
 };
 
+mod clock;
+mod guard;
 mod loops;
+mod noise;
 mod step;
 mod within;
 
-pub(crate) use self::step::step;
+pub(crate) use self::{
+    clock::Mark,
+    step::{step, sweep},
+};
 use self::{
-    loops::Loops,
+    clock::Waits,
+    guard::Guard,
     within::{Taken, Within},
 };
 
 /// A position to fall back to is kept every so many generated tokens: a lost expert costs no more.
 const CHECKPOINT_TOKENS: u32 = 64;
-
-/// A moment, with the counters that tell what happens between two of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
-    at: Instant,
-    store: Stats,
-    times: StepTimes,
-}
-
-impl Mark {
-    pub(crate) fn now(runner: &dyn Runner, store_stats: &dyn Fn() -> Stats) -> Self {
-        Self { at: Instant::now(), store: store_stats(), times: runner.times() }
-    }
-
-    fn until(self, later: Self, tokens: usize) -> Phase {
-        Phase {
-            tokens,
-            elapsed: later.at - self.at,
-            store: later.store - self.store,
-            times: later.times - self.times,
-        }
-    }
-}
 
 /// Who hears what happens, and may break off.
 pub(crate) trait Hear {
@@ -89,6 +72,16 @@ pub(crate) enum Need {
     Next,
 }
 
+/// Who of those that share a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    All,
+    /// Those whose prompts are taken in.
+    Prompts,
+    /// Those who are past their prompts.
+    Texts,
+}
+
 /// What a writing has in the batch that is computed now.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
@@ -105,7 +98,7 @@ pub(crate) struct Writing<'t, S> {
     logprobs: Option<Logprobs>,
     text: Option<TextStream<'t>>,
     within: Option<Within>,
-    loops: Option<Loops>,
+    guard: Option<Guard>,
     sink: S,
     hash: LogitsHash,
     tokens: Vec<u32>,
@@ -124,6 +117,7 @@ pub(crate) struct Writing<'t, S> {
     end: Option<Result<FinishReason, EngineError>>,
     started: Mark,
     first: Option<Mark>,
+    waits: Waits,
 }
 
 impl<'t, S: Hear> Writing<'t, S> {
@@ -137,8 +131,11 @@ impl<'t, S: Hear> Writing<'t, S> {
     ) -> Self {
         let vocab = runner.vocab();
         let checked = request.check(vocab).and_then(|()| {
-            let text = tokenizer.map(|tokenizer| TextStream::new(tokenizer, &request));
-            Ok((text.transpose()?, runner.position(session)? as usize))
+            let text =
+                tokenizer.map(|tokenizer| TextStream::new(tokenizer, &request)).transpose()?;
+            let start = text.as_ref().map(|text| text.start(request.thinking)).transpose()?;
+            let forced = start.unwrap_or_default().into_iter().rev().collect();
+            Ok((text, forced, runner.position(session)? as usize))
         });
         let known = if checked.is_ok() { request.prompt.as_slice() } else { &[] };
         let sampler = Sampler::new(request.sampling, vocab, known).with_bias(request.bias.clone());
@@ -147,23 +144,24 @@ impl<'t, S: Hear> Writing<'t, S> {
             .as_ref()
             .map(|constraint| Within::start(constraint.clone(), request.thinking));
         let checked = checked.and_then(|checked| Ok((checked, within.transpose()?)));
-        let ((text, position), within, end) = match checked {
+        let ((text, forced, position), within, end) = match checked {
             Ok((checked, within)) => (checked, within, None),
-            Err(error) => ((None, 0), None, Some(Err(error))),
+            Err(error) => ((None, Vec::new(), 0), None, Some(Err(error))),
         };
         let held = position.min(request.prompt.len().saturating_sub(1));
         Self {
             session,
             sampler,
             logprobs: request.top_logprobs.map(Logprobs::new),
-            loops: (request.loops == generate::Loops::End).then(Loops::new),
+            guard: (request.loops == generate::Loops::End)
+                .then(|| Guard::new(vocab, &request.bias)),
             request,
             text,
             within,
             sink,
             hash: LogitsHash::default(),
             tokens: Vec::new(),
-            forced: Vec::new(),
+            forced,
             thinking_tokens: 0,
             reused: held,
             restored: 0,
@@ -173,6 +171,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             end,
             started,
             first: None,
+            waits: Waits::default(),
         }
     }
 
@@ -187,7 +186,7 @@ impl<'t, S: Hear> Writing<'t, S> {
 
     /// Ends a step of its prompt at each of these positions, if they are ahead.
     pub(crate) fn mark_at(&mut self, positions: &[u32]) {
-        let ahead = self.held as u32 + 1..self.request.prompt.len() as u32;
+        let ahead = self.will_hold().max(self.held + 1) as u32..self.request.prompt.len() as u32;
         self.marks.extend(positions.iter().filter(|position| ahead.contains(position)));
         self.marks.sort_unstable_by(|a, b| b.cmp(a));
         self.marks.dedup();
@@ -231,9 +230,24 @@ impl<'t, S: Hear> Writing<'t, S> {
         self.end = Some(Err(error));
     }
 
-    /// Whether it has rows in the step that is computed, or has just been.
-    pub(crate) fn is_in_step(&self) -> bool {
-        self.asked.rows > 0
+    /// Whether it has rows in what is computed of this part, or has just been.
+    pub(crate) fn is_in(&self, part: Part) -> bool {
+        let own = match part {
+            Part::All => true,
+            Part::Prompts => self.need() != Need::Next,
+            Part::Texts => self.need() == Need::Next,
+        };
+        own && self.asked.rows > 0
+    }
+
+    /// Tokens that its session will hold after what is computed now.
+    pub(crate) fn will_hold(&self) -> usize {
+        self.held + self.asked.rows
+    }
+
+    /// The longest time between two of its tokens.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        self.waits.longest
     }
 
     pub(crate) fn need(&self) -> Need {
@@ -381,6 +395,10 @@ impl<'t, S: Hear> Writing<'t, S> {
                 }
             }
         };
+        let of_grammar = self.within.as_ref().is_some_and(Within::is_of_grammar);
+        if let Some(guard) = self.guard.as_mut().filter(|_| !of_grammar) {
+            guard.look(logits, token);
+        }
         self.hash.row(logits);
         let logprob = self.logprobs.as_mut().map(|logprobs| logprobs.look(logits, token));
         Ok(Taken::Token(token, logprob))
@@ -395,6 +413,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             return Ok(Some(FinishReason::Stop));
         }
         self.tokens.push(token);
+        self.waits.token();
         let channel = self.text.as_ref().map_or(Channel::Answer, TextStream::channel);
         self.thinking_tokens += usize::from(channel == Channel::Thinking);
         let likeliest = match (&self.logprobs, logprob) {
@@ -417,19 +436,22 @@ impl<'t, S: Hear> Writing<'t, S> {
         let has_thought = channel == Channel::Thinking && text.channel() == Channel::Answer;
         if let (Some(within), true) = (&mut self.within, has_thought && self.forced.is_empty()) {
             within.thought();
+            self.forced = text.after_thought()?.into_iter().rev().collect();
         }
-        let loops = self.loops.as_mut().is_some_and(|loops| loops.found(&self.tokens));
+        let guard = self.guard.as_mut();
+        let spoiled = guard.and_then(|guard| guard.found(&self.tokens, text.ill_formed()));
         let thinks = text.channel() == Channel::Thinking;
         // Half a call is told as text; half an answer of a given form is nothing.
         let whole = of_grammar && self.request.constrained != Constrained::Calls;
-        if loops && !thinks && !whole {
-            return Ok(Some(FinishReason::Repetition));
+        if spoiled.is_some() && !thinks && !whole {
+            return Ok(spoiled);
         }
         let budget = self.request.think_budget;
-        let enough = loops || budget.is_some_and(|budget| self.thinking_tokens >= budget);
+        let enough =
+            spoiled.is_some() || budget.is_some_and(|budget| self.thinking_tokens >= budget);
         if thinks && self.forced.is_empty() && enough {
             self.forced = text.think_end()?.into_iter().rev().collect();
-            self.loops.iter_mut().for_each(|loops| loops.forget(&self.tokens));
+            self.guard.iter_mut().for_each(|guard| guard.forget(&self.tokens));
         }
         Ok(None)
     }
@@ -469,6 +491,7 @@ impl<'t, S: Hear> Writing<'t, S> {
                 .then(|| first.at - self.started.at),
             prefill: self.started.until(first, self.request.prompt.len() - self.reused),
             decode: first.until(now, self.tokens.len().saturating_sub(1)),
+            longest_wait: self.waits.longest,
             tokens: self.tokens,
             logits_hash: self.hash.digest(),
         };

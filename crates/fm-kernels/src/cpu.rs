@@ -43,6 +43,7 @@ pub mod probe;
 #[allow(clippy::inline_always)]
 mod rope;
 #[allow(clippy::inline_always)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 has tiles"))]
 mod tiles;
 #[allow(clippy::inline_always)]
 mod vector;

@@ -33,6 +33,8 @@ pub struct Footprint {
     pub scratch_row: u64,
     /// Beside that for each of the rows whose heads latent attention works on at once.
     pub scratch_head_row: u64,
+    /// Residual stream of a row that passes while a batch rests between two layers.
+    pub aside_row: u64,
     /// Work space of a step whatever its size, with one row of logits.
     pub scratch_fixed: u64,
     /// Weights that one token reads from memory, routed experts included.
@@ -56,6 +58,7 @@ impl Footprint {
             state_part: state_part(spec),
             scratch_row: scratch_row(spec, top_k),
             scratch_head_row: scratch_head_row(spec),
+            aside_row: 4 * spec.hidden as u64,
             scratch_fixed: scratch_fixed(spec, top_k),
             active: trunk - embed + active_experts,
             active_experts,
@@ -67,7 +70,9 @@ impl Footprint {
         // A row of logits is there twice: on the device and for the reader.
         let logits = 8 * options.logits_rows_max.saturating_sub(1) as u64 * vocab as u64;
         let heads = self.scratch_head_row * options.rows_max.min(MLA_ROWS_MAX) as u64;
-        self.scratch_fixed + self.scratch_row * options.rows_max as u64 + heads + logits
+        let aside = self.aside_row * options.logits_rows_max.min(options.rows_max) as u64;
+        let rows = self.scratch_row * options.rows_max as u64;
+        self.scratch_fixed + rows + heads + logits + aside
     }
 
     /// Blocks of keys and values for a context.

@@ -1,11 +1,11 @@
 //! The runner of a decoder on a device: sessions, batches, and what happens when an expert is lost.
 
 mod sessions;
+mod sweep;
 
 use std::{
     io::{Read, Write},
     ops::ControlFlow,
-    time::Instant,
 };
 
 use fm_format::key::LayerIndex;
@@ -14,14 +14,16 @@ use fm_kernels::{
     backend::{DeviceResult, Routes, View, ViewMut},
 };
 
-use self::sessions::Sessions;
+use self::{
+    sessions::Sessions,
+    sweep::{Aside, Sweep},
+};
 use crate::{
-    decoder::{Decoder, DecoderOptions, FfnKind, LayerResult, MixerKind, Workspace},
-    experts::{ExpertsLost, RoutedExperts},
-    layer::{Segment, StepRows},
+    decoder::{Decoder, DecoderOptions, Workspace},
+    experts::RoutedExperts,
     runner::{
-        Batch, Loading, Output, Piece, PieceBytes, Progress, Row, RowInput, RunError, Runner,
-        Saved, SessionId, Spoiled, SpoiledReason, StepError, StepTimes, Transfer, Wants,
+        Batch, Halt, Loading, Output, Piece, PieceBytes, Progress, Row, RowInput, RunError, Runner,
+        Saved, SessionId, StepError, StepTimes, Transfer, Wants,
     },
     spec::ModelSpec,
 };
@@ -50,22 +52,10 @@ pub struct ModelRunner<B: Backend, E> {
     workspace: Workspace<B>,
     sessions: Sessions<B>,
     options: RunnerOptions,
-    step: StepBuffers,
-    times: StepTimes,
-}
-
-/// What a step needs on the host; reused, so that a steady step allocates nothing.
-#[derive(Debug, Default)]
-struct StepBuffers {
-    ids: Vec<u32>,
-    positions: Vec<u32>,
-    segments: Vec<Segment>,
-    /// Rows that go on through the last feed-forward network.
-    kept: Vec<usize>,
-    /// Sessions, by segment, that have lost an expert.
-    lost: Vec<bool>,
+    step: Sweep,
+    aside: Aside<B>,
     logits: Vec<f32>,
-    hidden: Vec<f32>,
+    times: StepTimes,
 }
 
 impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
@@ -82,12 +72,14 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     ) -> DeviceResult<Self> {
         Ok(Self {
             workspace: Workspace::new(&device, spec, options.decoder)?,
+            aside: Aside::new(&device, spec.hidden, options.decoder)?,
             sessions: Sessions::new(&device, spec, options)?,
             device,
             experts,
             decoder,
             options,
-            step: StepBuffers::default(),
+            step: Sweep::with_room(options.decoder.rows_max),
+            logits: Vec::new(),
             times: StepTimes::default(),
         })
     }
@@ -138,227 +130,6 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     /// What the router of the latest MoE layer chose for its rows.
     pub fn routes(&self) -> &Routes<B> {
         self.workspace.routes()
-    }
-
-    /// Checks the batch against the sessions and cuts it into segments.
-    fn take_in(&mut self, batch: &Batch) -> Result<(), StepError> {
-        let (rows, max) = (&batch.rows, self.options.decoder.rows_max);
-        if rows.len() > max {
-            return Err(StepError::TooManyRows { max, found: rows.len() });
-        }
-        let (found, max) = (
-            rows.iter().filter(|row| row.wants.logits).count(),
-            self.options.decoder.logits_rows_max,
-        );
-        if found > max {
-            return Err(StepError::TooManyRows { max, found });
-        }
-        self.step.ids.clear();
-        self.step.positions.clear();
-        self.step.segments.clear();
-        for (i, row) in rows.iter().enumerate() {
-            let RowInput::Token(token) = row.input;
-            if token as usize >= self.decoder.vocab {
-                return Err(StepError::UnknownToken { token, vocab: self.decoder.vocab });
-            }
-            self.step.ids.push(token);
-            self.step.positions.push(row.position);
-            self.extend_segments(rows, i)?;
-        }
-        Ok(())
-    }
-
-    fn extend_segments(&mut self, rows: &[Row], i: usize) -> Result<(), StepError> {
-        let Row { session, position: found, .. } = rows[i];
-        if i > 0 && rows[i - 1].session == session {
-            let segment = self.step.segments.last_mut().expect("the row before is in one");
-            let expected = segment.position + segment.rows.len() as u32;
-            if found != expected {
-                return Err(StepError::Position { session, expected, found });
-            }
-            segment.rows.end = i + 1;
-        } else {
-            let at = self.sessions.stepped(session);
-            let at = at.ok_or(StepError::UnknownSession { session })?;
-            // A session that comes twice is one whose rows do not stand side by side.
-            let expected = match self.step.segments.iter().find(|s| s.session == at) {
-                Some(segment) => segment.position + segment.rows.len() as u32,
-                None => self.sessions.list[at].position,
-            };
-            if found != expected || self.step.segments.iter().any(|s| s.session == at) {
-                return Err(StepError::Position { session, expected, found });
-            }
-            self.step.segments.push(Segment { session: at, rows: i..i + 1, position: found });
-        }
-        let segment = self.step.segments.last().expect("just made");
-        let context_max = self.sessions.list[segment.session].context_max;
-        if found >= context_max {
-            return Err(StepError::ContextFull { session, context_max });
-        }
-        Ok(())
-    }
-
-    /// Gives every segment its blocks of keys and values.
-    fn reserve(&mut self) -> Result<(), StepError> {
-        for segment in &self.step.segments {
-            let end = segment.position + segment.rows.len() as u32;
-            let prepared = self.sessions.prepare(&self.device, segment.session, end);
-            if let Err(source) = prepared {
-                let session = self.sessions.names[segment.session];
-                self.fall_back_all()?;
-                return Err(StepError::OutOfBlocks { session, source });
-            }
-        }
-        Ok(())
-    }
-
-    fn fall_back_all(&mut self) -> DeviceResult {
-        for segment in &self.step.segments {
-            self.sessions.fall_back(&self.device, segment.session)?;
-        }
-        Ok(())
-    }
-
-    /// Runs the layers. Marks segments that lose an expert.
-    fn sweep(
-        &mut self,
-        batch: &Batch,
-        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Option<ExpertsLost>, StepError> {
-        let mut first_loss = None;
-        self.step.lost.clear();
-        self.step.lost.resize(self.step.segments.len(), false);
-        self.step.kept.clear();
-        self.step.kept.extend(0..batch.rows.len());
-        self.decoder.embed(&self.device, &self.step.ids, &mut self.workspace)?;
-        let layers = self.decoder.layers();
-        for layer in 0..layers {
-            let (mixer, ffn) = self.decoder.kinds(layer);
-            let started = Instant::now();
-            self.mix(layer)?;
-            let mixed = Instant::now();
-            *match mixer {
-                MixerKind::Attention => &mut self.times.attention,
-                MixerKind::DeltaNet => &mut self.times.delta_net,
-            } += mixed - started;
-            let index = LayerIndex(layer as u16);
-            let looks = batch.hidden_layer == Some(index);
-            if layer + 1 == layers {
-                let wanted = |row: &Row| row.wants.logits || looks && row.wants.hidden;
-                self.step.kept.retain(|row| wanted(&batch.rows[*row]));
-                self.decoder.keep_rows(&self.device, &self.step.kept, &mut self.workspace)?;
-            }
-            if let Some(lost) = self.feed_forward(layer)? {
-                first_loss.get_or_insert(lost);
-            }
-            *match ffn {
-                FfnKind::Moe => &mut self.times.moe,
-                FfnKind::Mlp => &mut self.times.mlp,
-            } += mixed.elapsed();
-            if looks {
-                self.look(batch)?;
-            }
-            if self.step.lost.iter().all(|lost| *lost) && !self.step.lost.is_empty() {
-                break;
-            }
-            if at_layer(Progress { layer: index, layers: layers as u16 }).is_break() {
-                return Err(StepError::Cancelled);
-            }
-        }
-        Ok(first_loss)
-    }
-
-    fn mix(&mut self, layer: usize) -> DeviceResult {
-        let mut rows = StepRows {
-            segments: &self.step.segments,
-            positions: &self.step.positions,
-            sessions: &mut self.sessions.list,
-            pool: &mut self.sessions.pool,
-        };
-        self.decoder.mix(&self.device, layer, &mut rows, &mut self.workspace)
-    }
-
-    fn feed_forward(&mut self, layer: usize) -> Result<Option<ExpertsLost>, StepError> {
-        let rows = self.step.kept.len();
-        if rows == 0 {
-            return Ok(None);
-        }
-        let (experts, workspace) = (&mut self.experts, &mut self.workspace);
-        let result = self.decoder.feed_forward(&self.device, experts, (layer, rows), workspace)?;
-        let LayerResult::Lost(lost) = result else { return Ok(None) };
-        let routes = self.workspace.routes();
-        let mut choices = routes.ids.chunks_exact(routes.top_k);
-        for &row in &self.step.kept {
-            let chosen = choices.next().expect("every row has its routes");
-            if chosen.iter().any(|id| lost.experts.binary_search(id).is_ok()) {
-                let segment = self.step.segments.iter().position(|s| s.rows.contains(&row));
-                self.step.lost[segment.expect("every row is in a segment")] = true;
-            }
-        }
-        Ok(Some(lost))
-    }
-
-    /// Copies the residual stream of the rows that want it.
-    fn look(&mut self, batch: &Batch) -> Result<(), StepError> {
-        let hidden = self.decoder.hidden;
-        for (at, &row) in self.step.kept.iter().enumerate() {
-            if batch.rows[row].wants.hidden {
-                let start = self.step.hidden.len();
-                self.step.hidden.resize(start + hidden, 0.0);
-                let stream = View::new(&self.workspace.hidden, at + 1, hidden).rows(at, 1);
-                self.device.read(stream, &mut self.step.hidden[start..])?;
-            }
-        }
-        Ok(())
-    }
-
-    fn read_logits(&mut self, batch: &Batch) -> Result<(), StepError> {
-        // Of the kept rows, those that want logits.
-        let kept = &mut self.step.kept;
-        let mut at = 0..;
-        let before = kept.len();
-        kept.retain_mut(|row| {
-            let position = at.next().expect("a range without end");
-            let wants = batch.rows[*row].wants.logits;
-            *row = position;
-            wants
-        });
-        if kept.len() < before {
-            self.decoder.keep_rows(&self.device, kept, &mut self.workspace)?;
-        }
-        let rows = kept.len();
-        self.step.logits.resize(rows * self.decoder.vocab, 0.0);
-        if rows > 0 {
-            let logits = &mut self.step.logits;
-            self.decoder.logits(&self.device, rows, &mut self.workspace, logits)?;
-        }
-        Ok(())
-    }
-
-    /// Moves the sessions on, or back where they lost an expert.
-    fn settle(
-        &mut self,
-        batch: &Batch,
-        mut first_loss: Option<ExpertsLost>,
-    ) -> Result<Vec<Spoiled>, StepError> {
-        let mut spoiled = Vec::new();
-        for (segment, lost) in self.step.segments.iter().zip(&self.step.lost) {
-            if *lost {
-                self.sessions.fall_back(&self.device, segment.session)?;
-                let reason = match first_loss.take() {
-                    Some(lost) => SpoiledReason::Experts(lost),
-                    None => SpoiledReason::AsAbove,
-                };
-                spoiled.push(Spoiled { session: self.sessions.names[segment.session], reason });
-                continue;
-            }
-            let session = &mut self.sessions.list[segment.session];
-            session.position = segment.position + segment.rows.len() as u32;
-            if batch.rows[segment.rows.end - 1].wants.checkpoint {
-                session.set_checkpoint(&self.device)?;
-            }
-        }
-        Ok(spoiled)
     }
 }
 
@@ -459,24 +230,43 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
         batch: &Batch,
         at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Output<'_>, StepError> {
-        self.take_in(batch)?;
-        self.reserve()?;
-        self.step.hidden.clear();
-        let swept = self.sweep(batch, at_layer).and_then(|loss| {
-            let started = Instant::now();
-            self.read_logits(batch)?;
-            self.times.head += started.elapsed();
-            Ok(loss)
+        let aside = self.aside.rests;
+        if aside {
+            self.swap_aside();
+        }
+        let swept = self.begin(batch).and_then(|()| {
+            self.go_on(&mut |progress| at_layer(progress).map_break(|()| Halt::Cancel))
         });
-        let first_loss = match swept {
-            Ok(loss) => loss,
-            Err(error) => {
-                self.fall_back_all()?;
-                return Err(error);
-            }
+        if aside {
+            self.swap_aside();
+        }
+        let spoiled = swept?.expect("nobody let it rest");
+        let step = if aside { &self.aside.step } else { &self.step };
+        Ok(Output { logits: &self.logits, hidden: &step.hidden, spoiled })
+    }
+
+    fn sweep_begin(&mut self, batch: &Batch) -> Result<(), StepError> {
+        if self.aside.rests {
+            return Err(StepError::SweepRests);
+        }
+        self.begin(batch)?;
+        self.rest();
+        Ok(())
+    }
+
+    fn sweep(
+        &mut self,
+        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
+    ) -> Result<Option<Output<'_>>, StepError> {
+        if !self.aside.rests {
+            return Ok(None);
+        }
+        self.wake();
+        let Some(spoiled) = self.go_on(at_layer)? else {
+            self.rest();
+            return Ok(None);
         };
-        let spoiled = self.settle(batch, first_loss)?;
-        Ok(Output { logits: &self.step.logits, hidden: &self.step.hidden, spoiled })
+        Ok(Some(Output { logits: &self.logits, hidden: &self.step.hidden, spoiled }))
     }
 
     fn times(&self) -> StepTimes {

@@ -68,6 +68,15 @@ pub struct Progress {
     pub layers: u16,
 }
 
+/// Why a batch does not go on after a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halt {
+    /// It keeps its place, and goes on later.
+    Rest,
+    /// Nobody wants it any more.
+    Cancel,
+}
+
 /// What a step gave.
 #[derive(Debug)]
 pub struct Output<'a> {
@@ -150,7 +159,10 @@ pub enum StepError {
         /// How many there are.
         source: OutOfBlocks,
     },
-    /// A row names a session that is not open.
+    /// A batch rests, and another one that may rest was to begin.
+    #[error("a batch rests between two layers; another one cannot begin before it has ended")]
+    SweepRests,
+    /// A row names a session that is not open, or is in the batch that rests.
     #[error("session {} is not open", session.0)]
     UnknownSession {
         /// The session.
@@ -275,6 +287,14 @@ pub struct Transfer {
     pub(crate) part: usize,
     pub(crate) hash: Xxh3Default,
     pub(crate) values: Vec<f32>,
+}
+
+impl Transfer {
+    /// Forgets a piece that was given up half way; the memory of its parts is kept for others.
+    pub fn restart(&mut self) {
+        self.part = 0;
+        self.hash = Xxh3Default::default();
+    }
 }
 
 impl std::fmt::Debug for Transfer {
@@ -425,6 +445,24 @@ pub trait Runner: Send {
         batch: &Batch,
         at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Output<'_>, StepError>;
+
+    /// Begins a batch that may rest between layers: [`Runner::sweep`] computes it. Until it has ended,
+    /// its sessions do nothing else and are not to be closed or kept, no other batch of this kind can
+    /// begin, and steps of others have at most [`Runner::logits_rows_max`] rows.
+    ///
+    /// # Errors
+    /// As [`Runner::step`]; then nothing has begun.
+    fn sweep_begin(&mut self, batch: &Batch) -> Result<(), StepError>;
+
+    /// Goes on with the batch that [`Runner::sweep_begin`] began. `at_layer` is called after every layer.
+    /// Nothing comes of it where it rests, or where none has begun.
+    ///
+    /// # Errors
+    /// As [`Runner::step`]; then the batch has ended.
+    fn sweep(
+        &mut self,
+        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
+    ) -> Result<Option<Output<'_>>, StepError>;
 
     /// Where the time of all steps so far went.
     fn times(&self) -> StepTimes;

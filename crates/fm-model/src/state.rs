@@ -27,6 +27,8 @@ pub struct Session<B: Backend> {
     pub(crate) marks: Vec<Mark<B>>,
     /// Whether it is set aside: it takes part in no step, and others are forked from it.
     pub(crate) kept: bool,
+    /// Whether it is in a batch that rests between two layers: some of its memories are ahead of others.
+    pub(crate) swept: bool,
 }
 
 /// The delta nets' memories at a position. Keys and values need no copy: falling back forgets the
@@ -59,7 +61,16 @@ impl<B: Backend> Session<B> {
     ) -> Self {
         let table = BlockTable::with_room_for(context_max);
         let checkpoint = Checkpoint { position: 0, delta: spare };
-        Self { position: 0, context_max, table, delta, checkpoint, marks: Vec::new(), kept: false }
+        Self {
+            position: 0,
+            context_max,
+            table,
+            delta,
+            checkpoint,
+            marks: Vec::new(),
+            kept: false,
+            swept: false,
+        }
     }
 
     /// Remembers the present position as the one to fall back to.
@@ -92,9 +103,14 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Whether its memories are those of the position where it stands.
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.kept && !self.swept
+    }
+
     /// The last position up to `position` whose memories are there: a mark, or where it stands.
     pub(crate) fn remembered(&self, position: u32) -> u32 {
-        if !self.kept && self.position <= position {
+        if self.is_whole() && self.position <= position {
             return self.position;
         }
         let marks = self.marks.iter().map(|mark| mark.position);
@@ -104,7 +120,7 @@ impl<B: Backend> Session<B> {
     /// The memories at a position.
     pub(crate) fn memories(&self, position: u32) -> Option<&[DeltaState<B>]> {
         let mark = self.marks.iter().find(|mark| mark.position == position);
-        let live = (!self.kept && self.position == position).then_some(&self.delta);
+        let live = (self.is_whole() && self.position == position).then_some(&self.delta);
         mark.map(|mark| mark.delta.as_ref()).or(live).map(Vec::as_slice)
     }
 }

@@ -62,6 +62,15 @@ pub(crate) struct TokenOdds {
     pub(crate) likeliest: Vec<(u32, f32)>,
 }
 
+/// Which tokens have odds that somebody wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OddsOf {
+    #[default]
+    Answer,
+    /// Thinking too.
+    All,
+}
+
 /// A piece of an answer.
 #[derive(Debug)]
 pub(crate) enum Piece {
@@ -104,7 +113,7 @@ pub(crate) enum Sent {
 }
 
 /// Sends what a job hears; breaks off as soon as the receiver is gone.
-pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: bool) -> Listener {
+pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: Option<OddsOf>) -> Listener {
     Box::new(move |update| {
         let piece = match update {
             Update::Started => {
@@ -116,7 +125,10 @@ pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: bool) -> 
             }
             Update::Event(Event::Text(channel, text)) => Piece::Text(channel, text.to_owned()),
             Update::Event(Event::Call(call, part)) => Piece::Call(call, part.into()),
-            Update::Event(Event::Token(chosen)) if odds && chosen.channel == Channel::Answer => {
+            Update::Event(Event::Token(chosen))
+                if odds
+                    .is_some_and(|of| of == OddsOf::All || chosen.channel == Channel::Answer) =>
+            {
                 Piece::Token(TokenOdds {
                     token: chosen.token,
                     // What was not chosen but put there is certain.
@@ -224,6 +236,8 @@ pub struct Requested {
     pub prefill: Duration,
     /// After it.
     pub decode: Duration,
+    /// The longest time between two tokens.
+    pub longest_wait: Duration,
     /// Share of requested experts that needed no read while it ran.
     pub hit_rate: f64,
     /// Bytes read while it ran.
@@ -250,6 +264,7 @@ impl Requested {
             "ttft_ms": ms(self.queue + self.prefill),
             "decode_ms": ms(self.decode),
             "decode_tok_s": self.decode_tok_s(),
+            "longest_wait_ms": ms(self.longest_wait),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "restored_tokens": self.restored_tokens,
@@ -319,6 +334,7 @@ impl Tally {
         requested.restored_tokens = generated.restored;
         requested.prefill = prefill.elapsed;
         requested.decode = decode.elapsed;
+        requested.longest_wait = generated.longest_wait;
         requested.read_bytes = prefill.store.read_bytes + decode.store.read_bytes;
         let hits = prefill.store.hits + decode.store.hits;
         let asked = hits + prefill.store.misses() + decode.store.misses();

@@ -30,7 +30,13 @@ const TOLERATED: &[&str] = &[
     "speed",
     "user_profile_id",
     "workspace_id",
+    "fallbacks",
+    "fallback_credit_token",
+    "billing_policy",
 ];
+
+/// Where a client asks for a conversation that is kept here.
+const THREAD: &str = "thread";
 
 /// The error object.
 pub(crate) fn error(problem: &Problem) -> Value {
@@ -44,7 +50,13 @@ pub(crate) fn error(problem: &Problem) -> Value {
         status if status.is_server_error() => "api_error",
         _ => "invalid_request_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": problem.to_string()}})
+    let mut error = json!({"type": kind, "message": problem.to_string()});
+    if problem.field() == Some(THREAD) {
+        // By this the official client knows that it has to send the whole conversation.
+        error["details"] =
+            json!({"error_code": "thread_unsupported_request", "unsupported": [THREAD]});
+    }
+    json!({"type": "error", "error": error})
 }
 
 /// The response to a request that is not answered.
@@ -70,8 +82,9 @@ pub(crate) fn conversation(
         let field = format!("messages.{at}");
         let mut fields = Fields::of(value, &field)?;
         let role = fields.text("role")?.unwrap_or_default();
-        if !matches!(role.as_str(), "user" | "assistant") {
-            return Err(Wrong::Kind("user or assistant").at(format!("{field}.role")));
+        // Agents add to what the system says in the course of a conversation.
+        if !matches!(role.as_str(), "user" | "assistant" | "system") {
+            return Err(Wrong::Kind("user, assistant or system").at(format!("{field}.role")));
         }
         let content = fields.take("content").unwrap_or_default();
         fields.end(&[])?;
@@ -116,5 +129,7 @@ fn thinking(fields: &mut Fields, manner: &mut Manner) -> Result<bool, Problem> {
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     fields.refuse("mcp_servers", "MCP servers; connect the client to them", empty)?;
-    fields.refuse("container", "containers", |_| false)
+    fields.refuse("container", "containers", |_| false)?;
+    fields.refuse("compaction", "compaction; the client can shorten what it sends", |_| false)?;
+    fields.refuse(THREAD, "message threads; send the whole conversation", |_| false)
 }

@@ -15,7 +15,7 @@ use fm_engine::{
 use tokio::sync::mpsc;
 
 use crate::{
-    answer::{Answer, Tally, listener},
+    answer::{Answer, OddsOf, Tally, listener},
     fields::Fields,
     kept::CallIds,
     model::{Model, Prompt},
@@ -59,6 +59,7 @@ pub(crate) struct Manner {
     pub(crate) stop: Vec<String>,
     pub(crate) bias: Vec<(u32, f32)>,
     pub(crate) top_logprobs: Option<usize>,
+    pub(crate) odds_of: OddsOf,
     pub(crate) think_budget: Option<usize>,
     /// What the answer must be.
     pub(crate) constraint: Option<Constraint>,
@@ -156,7 +157,7 @@ impl Ask {
             request: request(choice),
             listener: app.texts.watched(
                 prompt.tokens.len(),
-                listener(choice, sender.clone(), manner.top_logprobs.is_some()),
+                listener(choice, sender.clone(), manner.top_logprobs.map(|_| manner.odds_of)),
             ),
         });
         app.submit.submit(jobs.collect())?;

@@ -14,11 +14,13 @@
 mod answer;
 mod anthropic;
 mod ask;
+mod bodies;
 mod connections;
 mod door;
 mod feed;
 mod fields;
 mod kept;
+mod late_system;
 mod model;
 mod openai;
 mod openapi;

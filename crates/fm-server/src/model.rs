@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     kept::Kept,
+    late_system,
     problem::Problem,
     tools::{Choice, Tools},
 };
@@ -90,6 +91,9 @@ impl Model {
         let has_system = messages.iter().any(|message| message.role == "system");
         if let (Some(system), false) = (&self.system, has_system) {
             messages.insert(0, Message::new("system", system.as_str()));
+        }
+        if late_system::are_in(messages) && !template.keeps_system_in_place() {
+            late_system::tell(messages);
         }
         let written = self.written(messages, kept);
         name_results(messages);

@@ -2,6 +2,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+mod legacy_odds;
 mod message;
 pub(crate) mod responses;
 
@@ -84,6 +85,7 @@ fn finish_reason(generated: &Generated) -> &'static str {
         FinishReason::Length
         | FinishReason::Context
         | FinishReason::Repetition
+        | FinishReason::Noise
         | FinishReason::Deadline => "length",
         _ => "stop",
     }

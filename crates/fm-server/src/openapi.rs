@@ -2,7 +2,7 @@
 //!
 //! The description is a file that people write: requests are read field by field, so there is no type that
 //! it could be derived from. What keeps it true are tests: every path is in it, every example is
-//! accepted, every field that it names is known.
+//! accepted, every field that it names is known, every answer is as it says.
 
 use axum::{
     http::header,

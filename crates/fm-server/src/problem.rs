@@ -20,6 +20,15 @@ pub(crate) enum Problem {
         /// Bytes that are taken.
         max: usize,
     },
+    /// Other bodies fill the room for all of them.
+    #[error(
+        "the bodies of other requests fill the {} MiB that there are for all; try again in a moment",
+        max >> 20
+    )]
+    BodiesTooMany {
+        /// Bytes for all of them.
+        max: usize,
+    },
     /// The body did not come.
     #[error("the rest of the body did not come")]
     BodyTooSlow,
@@ -51,7 +60,11 @@ pub(crate) enum Problem {
     #[error(transparent)]
     Text(#[from] TextError),
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {tokens} tokens, the context of this server holds {context}")]
+    // The first words are those that agents know it by, and shorten their conversation.
+    #[error(
+        "prompt is too long: {tokens} tokens > {context} maximum; send less, or start the server \
+         with a larger --context"
+    )]
     TooLong {
         /// Tokens of the prompt.
         tokens: usize,
@@ -176,7 +189,9 @@ impl Problem {
                 }
                 _ => StatusCode::BAD_REQUEST,
             },
-            Self::Refused(_) | Self::Engine(EngineError::Late) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Refused(_) | Self::BodiesTooMany { .. } | Self::Engine(EngineError::Late) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Engine(_) | Self::Gone => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }

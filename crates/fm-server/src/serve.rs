@@ -10,7 +10,6 @@ use std::{
 
 use axum::{
     Json, Router,
-    body::to_bytes,
     extract::{Request, State},
     http::StatusCode,
     middleware::{self, Next},
@@ -32,6 +31,7 @@ use crate::{
     answer::{Answer, Piece, Requested, Submit, TokenOdds},
     anthropic,
     ask::{SESSION_FIELD, SESSION_HEADER},
+    bodies::Bodies,
     connections,
     connections::{Patience, Peer},
     door::Door,
@@ -45,9 +45,6 @@ use crate::{
     tokens,
     watch::Watch,
 };
-
-/// Bytes of a body.
-const BODY_MAX: usize = 16 << 20;
 
 /// Requests that are rendered and encoded at once: they share cores with the model.
 const PREPARING_MAX: usize = 2;
@@ -85,6 +82,7 @@ pub(crate) struct App {
     pub(crate) kept: Kept,
     pub(crate) started_unix: u64,
     pub(crate) bounds: Bounds,
+    bodies: Bodies,
     door: Door,
     patience: Patience,
 }
@@ -149,7 +147,7 @@ pub struct Service {
 pub struct Bounds {
     /// Time that a request has, from its body to its last token.
     pub time: Option<Duration>,
-    /// What becomes of a text that goes round in a circle.
+    /// What becomes of a text that goes round in a circle, or is noise.
     pub loops: Loops,
 }
 
@@ -228,6 +226,7 @@ pub(crate) fn app(service: Service) -> Arc<App> {
         kept,
         started_unix,
         bounds,
+        bodies: Bodies::default(),
         door,
         patience,
     })
@@ -309,12 +308,11 @@ pub(crate) async fn prepare<T: Send + 'static>(
     let session = request.headers().get(SESSION_HEADER).filter(|_| own);
     let session = session.and_then(|name| name.to_str().ok()).map(str::to_owned);
     let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let body = to_bytes(request.into_body(), BODY_MAX);
-    let body = timeout(app.patience.body, body).await.map_err(|_| Problem::BodyTooSlow)?;
-    let body = body.map_err(|_| Problem::BodyTooLong { max: BODY_MAX })?;
+    let body = app.bodies.take(request.into_body());
+    let body = timeout(app.patience.body, body).await.map_err(|_| Problem::BodyTooSlow)??;
     let app = Arc::clone(app);
     let work = move || {
-        let mut fields = Fields::parse(&body)?.of_peer(peer);
+        let mut fields = Fields::parse(&body.bytes)?.of_peer(peer);
         if let Some(session) = session {
             fields.add(SESSION_FIELD, &session);
         }

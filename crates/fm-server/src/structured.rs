@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use fm_engine::{
     generate::Constrained,
-    grammar::{Constraint, Grammar, GrammarError, Grammars, json_rule},
+    grammar::{
+        Constraint, Grammar, GrammarError, Grammars, choice_rule, json_rule, lark_rule, regex_rule,
+    },
 };
-use fm_text::{ChatTemplate, tools::Calls};
+use fm_text::{ChatTemplate, Dialect, tools::Calls};
 use serde_json::{Value, json};
 
 use crate::{
@@ -125,7 +127,7 @@ pub(crate) fn with_tools(
     };
     let forced = tools.choice.is_forced();
     let answer = manner.constraint.take().filter(|_| !forced);
-    let answer = answer.map(|constraint| answer_rule(constraint.grammar())).transpose()?;
+    let answer = answer.map(|constraint| answer_rule(&constraint, dialect)).transpose()?;
     if !forced && answer.is_none() && !tools.strict.contains(&true) {
         return Ok(());
     }
@@ -135,7 +137,7 @@ pub(crate) fn with_tools(
         match &answer {
             Some(answer) => dialect.calls_or(calls, answer),
             None if forced => dialect.calls_alone(calls, &opening(&tools.choice, Some(dialect))),
-            None => dialect.calls_in_text(calls),
+            None => Some(dialect.calls_in_text(calls)),
         }
     };
     let compile = |text| model.grammars.constraint(Grammar::Calls(text));
@@ -157,18 +159,28 @@ pub(crate) fn with_tools(
     Ok(())
 }
 
-/// An answer of a given form, as it stands beside calls in a grammar: it must be told apart from them by
-/// what it begins with.
-fn answer_rule(grammar: &Grammar) -> Result<String, Problem> {
-    match grammar {
-        Grammar::Json => Ok(json_rule(json!({"type": "object"}))),
-        Grammar::JsonSchema(schema) => Ok(json_rule(schema.clone())),
-        _ => Err(no_calls()),
+/// An answer of a given form, as it stands beside calls in a grammar. What a text begins with tells one
+/// from the other, so an answer must not begin like a call.
+fn answer_rule(constraint: &Constraint, dialect: &Dialect) -> Result<String, Problem> {
+    let wrong = |source| Problem::Grammar { field: "tools".to_owned(), source };
+    if constraint.may_begin_like(&dialect.first_marks()).map_err(wrong)? {
+        let rule = "an answer of this form may begin with white space, or with the same letter as a call, \
+                    and could not be told from one; leave one out, or tool_choice none";
+        return Err(Wrong::Rule(rule).at("tools"));
     }
+    Ok(match constraint.grammar() {
+        Grammar::Json => json_rule(json!({"type": "object"})),
+        Grammar::JsonSchema(schema) => json_rule(schema.clone()),
+        Grammar::Regex(text) => regex_rule(text),
+        Grammar::Choice(choices) => choice_rule(choices),
+        Grammar::Lark(text) => lark_rule(text),
+        _ => return Err(no_calls()),
+    })
 }
 
 fn no_calls() -> Problem {
-    let rule = "an answer of this form calls no tools; leave one out, or tool_choice none";
+    let rule =
+        "this model's answers of a given form call no tools; leave one out, or tool_choice none";
     Wrong::Rule(rule).at("tools")
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Watch {
     pub(crate) activity: Arc<Activity>,
     pub(crate) gauges: Gauges,
     /// Requests by the way they ended.
-    ended: [(&'static str, AtomicU64); 8],
+    ended: [(&'static str, AtomicU64); 9],
     refused: AtomicU64,
     thinking_tokens: AtomicU64,
 }
@@ -34,8 +34,17 @@ impl fmt::Debug for Watch {
 
 impl Watch {
     pub(crate) fn new(log: Log, activity: Arc<Activity>, gauges: Gauges) -> Self {
-        let ends =
-            ["stop", "length", "context", "repetition", "deadline", "cancelled", "gone", "error"];
+        let ends = [
+            "stop",
+            "length",
+            "context",
+            "repetition",
+            "noise",
+            "deadline",
+            "cancelled",
+            "gone",
+            "error",
+        ];
         let ended = ends.map(|end| (end, AtomicU64::new(0)));
         let (refused, thinking_tokens) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { log, activity, gauges, ended, refused, thinking_tokens }
@@ -63,15 +72,18 @@ impl Watch {
         let rows = [
             ("steps_total", "counter", count(&activity.steps)),
             ("prompt_tokens_total", "counter", count(&activity.prompt_tokens)),
+            ("prompt_rests_total", "counter", count(&activity.rests)),
             ("prefix_reused_tokens_total", "counter", count(&prefixes.reused_tokens)),
             ("prefix_restored_tokens_total", "counter", count(&prefixes.restored_tokens)),
             ("prefix_spilled_bytes_total", "counter", count(&prefixes.spilled_bytes)),
             ("prefix_damaged_total", "counter", count(&prefixes.damaged)),
+            ("prefix_write_failures_total", "counter", count(&prefixes.write_failures)),
             ("prefix_on_disk", "gauge", prefixes.on_disk.load(Ordering::Relaxed) as u64),
             ("prefix_disk_bytes", "gauge", count(&prefixes.disk_bytes)),
             ("prefix_evicted_total", "counter", count(&prefixes.evicted)),
             ("prefix_kept", "gauge", prefixes.kept.load(Ordering::Relaxed) as u64),
             ("written_tokens_total", "counter", count(&activity.written_tokens)),
+            ("longest_wait_us", "gauge", count(&activity.longest_wait_us)),
             ("thinking_tokens_total", "counter", count(&self.thinking_tokens)),
             ("requests_refused_total", "counter", count(&self.refused)),
             ("expert_hits_total", "counter", stats.hits),

@@ -161,6 +161,16 @@ impl ChatTemplate {
         self.dialect
     }
 
+    /// Whether a system message behind others stands where it was said; some templates refuse it,
+    /// move it to the front or leave it out.
+    pub fn keeps_system_in_place(&self) -> bool {
+        let said = [("user", "probe-1"), ("system", "probe-2"), ("assistant", "probe-3")];
+        let messages = said.map(|(role, text)| Message::new(role, text));
+        let Ok(rendered) = self.render(&RenderRequest::new(&messages)) else { return false };
+        let places = said.map(|(_, text)| rendered.find(text));
+        places.iter().all(Option::is_some) && places.is_sorted()
+    }
+
     /// Renders a conversation.
     ///
     /// # Errors

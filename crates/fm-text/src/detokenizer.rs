@@ -57,6 +57,11 @@ impl<'t> Detokenizer<'t> {
         Ok(self.utf8.push(bytes))
     }
 
+    /// Sequences of bytes so far that could not become characters.
+    pub fn ill_formed(&self) -> usize {
+        self.utf8.ill_formed
+    }
+
     /// Ends the stream: what is left of an unfinished character, as U+FFFD.
     pub fn finish(&mut self) -> &str {
         self.utf8.finish()
@@ -69,6 +74,7 @@ struct Utf8Stream {
     /// The start of a character; so far it could still become one.
     pending: Vec<u8>,
     text: String,
+    ill_formed: usize,
 }
 
 impl Utf8Stream {
@@ -86,6 +92,7 @@ impl Utf8Stream {
             }
             done += invalid.len();
             if !invalid.is_empty() {
+                self.ill_formed += 1;
                 self.text.push(char::REPLACEMENT_CHARACTER);
             }
         }

@@ -26,5 +26,5 @@ pub use error::TextError;
 pub use stop::{StopPush, StopStrings};
 pub use thinking::{Channel, Segment, ThinkingSplitter, ThinkingState, ThinkingTags};
 pub use tokenizer::{SpecialTokens, Tokenizer};
-pub use tools::{CallPart, Definitions, Dialect, Part};
+pub use tools::{CallPart, Channels, Definitions, Dialect, Part};
 pub use vocabulary::{Vocabulary, VocabularyError};

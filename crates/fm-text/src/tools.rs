@@ -69,6 +69,19 @@ enum Way {
     Harmony,
 }
 
+/// What a turn is put together from where thoughts and answers are messages in channels.
+#[derive(Debug)]
+pub struct Channels {
+    /// Begins a thought behind what the prompt ends with.
+    pub think: &'static str,
+    /// Ends it.
+    pub end: &'static str,
+    /// Begins another message behind that.
+    pub again: &'static str,
+    /// Begins the answer behind that, or behind what the prompt ends with.
+    pub answer: &'static str,
+}
+
 /// Where the arguments lie behind the name of a call.
 enum Written {
     /// They are the first object.
@@ -112,12 +125,12 @@ impl Dialect {
         calls.alone(self.forms, opening)
     }
 
-    /// The grammar of text in which whatever begins like a call is one. `None` where text is not told
-    /// apart from calls by a mark.
-    pub fn calls_in_text(&self, calls: Calls<'_>) -> Option<String> {
+    /// The grammar of text in which whatever begins like a call is one. Of a thought in a channel it sees
+    /// the marks around it.
+    pub fn calls_in_text(&self, calls: Calls<'_>) -> String {
         match self.way {
-            Way::Calls(_) => Some(calls.in_text(self.forms, &self.first_marks())),
-            Way::Harmony => None,
+            Way::Calls(_) => calls.in_text(self.forms, &self.first_marks()),
+            Way::Harmony => harmony::messages(calls),
         }
     }
 
@@ -129,9 +142,9 @@ impl Dialect {
         }
     }
 
-    /// What closes a thought, if that is no tag.
-    pub fn think_end(&self) -> Option<&'static str> {
-        self.is_harmony().then_some(harmony::THINK_END)
+    /// How channels are written, if thoughts and answers are told apart by them and not by tags.
+    pub fn channels(&self) -> Option<&'static Channels> {
+        self.is_harmony().then_some(&harmony::CHANNELS)
     }
 
     /// The first mark of a call.

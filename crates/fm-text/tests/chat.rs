@@ -216,3 +216,22 @@ fn metadata_may_hold_one_template_or_several() {
     // The end of a text, and every mark that is known for one; text that looks like it is none.
     assert_eq!(vocabulary.end_tokens(), [2, 4, 5]);
 }
+
+#[test]
+fn a_template_keeps_late_system_messages_in_place_or_is_known_not_to() {
+    assert!(demo().keeps_system_in_place());
+    let each = "{%- for m in messages -%}";
+    let refuses = "{%- if m.role == 'system' and not loop.first -%}{{- raise_exception('late') -}}{%- endif -%}";
+    let drops = "{%- if m.role != 'system' -%}{{- m.content -}}{%- endif -%}{%- endfor -%}";
+    let first = "{%- if m.role == 'system' -%}{{- m.content -}}{%- endif -%}{%- endfor -%}";
+    for other in [
+        format!("{each}{refuses}{{{{- m.content -}}}}{{%- endfor -%}}"),
+        format!("{each}{drops}"),
+        format!("{each}{first}{each}{drops}"),
+    ] {
+        assert!(!template(&other).keeps_system_in_place(), "{other}");
+    }
+    assert!(
+        template(&format!("{each}{{{{- m.content -}}}}{{%- endfor -%}}")).keeps_system_in_place()
+    );
+}

@@ -121,7 +121,7 @@ fn bounds() -> [Arg; 2] {
         .value_parser(parse_timeout);
     let loops = Arg::new("allow-loops")
         .long("allow-loops")
-        .help("Let texts go on that repeat the same tokens again and again")
+        .help("Let texts go on that repeat the same tokens again and again, or are noise")
         .action(ArgAction::SetTrue);
     [timeout, loops]
 }

@@ -58,6 +58,10 @@ const WRITTEN: &[(&str, &str)] = &[
         "harmony",
         "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{\"city\": \"P <é>\", \"days\": 3}",
     ),
+    (
+        "harmony",
+        " to=functions.look<|channel|>commentary <|constrain|>json<|message|>{\"city\": \"P <é>\", \"days\": 3}",
+    ),
 ];
 
 fn tools() -> Vec<Value> {
@@ -121,7 +125,7 @@ impl Start {
     }
 
     fn verdict(&self, text: &str) -> Verdict {
-        let mut matcher = self.constraint.compile().unwrap();
+        let mut matcher = self.constraint.matcher();
         let trie = self.words().factory.tok_env().tok_trie();
         let mut read = 0;
         for token in trie.greedy_tokenize(text.as_bytes()) {
@@ -193,11 +197,12 @@ fn what_templates_write_is_let_through_alone_behind_an_opening_and_in_text() {
             let start = Start::of(&grammars, &alone(&opening).unwrap());
             assert_eq!(start.verdict(rest), Verdict::Whole, "{name} behind {opening:?}");
         }
-        let Some(lark) = with_calls(&tools, |calls| dialect.calls_in_text(calls)) else {
-            assert_eq!(*name, "harmony");
-            continue;
-        };
+        let lark = with_calls(&tools, |calls| dialect.calls_in_text(calls));
         let start = Start::of(&grammars, &lark);
+        if *name == "harmony" {
+            assert_eq!(start.verdict(written), Verdict::Whole, "{written}");
+            continue;
+        }
         for text in ["", "no call, a < b [x] {\"y\": 1}\n\n<tool", written] {
             assert_eq!(start.verdict(text), Verdict::Whole, "{name}: {text}");
         }
@@ -230,11 +235,7 @@ fn other_names_and_arguments_are_not() {
         let dialect = dialect(name);
         let alone = with_calls(&tools, |calls| dialect.calls_alone(calls, "")).unwrap();
         let in_text = with_calls(&tools, |calls| dialect.calls_in_text(calls));
-        let starts: Vec<Start> = [Some(alone), in_text]
-            .into_iter()
-            .flatten()
-            .map(|lark| Start::of(&grammars, &lark))
-            .collect();
+        let starts = [alone, in_text].map(|lark| Start::of(&grammars, &lark));
         let mut changed = 0;
         for (from, to) in changes {
             let text = written.replacen(from, to, 1);
@@ -254,7 +255,7 @@ fn other_names_and_arguments_are_not() {
 /// Texts of a grammar, put together at random from what it lets through.
 fn wander(start: &Start, seed: u64, ends: &[&str]) -> Option<String> {
     let trie = start.words().factory.tok_env().tok_trie();
-    let mut matcher = start.constraint.compile().unwrap();
+    let mut matcher = start.constraint.matcher();
     let mut random = seed;
     let mut next = |below: usize| {
         random =
@@ -344,9 +345,9 @@ fn marks_that_are_special_tokens_are_letters_of_calls_and_of_nothing_else() {
         ["[TOOL_CALLS]", "[ARGS]"].map(|mark| tokenizer.token_id(mark).unwrap());
     assert!(tokenizer.is_special(open) && tokenizer.is_special(arguments));
     let grammars = Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_len(), vec![5]);
-    let lark = with_calls(&tools, |calls| dialect("mistral").calls_in_text(calls)).unwrap();
+    let lark = with_calls(&tools, |calls| dialect("mistral").calls_in_text(calls));
     let allows = |constraint: &Constraint, text: &[u32], token: u32| {
-        let mut matcher = constraint.compile().unwrap();
+        let mut matcher = constraint.matcher();
         matcher.consume_tokens(text).unwrap();
         match follower::next_mask(&mut matcher, grammars.words().unwrap(), constraint.letters()) {
             Heard::Mask(mask) => mask.has(token),

@@ -126,11 +126,11 @@ impl Follower {
 
 /// The thread's work; it ends with the text.
 fn follow(constraint: &Constraint, accepted: &Receiver<u32>, say: &SyncSender<Heard>) {
-    let compiled = constraint.compile().and_then(|it| Ok((it, constraint.grammars.words()?)));
-    let (mut matcher, words) = match compiled {
-        Ok(compiled) => compiled,
+    let words = match constraint.grammars.words() {
+        Ok(words) => words,
         Err(error) => return drop(say.send(Heard::Stuck(error))),
     };
+    let mut matcher = constraint.matcher();
     loop {
         let heard = next_mask(&mut matcher, words, constraint.letters());
         let goes_on = matches!(heard, Heard::Mask(_));

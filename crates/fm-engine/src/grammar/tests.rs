@@ -149,3 +149,30 @@ fn no_more_are_compiled_at_once_than_may_be() {
     }
     assert_eq!(grammars.compiling.load(Ordering::Relaxed), COMPILING_MAX - 1);
 }
+
+#[test]
+fn what_was_compiled_of_late_is_not_compiled_again() {
+    let grammars = grammars(&demo());
+    let schema = |first: &str, second: &str| {
+        let text = format!(r#"{{"properties": {{"{first}": {{}}, "{second}": {{}}}}}}"#);
+        Grammar::JsonSchema(serde_json::from_str(&text).unwrap())
+    };
+    let compile = |grammar| grammars.constraint(grammar).unwrap();
+    let same = |one: &Constraint, other: &Constraint| Arc::ptr_eq(&one.compiled, &other.compiled);
+    let first = compile(schema("a", "b"));
+    assert!(same(&first, &compile(schema("a", "b"))));
+    // Equal as JSON, but texts come in another order.
+    assert!(!same(&first, &compile(schema("b", "a"))));
+    let lark = "start: \"x\"".to_owned();
+    assert!(!same(&compile(Grammar::Lark(lark.clone())), &compile(Grammar::Calls(lark))));
+    for at in 0..100 {
+        compile(Grammar::Regex(format!("a{{{at},}}b")));
+    }
+    assert_eq!(grammars.recent.len(), recent::ENTRIES_MAX);
+    assert!(!same(&first, &compile(schema("a", "b"))), "the oldest are gone");
+    let mut large = grammars.compile(Grammar::Json).unwrap();
+    large.bytes = RECENT_BYTES - Key::of(&Grammar::Json).bytes();
+    grammars.recent.put(Key::of(&Grammar::Json), &Arc::new(large));
+    assert_eq!(grammars.recent.len(), 1, "there is room for this one alone");
+    assert!(follower::Follower::start(first).unwrap().mask(COMPILE_WAIT).unwrap().is_some());
+}

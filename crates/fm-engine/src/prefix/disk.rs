@@ -10,6 +10,7 @@
 
 mod entry;
 mod files;
+mod pause;
 mod source;
 mod spill;
 mod writer;
@@ -18,14 +19,18 @@ use std::{
     collections::HashMap,
     fs::File,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use fm_model::runner::PieceBytes;
+use fm_model::runner::{PieceBytes, Transfer};
 
 use self::{
     entry::Entry,
     files::Other,
+    pause::Pause,
     spill::Spill,
     writer::{Order, Writer},
 };
@@ -81,8 +86,8 @@ pub enum Notice {
         /// What is wrong with it.
         source: Damage,
     },
-    /// Nothing more is written.
-    #[error("cannot keep prompts in {}; this run writes no more of them", dir.display())]
+    /// Writing failed. It is tried again now and then, and told when it fails after it has succeeded.
+    #[error("cannot keep prompts in {}; trying again now and then", dir.display())]
     NotWritten {
         /// The directory.
         dir: PathBuf,
@@ -103,6 +108,8 @@ struct Listed {
     bytes: u64,
     pin: Pin,
     used: u64,
+    /// Whether the writer has yet to be told of its file that it was of use: one order each.
+    touched: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -126,7 +133,11 @@ pub(crate) struct Disk {
     others: Vec<Other>,
     clock: u64,
     spill: Option<Spill>,
-    /// Nothing once writing has failed.
+    /// What one moves by; there is one at a time.
+    transfer: Transfer,
+    /// Since writing has failed.
+    pause: Option<Pause>,
+    /// Nothing once its thread has gone.
     writer: Option<Writer>,
     counts: Arc<PrefixCounts>,
     notices: Notices,
@@ -170,6 +181,7 @@ impl Disk {
             fingerprint: self.fingerprint,
             bytes: self.pieces,
             open: None,
+            ahead: 0,
             piece: None,
         })
     }
@@ -202,9 +214,11 @@ impl Disk {
     pub(crate) fn touch(&mut self, id: EntryId) {
         self.clock += 1;
         let clock = self.clock;
-        if let Some(listed) = self.entries.iter_mut().find(|listed| listed.id == id) {
-            listed.used = clock;
-            self.order(Order::Touch(entry_path(&self.dir, id)));
+        let Some(listed) = self.entries.iter_mut().find(|listed| listed.id == id) else { return };
+        listed.used = clock;
+        let touched = Arc::clone(&listed.touched);
+        if !touched.swap(true, Ordering::Relaxed) {
+            self.order(Order::Touch(entry_path(&self.dir, id), touched));
         }
     }
 
@@ -213,7 +227,8 @@ impl Disk {
         self.hold(&entry);
         self.pin(&pin);
         self.clock += 1;
-        self.entries.push(Listed { id, entry, bytes, pin, used: self.clock });
+        let (used, touched) = (self.clock, Arc::default());
+        self.entries.push(Listed { id, entry, bytes, pin, used, touched });
         self.count();
     }
 

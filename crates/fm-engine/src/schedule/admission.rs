@@ -56,13 +56,14 @@ impl Crew<'_> {
 
     /// Writes to disk what is kept, and waits for a job.
     fn idle(&mut self, queue: &Queue) -> Option<Job> {
-        while self.prefixes.spill(self.runner.as_mut(), Instant::now() + IDLE_SLICE) {
-            let job = queue.next();
-            if job.is_some() || !queue.is_open() {
+        loop {
+            let more = self.prefixes.spill(self.runner.as_mut(), Instant::now() + IDLE_SLICE);
+            let resumes = self.prefixes.resumes();
+            let job = if more { queue.next() } else { queue.wait(resumes) };
+            if job.is_some() || !queue.is_open() || !more && resumes.is_none() {
                 return job;
             }
         }
-        queue.wait()
     }
 
     /// Places those again who need not wait any longer.
@@ -153,7 +154,9 @@ impl Crew<'_> {
         let coming = taking_in.map(|(at, writing)| {
             let own = &writing.request().prompt;
             let common = common(own[..own.len() - 1].iter().copied(), prompt);
-            (at, if common > writing.held() { common as u32 } else { 0 })
+            // Recurrent memories are marked where a sweep ends: not within one that is under way.
+            let passes = !self.runner.forks_anywhere() && common < writing.will_hold();
+            (at, if common > writing.held() && !passes { common as u32 } else { 0 })
         });
         coming.max_by_key(|(_, tokens)| *tokens)
     }

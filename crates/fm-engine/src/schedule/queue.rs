@@ -127,11 +127,17 @@ impl Queue {
         self.state().next()
     }
 
-    /// The job whose turn it is, as soon as there is one; nothing when none will come.
-    pub(super) fn wait(&self) -> Option<Job> {
+    /// The job whose turn it is, as soon as there is one; nothing when none will come, or none has come
+    /// until then.
+    pub(super) fn wait(&self, until: Option<Instant>) -> Option<Job> {
         let idle = |state: &mut State| state.lines.is_empty() && !state.closed;
-        let state = self.changed.wait_while(self.state(), idle);
-        state.unwrap_or_else(PoisonError::into_inner).next()
+        let Some(until) = until else {
+            let state = self.changed.wait_while(self.state(), idle);
+            return state.unwrap_or_else(PoisonError::into_inner).next();
+        };
+        let wait = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.state(), wait, idle);
+        waited.unwrap_or_else(PoisonError::into_inner).0.next()
     }
 
     /// Lets go of those whose time is over.

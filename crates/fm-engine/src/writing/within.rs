@@ -102,6 +102,11 @@ impl Within {
         self.of_grammar
     }
 
+    /// Whether the latest token is the grammar's.
+    pub(super) fn is_of_grammar(&self) -> bool {
+        self.of_grammar
+    }
+
     /// A token was not chosen but put there.
     pub(super) fn pass(&mut self) {
         self.of_grammar = false;

@@ -31,7 +31,7 @@ use fm_model::{
     decoder::{Decoder, DecoderOptions},
     load::Loader,
     model_runner::{ModelRunner, RunnerOptions},
-    runner::{Batch, SessionId, SpoiledReason},
+    runner::{Batch, Halt, SessionId, SpoiledReason},
     spec::ModelSpec,
 };
 use fm_store::{
@@ -263,6 +263,54 @@ fn a_failed_or_short_read_at_any_access_spoils_only_who_needed_it() {
             assert!(survive(model, &want), "{fault:?} at access {first}");
         }
     }
+}
+
+/// A prompt that rests after every layer for a token of another session, on a disk that fails. Says who
+/// lost something: the prompt, the other session.
+fn sweep((mut runner, accesses): (Box<dyn Runner>, Accesses), want: &[u32]) -> [bool; 2] {
+    let runner = runner.as_mut();
+    let vocab = runner.vocab();
+    let [prompt, writer] = [runner.open(64).unwrap(), runner.open(64).unwrap()];
+    let rows = (0..).zip(TOKENS).map(|(at, token)| row(prompt, token, at)).collect();
+    runner.sweep_begin(&Batch { rows, hidden_layer: None }).unwrap();
+    let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+    let mut lost = [false; 2];
+    for (at, token) in TOKENS.iter().enumerate() {
+        if !lost[1] {
+            let batch = Batch { rows: vec![row(writer, *token, at as u32)], hidden_layer: None };
+            let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+            lost[1] = !output.spoiled.is_empty();
+            let own = &want[at * vocab..(at + 1) * vocab];
+            assert!(lost[1] || bits(output.logits) == own, "token {at}");
+        }
+        let swept = runner.sweep(&mut |_| ControlFlow::Break(Halt::Rest)).unwrap();
+        if let Some(output) = swept {
+            lost[0] = !output.spoiled.is_empty();
+            assert!(lost[0] || bits(output.logits) == want, "the prompt");
+        }
+    }
+    for (session, lost) in [prompt, writer].into_iter().zip(lost) {
+        assert_eq!(runner.position(session).unwrap(), if lost { 0 } else { 12 });
+        runner.close(session);
+    }
+    accesses.store(MENDED, Ordering::SeqCst);
+    let session = runner.open(64).unwrap();
+    assert!(self::bits(runner, session, &TOKENS, 12) == want, "the next one");
+    lost
+}
+
+#[test]
+fn a_read_that_fails_while_a_prompt_rests_spoils_only_who_needed_it() {
+    let model = Model::open(false);
+    let (want, _) = undisturbed(&model);
+    assert_eq!(sweep(model.on(Fault::Error, u64::MAX, 0), &want), [false; 2]);
+    let mut seen = [[0; 2]; 2];
+    for first in (0..400).step_by(3) {
+        let [prompt, writer] = sweep(model.on(Fault::Error, first, 10), &want);
+        seen[usize::from(prompt)][usize::from(writer)] += 1;
+    }
+    // What the other session cannot have, the prompt needs too.
+    assert!(seen[1][0] > 0 && seen[1][1] > 0, "the prompt alone, and both: {seen:?}");
 }
 
 #[test]

@@ -1,6 +1,13 @@
 //! Answers under a grammar: valid whatever the model would rather say.
 
-use std::{ops::ControlFlow, sync::Arc, time::Duration};
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use fm_engine::{
     Engine, EngineError,
@@ -106,8 +113,9 @@ fn valid(schema: &Value, value: &Value) -> bool {
             (1..=2).contains(&list.len()) && list.iter().all(|item| valid(&schema["items"], item))
         }),
         _ => value.as_object().is_some_and(|map| {
+            let own = |name: &str| schema["properties"].get(name);
             let known =
-                map.iter().all(|(name, value)| valid(&schema["properties"][name.as_str()], value));
+                map.iter().all(|(name, value)| own(name).is_some_and(|of| valid(of, value)));
             known && map.contains_key(schema["required"][0].as_str().unwrap())
         }),
     }
@@ -285,4 +293,22 @@ fn texts_with_and_without_grammars_do_not_see_each_other() {
         assert_eq!(generated.logits_hash, alone.logits_hash);
     }
     scheduler.drain().unwrap();
+}
+
+#[test]
+fn a_panic_elsewhere_is_reported_after_grammars_have_been_compiled() {
+    let engine = open(&EngineOptions::default());
+    let heard = Arc::new(AtomicUsize::new(0));
+    let (count, before) = (Arc::clone(&heard), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |info| {
+        if info.payload_as_str() == Some("elsewhere") {
+            count.fetch_add(1, Ordering::Relaxed);
+        } else {
+            before(info);
+        }
+    }));
+    // `llguidance` puts a hook of its own before whoever is there, to turn panics of its own into errors.
+    grammars(&engine).constraint(Grammar::Json).unwrap();
+    assert!(std::thread::spawn(|| panic!("elsewhere")).join().is_err());
+    assert_eq!(heard.load(Ordering::Relaxed), 1);
 }

@@ -2,6 +2,7 @@
 //! nothing but what they touch.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod channels;
 mod eval;
 mod faults;
 mod generation;
@@ -14,6 +15,7 @@ mod prefix;
 mod prefix_disk;
 mod sameness;
 mod schedule;
+mod stalls;
 mod traces;
 mod walk;
 mod warm_start;

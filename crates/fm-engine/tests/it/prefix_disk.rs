@@ -470,3 +470,28 @@ fn a_disk_that_takes_nothing_more_stops_nobody() {
         "{notices}"
     );
 }
+
+#[test]
+fn a_disk_that_takes_something_again_is_written_to_again() {
+    let dir = family_dir("qwen3_moe");
+    let shelf = Shelf::new(ROOMY);
+    let scheduler = shelf.start(&dir);
+    let failures = |scheduler: &Scheduler| count(&scheduler.activity().prefixes.write_failures);
+    let place = shelf.dir.path().join(format!("{:032x}", 1));
+    fs::remove_dir_all(&place).unwrap();
+    fs::write(&place, "").unwrap();
+    answer(&scheduler, request(tokens(1, 140)));
+    // While nobody asks for anything, it is tried again by itself.
+    until(|| failures(&scheduler) >= 2);
+    fs::remove_file(&place).unwrap();
+    fs::create_dir(&place).unwrap();
+    settled(&scheduler, 1);
+    assert_eq!(shelf.notices.lock().unwrap().len(), 1, "said once");
+    // What fails later is told again.
+    fs::remove_dir_all(&place).unwrap();
+    answer(&scheduler, request(tokens(2, 140)));
+    until(|| shelf.notices.lock().unwrap().len() == 2);
+    fs::create_dir(&place).unwrap();
+    scheduler.drain().unwrap();
+    assert_eq!(shelf.files().len(), 2, "written at the end, without waiting");
+}

@@ -25,7 +25,7 @@ use crate::harness::open;
 const OPTIONS: ScheduleOptions =
     ScheduleOptions { sessions: 3, queue: 8, stall_max: Duration::from_secs(2) };
 
-fn start(engine: &EngineOptions, options: ScheduleOptions) -> Scheduler {
+pub(crate) fn start(engine: &EngineOptions, options: ScheduleOptions) -> Scheduler {
     let engine = open(engine);
     let stats = engine.stats_handle();
     let tokenizer = engine.tokenizer.map(Arc::new);

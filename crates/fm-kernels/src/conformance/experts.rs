@@ -1,6 +1,11 @@
 //! Experts: one over its rows, and several at once.
 
-use fm_format::quant::{FORMATS, QuantFormat};
+use std::{array, fmt};
+
+use fm_format::{
+    quant::{FORMATS, QuantFormat},
+    record::MatrixShape,
+};
 
 use crate::{
     backend::{
@@ -10,7 +15,7 @@ use crate::{
     tolerance,
 };
 
-use super::{Case, Weights, bits::bits, matmul::ROWS, noise, read_all};
+use super::{Case, Weights, bits::bits, matmul::ROWS, noise, noise_weights, read_all};
 
 /// Some rows of twice as many, in another order than their targets.
 fn scattered(count: u32) -> Vec<ExpertRow> {
@@ -110,24 +115,45 @@ pub fn expert_rows_as_products<B: Backend>(device: &B) {
     }
 }
 
+/// Hidden and inner width of [`Experts`].
+const WIDTHS: (usize, usize) = (512, 256);
+
+/// Shape and packed bytes of the gate, the projection beside it and the projection down.
+type PackedExpert = [(MatrixShape, Vec<u8>); 3];
+
+fn noise_expert(format: &'static QuantFormat, seed: u64) -> PackedExpert {
+    let (hidden, ffn) = WIDTHS;
+    let shapes = [(ffn, hidden), (ffn, hidden), (hidden, ffn)];
+    array::from_fn(|i| {
+        let (rows, cols) = shapes[i];
+        let shape = MatrixShape { rows, cols, format };
+        (shape, noise_weights(shape, 3 * seed + i as u64))
+    })
+}
+
 /// Experts of one activation; the `i`-th has `rows[i]` rows.
-#[derive(Debug)]
-struct Experts {
-    format: &'static QuantFormat,
+struct Experts<'a> {
+    /// As many at least: to make them takes longer than to compute them.
+    packed: &'a [PackedExpert],
     rows: Vec<usize>,
     /// By one [`Backend::expert_rows`] per expert instead.
     one_by_one: bool,
 }
 
-impl Case for Experts {
+impl fmt::Debug for Experts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let format = self.packed[0][0].0.format;
+        write!(f, "experts of {} with {:?} rows", format.name, self.rows)
+    }
+}
+
+impl Case for Experts<'_> {
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
-        let (hidden, ffn, tokens, count) = (512, 256, 4, self.rows.len());
-        let matrix = |shape, seed| Weights::noise(device, self.format, shape, seed);
+        let ((hidden, ffn), tokens, count) = (WIDTHS, 4, self.rows.len());
+        let matrix = |(shape, bytes): &(_, Vec<u8>)| Weights::of(device, *shape, bytes);
         let mut experts = Vec::new();
-        for seed in (0..3 * count as u64).step_by(3) {
-            let gate = matrix((ffn, hidden), seed)?;
-            let up = matrix((ffn, hidden), seed + 1)?;
-            experts.push((gate, up, matrix((hidden, ffn), seed + 2)?));
+        for [gate, up, down] in &self.packed[..count] {
+            experts.push((matrix(gate)?, matrix(up)?, matrix(down)?));
         }
         let all: usize = self.rows.iter().sum();
         let rows: Vec<ExpertRow> = (0..all as u32)
@@ -176,8 +202,9 @@ impl Case for Experts {
 /// If one bit differs.
 pub fn experts<B: Backend>(device: &B) {
     for format in &FORMATS {
+        let packed: Vec<_> = (0..19).map(|seed| noise_expert(format, seed)).collect();
         for rows in [vec![], vec![1], vec![1; 8], vec![1, 3, 1], vec![1; 19]] {
-            let together = Experts { format, rows, one_by_one: false };
+            let together = Experts { packed: &packed, rows, one_by_one: false };
             together.check(device, tolerance::chained(device.numerics()));
             let bits = |case: &Experts| bits(&case.run(device).expect("the device runs"));
             let one_by_one = Experts { one_by_one: true, rows: together.rows.clone(), ..together };

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+#[cfg(target_arch = "aarch64")]
+use super::arch::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::arch::{avx2::Avx2, avx512::Avx512};
 use super::{
@@ -19,6 +21,8 @@ pub(super) enum Found {
     Avx512(Avx512),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
     Portable(Portable),
 }
 
@@ -46,18 +50,32 @@ impl Level {
         Avx512::detect_with_tiles().map(|avx512| Self(Found::Avx512(avx512)))
     }
 
+    /// NEON with dot products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    pub fn neon() -> Option<Self> {
+        Neon::detect().map(|neon| Self(Found::Neon(neon)))
+    }
+
     /// Everything this machine has, fastest first.
     pub fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         let special = [Self::amx(), Self::avx512(), Self::avx2()];
-        #[cfg(not(target_arch = "x86_64"))]
-        let special = [];
+        #[cfg(target_arch = "aarch64")]
+        let special = [Self::neon()];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let special: [Option<Self>; 0] = [];
         special.into_iter().flatten().chain([Self::portable()]).collect()
     }
 
     /// The fastest this machine has.
     pub fn best() -> Self {
         Self::all()[0]
+    }
+
+    /// Whether it multiplies and adds with one rounding, as all do but the portable one of some targets.
+    #[cfg(test)]
+    pub(super) fn fuses(self) -> bool {
+        !matches!(self.0, Found::Portable(_)) || super::arch::portable::FUSED
     }
 
     /// Its name in reports.
@@ -69,6 +87,8 @@ impl Level {
             Found::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Found::Avx2(_) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Found::Neon(_) => "neon",
             Found::Portable(_) => "portable",
         }
     }
@@ -93,6 +113,8 @@ macro_rules! on_level {
             $crate::cpu::dispatch::Found::Avx512($lanes) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::dispatch::Found::Avx2($lanes) => $body,
+            #[cfg(target_arch = "aarch64")]
+            $crate::cpu::dispatch::Found::Neon($lanes) => $body,
             $crate::cpu::dispatch::Found::Portable($lanes) => $body,
         }
     };

@@ -40,8 +40,8 @@ mod tiled;
 pub(super) use arrange::arrange;
 use formats::{Panels, with_panels};
 
-/// How far ahead weights are asked for; see `matmul`.
-const PREFETCH_BYTES: usize = 6 << 10;
+/// How far ahead weights are asked for, measured in `docs/experiments/0049`.
+const PREFETCH_BYTES: usize = 8 << 10;
 
 const LINE_BYTES: usize = size_of::<Line>();
 
@@ -110,21 +110,20 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
         for (i, row) in rows.iter_mut().enumerate() {
             *row = x.row(pass * per_pass + i);
         }
-        let mut panels = panels.clone();
-        if let ([row], [out]) = (&*rows, &mut *out) {
-            for (panel, out) in panels.zip(out.as_chunks_mut().0) {
+        let mut panels = panels.clone().enumerate();
+        while let Some((at, panel)) = panels.next() {
+            let first = at * LANES;
+            let other = if rows.len() == 1 { None } else { panels.next() };
+            if let Some((_, other)) = other {
+                let panels = [panel, other];
+                lanes.run(Many { format, panels, rows, out: (&mut *out, first) });
+                continue;
+            }
+            // A row alone, or a panel that has no other: rare, and half of the code if it had its own way.
+            for (row, out) in rows.iter().zip(&mut *out) {
+                let out = out[first..].first_chunk_mut().expect("a result per row");
                 lanes.run(One { format, panel, row, out });
             }
-            continue;
-        }
-        let mut at = 0;
-        while let Some(panel) = panels.next() {
-            if let Some(other) = panels.next() {
-                lanes.run(Many { format, panels: [panel, other], rows, out: (&mut *out, at) });
-            } else {
-                lanes.run(Many { format, panels: [panel], rows, out: (&mut *out, at) });
-            }
-            at += 2 * LANES;
         }
     }
 }
@@ -166,31 +165,34 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
     }
 }
 
+/// Panels that [`Many`] computes at a time.
+const TOGETHER: usize = 2;
+
 /// Some panels and several activation rows: a run of weights is unpacked once for all of them, and a
 /// code of an activation loaded once for all panels.
-struct Many<'a, 'o, P, const CODES: usize, const N: usize> {
+struct Many<'a, 'o, P, const CODES: usize> {
     format: P,
-    panels: [&'a [u8]; N],
+    panels: [&'a [u8]; TOGETHER],
     rows: &'a [&'a [Block<CODES>]],
     /// Where results go to, and from which of a token's on.
     out: (&'a mut [&'o mut [f32]], usize),
 }
 
-impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, '_, P, CODES, N> {
+impl<P: Panels, const CODES: usize> Work for Many<'_, '_, P, CODES> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         let Self { format, panels, rows, out: (out, first) } = self;
-        let mut sums = [[[0.0; LANES]; N]; TOKENS_PER_PASS];
+        let mut sums = [[[0.0; LANES]; TOGETHER]; TOKENS_PER_PASS];
         let sums = &mut sums[..rows.len()];
         for at in 0..rows[0].len() / (P::WEIGHTS / BLOCK) {
             // Arrays are filled by loops: a closure would be compiled without the instructions at hand.
             let (lines, half) = unit::<P>(panels[0], at);
-            let mut units = [lines; N];
-            let mut heads = [format.head(lanes, lines, half); N];
+            let mut units = [lines; TOGETHER];
+            let mut heads = [format.head(lanes, lines, half); TOGETHER];
             lanes.prefetch(half, PREFETCH_BYTES);
-            for n in 1..N {
+            for n in 1..TOGETHER {
                 let (lines, half) = unit::<P>(panels[n], at);
                 units[n] = lines;
                 heads[n] = format.head(lanes, lines, half);
@@ -202,18 +204,18 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, '_, P, COD
                     for unit in units {
                         prefetch::<L, P>(lanes, unit, run);
                     }
-                    let mut runs = [Run::new(lanes, format, units[0], &heads[0], run); N];
-                    for n in 1..N {
+                    let mut runs = [Run::new(lanes, format, units[0], &heads[0], run); TOGETHER];
+                    for n in 1..TOGETHER {
                         runs[n] = Run::new(lanes, format, units[n], &heads[n], run);
                     }
                     for (row, sums) in rows.iter().zip(&mut *sums) {
                         let block = &row[at * (P::WEIGHTS / BLOCK) + block];
-                        let mut parts = [lanes.load(&sums[0]); N];
-                        for n in 1..N {
+                        let mut parts = [lanes.load(&sums[0]); TOGETHER];
+                        for n in 1..TOGETHER {
                             parts[n] = lanes.load(&sums[n]);
                         }
                         parts = add(lanes, format, &runs, (block, within), parts);
-                        for n in 0..N {
+                        for n in 0..TOGETHER {
                             lanes.store(parts[n], &mut sums[n]);
                         }
                     }
@@ -221,7 +223,7 @@ impl<P: Panels, const CODES: usize, const N: usize> Work for Many<'_, '_, P, COD
             }
         }
         for (out, sums) in out.iter_mut().zip(sums) {
-            out[first..][..N * LANES].copy_from_slice(sums.as_flattened());
+            out[first..][..TOGETHER * LANES].copy_from_slice(sums.as_flattened());
         }
     }
 }

@@ -144,7 +144,7 @@ impl Shared {
     fn wait(&self, thread: usize, seen: u64) -> Option<u64> {
         let (mut spins, mut since) = (0_u32, None);
         loop {
-            match self.protocol.look(seen) {
+            match self.protocol.look(thread, seen) {
                 Found::Operation(epoch) => return Some(epoch),
                 Found::Stop => return None,
                 Found::Nothing => std::hint::spin_loop(),
@@ -171,7 +171,7 @@ fn work(shared: &Shared, thread: usize) {
         // SAFETY: the caller is inside `run` until this worker leaves, and borrows the task there.
         let task = unsafe { &*task };
         shared.drain(thread, task, tasks);
-        shared.protocol.leave();
+        shared.protocol.leave(thread, epoch);
     }
 }
 

@@ -27,6 +27,12 @@ mod amx {
     crate::conformance!(maybe Level::amx().map(|level| Cpu::with_level(level, 1)));
 }
 
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use crate::cpu::{Cpu, Level};
+    crate::conformance!(maybe Level::neon().map(|level| Cpu::with_level(level, 1)));
+}
+
 /// The integer numerics, on every instruction set.
 mod integers {
     macro_rules! numerics {
@@ -54,6 +60,10 @@ mod integers {
                 #[cfg(target_arch = "x86_64")]
                 mod avx512 {
                     crate::conformance!(maybe super::on(super::Level::avx512(), 1));
+                }
+                #[cfg(target_arch = "aarch64")]
+                mod neon {
+                    crate::conformance!(maybe super::on(super::Level::neon(), 1));
                 }
             }
         };
@@ -119,11 +129,9 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 /// All multiply and add with one rounding and add their lanes in the same order; tiles add integers.
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn levels_with_fused_multiply_add_give_the_same_bits() {
-    let levels: Vec<Level> =
-        [Level::amx(), Level::avx512(), Level::avx2()].into_iter().flatten().collect();
+    let levels: Vec<Level> = Level::all().into_iter().filter(|level| level.fuses()).collect();
     let [best, others @ ..] = &levels[..] else {
         return crate::conformance::skipped("levels_with_fused_multiply_add_give_the_same_bits");
     };

@@ -78,7 +78,10 @@ impl<K: Kernels> Host<K> {
             several @ 2.. if tokens == 1 => 2 * several,
             tasks => tasks,
         };
-        let rows_per_task = panels.div_ceil(tasks).max(least) * PANEL_ROWS;
+        // Kernels take the panels of many tokens in pairs.
+        let together = if tokens == 1 { 1 } else { 2 };
+        let per_task = panels.div_ceil(tasks).max(least).next_multiple_of(together);
+        let rows_per_task = per_task * PANEL_ROWS;
         match products {
             [Product { w, y }] if tokens == 1 => {
                 kernels.for_each_chunk(y.row(0), rows_per_task, |task, out| {

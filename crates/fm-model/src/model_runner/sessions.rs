@@ -52,7 +52,14 @@ impl<B: Backend> Sessions<B> {
 
     /// The place of a session that may take part in steps.
     pub(super) fn stepped(&self, session: SessionId) -> Option<usize> {
-        self.at(session).filter(|at| !self.list[*at].kept)
+        self.at(session).filter(|at| self.list[*at].is_whole())
+    }
+
+    /// The place of a session whose batch rested and goes on.
+    pub(super) fn woken(&mut self, session: SessionId) -> usize {
+        let at = self.at(session).expect("who is in a batch that rests is not closed");
+        self.list[at].swept = false;
+        at
     }
 
     fn find(&self, session: SessionId) -> Result<usize, RunError> {
@@ -129,7 +136,7 @@ impl<B: Backend> Sessions<B> {
         {
             return Ok(true);
         }
-        if self.list[at].kept || self.marks_left() == 0 {
+        if !self.list[at].is_whole() || self.marks_left() == 0 {
             return Ok(false);
         }
         let mut delta = self.memories(device)?;

@@ -5,7 +5,7 @@ use std::{io::Cursor, ops::ControlFlow};
 use fm_kernels::{Backend, cpu::Cpu};
 use fm_model::{
     Runner,
-    runner::{Batch, SessionId, Wants},
+    runner::{Batch, Halt, SessionId, StepError, Wants},
 };
 
 use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, row};
@@ -149,12 +149,64 @@ fn a_cancelled_step_can_be_repeated<B: Backend<Bytes = [u8]>>(family: &str, devi
     assert!(again == want[10..], "{family}");
 }
 
+/// A prompt that rests after every layer while another session writes, and a third one goes, which
+/// changes everybody's place.
+fn a_batch_that_rests_is_the_batch_that_does_not<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let alone = [&tokens[..130], &tokens[20..60]].map(|tokens| {
+        let session = runner.open(256).unwrap();
+        let logits = bits(&feed(&mut runner, session, tokens, 64));
+        runner.close(session);
+        logits
+    });
+    let [goes, prompt, writer] = [(); 3].map(|()| runner.open(256).unwrap());
+    feed(&mut runner, goes, &tokens[..3], 3);
+    feed(&mut runner, prompt, &tokens[..10], 10);
+    checkpoint_at(&mut runner, prompt, &tokens, 10);
+    feed(&mut runner, writer, &tokens[20..24], 4);
+    let mut written = 4;
+    let batch = batch_of(prompt, &tokens, 11..130);
+    // One that is broken off leaves no trace.
+    runner.sweep_begin(&batch).unwrap();
+    assert!(runner.sweep(&mut |_| ControlFlow::Break(Halt::Rest)).unwrap().is_none());
+    let cancelled = runner.sweep(&mut |_| ControlFlow::Break(Halt::Cancel));
+    assert!(matches!(cancelled, Err(StepError::Cancelled)));
+    assert_eq!(runner.position(prompt).unwrap(), 11, "{family}: falls back");
+
+    runner.sweep_begin(&batch).unwrap();
+    let swept = loop {
+        let again = runner.sweep_begin(&batch);
+        assert!(matches!(again, Err(StepError::SweepRests)), "{family}: {again:?}");
+        let own = runner.step(&batch_of(prompt, &tokens, 11..12), &mut |_| unreachable!());
+        assert!(matches!(own, Err(StepError::UnknownSession { .. })), "{family}: its own row");
+        let half = runner.forks_anywhere() || runner.forkable(prompt, 11) == 0;
+        assert!(half, "{family}: some of its memories are ahead");
+        for logits in feed(&mut runner, writer, &tokens[20 + written..22 + written], 1) {
+            assert!(bits(&[logits])[0] == alone[1][written], "{family}: token {written}");
+            written += 1;
+        }
+        runner.close(goes);
+        let vocab = runner.vocab();
+        if let Some(output) = runner.sweep(&mut |_| ControlFlow::Break(Halt::Rest)).unwrap() {
+            break output.logits.chunks(vocab).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        }
+    };
+    assert!(written > 8, "{family}: it rested {written} times");
+    assert!(bits(&swept) == alone[0][11..], "{family}");
+    assert_eq!(runner.position(prompt).unwrap(), 130);
+}
+
 for_each_device_and_family! {
     logits_do_not_depend_on_chunking
     logits_do_not_depend_on_other_sessions
     logits_do_not_depend_on_forking_or_saving
     a_lost_expert_spoils_only_who_chose_it
     a_cancelled_step_can_be_repeated
+    a_batch_that_rests_is_the_batch_that_does_not
 }
 
 // The same where activations are quantised.

@@ -37,10 +37,7 @@ struct Form {
 
 /// Answers a conversation.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    match answer(app, request).await {
-        Ok(response) => response,
-        Err(problem) => refuse(&problem),
-    }
+    answer(app, request).await.unwrap_or_else(|problem| refuse(&problem))
 }
 
 /// Counts the tokens of a conversation.
@@ -117,12 +114,13 @@ fn read_prompt(
 }
 
 fn usage(requested: &Requested) -> Value {
-    let Requested { prompt_tokens, cached_tokens, written_tokens, .. } = requested;
+    let Requested { prompt_tokens, cached_tokens, written_tokens, thinking_tokens, .. } = requested;
     json!({
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached_tokens,
         "output_tokens": written_tokens,
+        "output_tokens_details": {"thinking_tokens": thinking_tokens},
     })
 }
 
@@ -148,9 +146,10 @@ impl Form {
                 into["stop_sequence"] = self.stop[at].as_str().into();
                 "stop_sequence"
             }
-            FinishReason::Length | FinishReason::Repetition | FinishReason::Deadline => {
-                "max_tokens"
-            }
+            FinishReason::Length
+            | FinishReason::Repetition
+            | FinishReason::Noise
+            | FinishReason::Deadline => "max_tokens",
             FinishReason::Context => "model_context_window_exceeded",
         }
         .into();

@@ -42,10 +42,7 @@ struct Form {
 
 /// Answers a conversation.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    match answer(app, request).await {
-        Ok(response) => response,
-        Err(problem) => refuse(&problem),
-    }
+    answer(app, request).await.unwrap_or_else(|problem| refuse(&problem))
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {

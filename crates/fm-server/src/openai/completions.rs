@@ -6,13 +6,15 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-
+use fm_text::{Detokenizer, SpecialText};
 use serde_json::{Value, json};
 
-use super::{TOLERATED, chat::stream_options, error, finish_reason, refuse, usage};
+use super::{
+    TOLERATED, chat::stream_options, error, finish_reason, legacy_odds::LegacyOdds, refuse, usage,
+};
 use crate::{
-    answer::{Piece, Requested},
-    ask::{Ask, Manner, TOKENS_MAX},
+    answer::{OddsOf, Piece, Requested},
+    ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::CallIds,
     model::{Model, Prompt},
@@ -27,18 +29,21 @@ const MAX_TOKENS_DEFAULT: u64 = 16;
 const PATH: &str = "/v1/completions";
 
 struct Form {
+    app: Arc<App>,
     id: String,
     model: String,
     stream: bool,
     include_usage: bool,
+    odds: bool,
+    /// What comes before the answer: the prompt, if it is wanted again.
+    echo: String,
+    /// By choice, of a stream.
+    choices: Vec<LegacyOdds>,
 }
 
 /// Continues a text.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    match answer(app, request).await {
-        Ok(response) => response,
-        Err(problem) => refuse(&problem),
-    }
+    answer(app, request).await.unwrap_or_else(|problem| refuse(&problem))
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
@@ -49,9 +54,16 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
         return Ok(stream::respond(answer, form));
     }
     let (wholes, answer) = serve::whole(answer, choices).await?;
-    let choices = wholes.iter().enumerate().map(|(index, whole)| {
-        let finish = finish_reason(&whole.generated);
-        choice((index, &whole.text), Some(finish))
+    let choices = wholes.into_iter().enumerate().map(|(index, whole)| {
+        let mut odds = LegacyOdds::behind(&form.echo);
+        odds.waiting = whole.odds;
+        let odds = if form.odds {
+            odds.write_all(&form.app.model.tokenizer, &whole.text)
+        } else {
+            Value::Null
+        };
+        let text = [form.echo.as_str(), &whole.text].concat();
+        choice((index, &text), &odds, Some(finish_reason(&whole.generated)))
     });
     let mut completion = form.frame(&choices.collect());
     completion["usage"] = usage(&answer.tally.requested);
@@ -75,14 +87,25 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
         prompt.thinking = fm_text::ThinkingState::Closed;
     }
     let (stream, include_usage) = stream_options(&mut fields)?;
-    fields.refuse("logprobs", "logprobs here; chat completions have them", |_| false)?;
-    fields.refuse("suffix", "text to end in", |value| value == "")?;
-    fields.refuse("echo", "the prompt again", |value| value == false)?;
+    let top = fields.count("logprobs", 0..=TOP_LOGPROBS_MAX)?;
+    manner.top_logprobs = top.map(|top| top as usize);
+    manner.odds_of = OddsOf::All;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    if echo && top.is_some() {
+        let rule = "the prompt has no log-probabilities here; leave out echo or logprobs";
+        return Err(Wrong::Rule(rule).at("echo"));
+    }
+    let echo = if echo { spelled(model, &prompt.tokens)? } else { String::new() };
+    fields.refuse("suffix", "text that an answer leads to; put it into the prompt", |value| {
+        value == ""
+    })?;
     fields.refuse("best_of", "a choice among answers", |value| *value == 1)?;
     let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
     let id = serve::new_id("cmpl-");
-    let form = Form { id, model: name, stream, include_usage };
+    let choices = vec![LegacyOdds::behind(&echo); manner.choices];
+    let (app, odds) = (Arc::clone(app), top.is_some());
+    let form = Form { app, id, model: name, stream, include_usage, odds, echo, choices };
     Ok((Ask { prompt, manner, ids: CallIds::new("") }, form))
 }
 
@@ -106,7 +129,23 @@ fn prompt(fields: &mut Fields, model: &Model) -> Result<Prompt, Problem> {
     }
 }
 
+/// What tokens spell, special ones too.
+fn spelled(model: &Model, tokens: &[u32]) -> Result<String, Problem> {
+    let own = tokens.strip_prefix(model.tokenizer.prefix()).unwrap_or(tokens);
+    let mut text = String::new();
+    let mut detokenizer = Detokenizer::new(&model.tokenizer, SpecialText::Keep);
+    for token in own {
+        text.push_str(detokenizer.push(*token)?);
+    }
+    text.push_str(detokenizer.finish());
+    Ok(text)
+}
+
 impl Form {
+    fn odds(&mut self, index: usize) -> Value {
+        if self.odds { self.choices[index].write(&self.app.model.tokenizer) } else { Value::Null }
+    }
+
     fn frame(&self, choices: &Value) -> Value {
         json!({
             "id": self.id,
@@ -118,19 +157,29 @@ impl Form {
     }
 }
 
-fn choice((index, text): (usize, &str), finish: Option<&str>) -> Value {
-    json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish})
+fn choice((index, text): (usize, &str), odds: &Value, finish: Option<&str>) -> Value {
+    json!({"index": index, "text": text, "logprobs": odds, "finish_reason": finish})
 }
 
 impl Encode for Form {
-    fn open(&mut self, _: &mut Out, _: &Requested) {}
+    fn open(&mut self, out: &mut Out, _: &Requested) {
+        for index in 0..self.choices.len() {
+            if !self.echo.is_empty() {
+                out.data(&self.frame(&json!([choice((index, &self.echo), &Value::Null, None)])));
+            }
+        }
+    }
 
     fn piece(&mut self, out: &mut Out, index: usize, piece: Piece) {
         let choice = match piece {
-            Piece::Token(_) | Piece::Call(..) => return,
+            Piece::Token(odds) => return self.choices[index].waiting.push(odds),
+            Piece::Call(..) => return,
             // Whatever the model writes is the text.
-            Piece::Text(_, text) => choice((index, &text), None),
-            Piece::Done(generated) => choice((index, ""), Some(finish_reason(&generated))),
+            Piece::Text(_, text) => choice((index, &text), &self.odds(index), None),
+            Piece::Done(generated) => {
+                // Tokens that wait still are those of a stop string, which is no text.
+                choice((index, ""), &Value::Null, Some(finish_reason(&generated)))
+            }
             Piece::Failed(problem) => return out.data(&error(&problem)),
         };
         out.data(&self.frame(&json!([choice])));

@@ -31,6 +31,7 @@ const PATH: &str = "/v1/responses";
 const TOLERATED: &[&str] = &[
     "user",
     "metadata",
+    "client_metadata",
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
@@ -70,10 +71,7 @@ struct Form {
 
 /// Answers a conversation.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    match answer(app, request).await {
-        Ok(response) => response,
-        Err(problem) => refuse(&problem),
-    }
+    answer(app, request).await.unwrap_or_else(|problem| refuse(&problem))
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {

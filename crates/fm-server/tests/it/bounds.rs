@@ -76,6 +76,34 @@ fn an_answer_that_goes_round_ends_and_says_why() {
 }
 
 #[test]
+fn an_answer_that_is_noise_ends_and_says_why() {
+    let noisy = |at: std::net::SocketAddr, temperature: f64, seed: u64| {
+        // " Tom" at its own likelihood, and nothing that ends the text.
+        let more = json!({"temperature": temperature, "seed": seed, "top_p": 1, "top_k": 0});
+        let mut body = round_and_round(at, " Tom", &more);
+        body["logit_bias"].as_object_mut().unwrap().retain(|_, bias| *bias != 100);
+        body["messages"][0]["content"] = "写一个很长的故事。".into();
+        post(at, CHAT, &body).json()
+    };
+    let finish = |whole: &Value| whole["timings"]["finish"].as_str().unwrap().to_owned();
+    let server = bounded(1, Bounds { loops: Loops::End, ..Bounds::default() });
+    let hot: Vec<Value> = (0..6).map(|seed| noisy(server.at, 2.0, seed)).collect();
+    let found: Vec<&Value> = hot.iter().filter(|whole| finish(whole) == "noise").collect();
+    assert!(found.len() >= 2, "{:?}", hot.iter().map(finish).collect::<Vec<_>>());
+    for whole in found {
+        assert_eq!(whole["choices"][0]["finish_reason"], "length");
+        assert!(whole["usage"]["completion_tokens"].as_u64().unwrap() >= 256);
+    }
+    assert!(!get(server.at, "/metrics").body.contains("requests_total{finish=\"noise\"} 0\n"));
+    for seed in 0..3 {
+        let warm = noisy(server.at, 1.0, seed);
+        assert_ne!(finish(&warm), "noise", "{warm}");
+    }
+    let server = bounded(1, Bounds::default());
+    assert!((0..3).all(|seed| finish(&noisy(server.at, 2.0, seed)) == "context"));
+}
+
+#[test]
 fn a_request_has_its_time_and_says_who_asks() {
     let kept = Arc::<Mutex<Vec<Job>>>::default();
     let door = Door { key: None, loopback: true };

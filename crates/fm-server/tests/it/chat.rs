@@ -142,6 +142,61 @@ fn a_raw_text_goes_on_from_words_or_tokens() {
 }
 
 #[test]
+fn a_raw_text_has_odds_in_four_lists_and_can_be_told_again() {
+    let server = start(1);
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(server.at, "/v1/completions", &body)
+    };
+    let plain = ask(json!({})).json()["choices"][0]["text"].as_str().unwrap().to_owned();
+    let choice = ask(json!({"logprobs": 2})).json()["choices"][0].clone();
+    assert_eq!(choice["text"], plain.as_str());
+    let list = |odds: &Value, name: &str| odds[name].as_array().unwrap().clone();
+    let odds = &choice["logprobs"];
+    let tokens = list(odds, "tokens");
+    assert_eq!(tokens.len(), 12);
+    let mut at = 0;
+    for (place, token) in tokens.iter().enumerate() {
+        let token = token.as_str().unwrap();
+        assert_eq!(list(odds, "text_offset")[place], at);
+        assert!(plain[at..].starts_with(token), "{plain} {token}");
+        let own = list(odds, "token_logprobs")[place].clone();
+        // Greedy: what was chosen is the likeliest.
+        let top = list(odds, "top_logprobs")[place].clone();
+        assert_eq!((top.as_object().unwrap().len(), &top[token]), (2, &own));
+        at += token.len();
+    }
+    // In pieces it says the same.
+    let streamed = ask(json!({"logprobs": 2, "stream": true}));
+    let pieces = streamed.chunks();
+    let pieces = pieces.iter().map(|chunk| &chunk["choices"][0]["logprobs"]);
+    let pieces: Vec<&Value> = pieces.filter(|odds| odds.is_object()).collect();
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let all = pieces.iter().flat_map(|odds| list(odds, name));
+        assert_eq!(all.collect::<Vec<_>>(), list(odds, name), "{name}");
+    }
+    // What a stop string takes away has no odds.
+    let stop = &plain[tokens[0].as_str().unwrap().len()..][..4];
+    let stopped = ask(json!({"logprobs": 0, "stop": stop})).json()["choices"][0].clone();
+    assert_eq!(list(&stopped["logprobs"], "tokens"), tokens[..1]);
+    assert_eq!(stopped["text"], tokens[0]);
+
+    let told = ask(json!({"echo": true})).json()["choices"][0]["text"].clone();
+    assert_eq!(told, format!("Once upon a time{plain}"));
+    let streamed = ask(json!({"echo": true, "stream": true}));
+    let chunks = streamed.chunks();
+    let text = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str());
+    assert_eq!(text.collect::<String>(), told.as_str().unwrap());
+    for (refused, field) in
+        [(json!({"echo": true, "logprobs": 1}), "echo"), (json!({"suffix": "."}), "suffix")]
+    {
+        let refused = ask(refused);
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(field)));
+    }
+}
+
+#[test]
 fn what_a_message_spells_is_no_control_token() {
     let server = start(1);
     let count = |content: Value| {

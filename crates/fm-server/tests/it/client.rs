@@ -67,6 +67,11 @@ pub(crate) fn send(to: SocketAddr, line: &str, headers: &[&str], body: &str) -> 
 }
 
 impl Pending {
+    /// Says more.
+    pub(crate) fn more(&mut self, what: &str) {
+        self.0.get_mut().write_all(what.as_bytes()).unwrap();
+    }
+
     /// Reads lines until one contains `what`; then the client goes if it is dropped.
     pub(crate) fn until(&mut self, what: &str) {
         let mut line = String::new();

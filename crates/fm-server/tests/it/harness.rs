@@ -18,6 +18,9 @@ use fm_engine::{
 use fm_server::{Bounds, Door, Model, Patience, Server, Service, Stopper, Submit};
 use fm_testkit::golden::demo_dir;
 
+/// Tokens of a session, if nobody says how many.
+const CONTEXT: u32 = 1024;
+
 /// A server that ends with its test.
 pub(crate) struct Running {
     pub(crate) at: SocketAddr,
@@ -29,10 +32,10 @@ pub(crate) struct Running {
     scheduler: Option<Scheduler>,
 }
 
-fn engine(sessions: usize) -> Engine {
+fn engine(sessions: usize, context: u32) -> Engine {
     let options = EngineOptions {
         memory: Some(300_000_000),
-        context: Some(1024),
+        context: Some(context),
         prefill_chunk: Some(64),
         threads: Some(2),
         ..EngineOptions::default()
@@ -66,7 +69,13 @@ pub(crate) fn start_within(
     submit: Option<Arc<dyn Submit>>,
     (door, patience, bounds): (Door, Patience, Bounds),
 ) -> Running {
-    start_on(sessions, (submit, None), (door, patience, bounds))
+    start_on((sessions, CONTEXT), (submit, None), (door, patience, bounds))
+}
+
+/// A server with room for so many tokens.
+pub(crate) fn start_of(sessions: usize, context: u32) -> Running {
+    let door = Door { key: None, loopback: true };
+    start_on((sessions, context), (None, None), (door, Patience::default(), Bounds::default()))
 }
 
 /// A server that keeps prompts in this directory.
@@ -78,15 +87,19 @@ pub(crate) fn start_keeping(sessions: usize, dir: &Path) -> Running {
         notices: Arc::new(|notice| panic!("{notice:?}")),
     };
     let door = Door { key: None, loopback: true };
-    start_on(sessions, (None, Some(disk)), (door, Patience::default(), Bounds::default()))
+    start_on(
+        (sessions, CONTEXT),
+        (None, Some(disk)),
+        (door, Patience::default(), Bounds::default()),
+    )
 }
 
 fn start_on(
-    sessions: usize,
+    (sessions, context): (usize, u32),
     (submit, disk): (Option<Arc<dyn Submit>>, Option<DiskOptions>),
     (door, patience, bounds): (Door, Patience, Bounds),
 ) -> Running {
-    let engine = engine(sessions);
+    let engine = engine(sessions, context);
     let stats = engine.stats_handle();
     let gauges = Gauges::of(&engine, &Places { root: "/".into(), cache_dir: None });
     let tokenizer = Arc::new(engine.tokenizer.unwrap());
@@ -102,7 +115,8 @@ fn start_on(
         system: None,
         grammars,
     };
-    let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::from_secs(2) };
+    // Prompts rest after every layer while somebody writes: whatever that could change, it changes.
+    let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::ZERO };
     let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk };
     let scheduler = Scheduler::start(driven, options).unwrap();
     let server = Server::bind("127.0.0.1", 0).unwrap();

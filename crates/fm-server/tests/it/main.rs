@@ -1,6 +1,7 @@
 //! A server in this process, asked over a socket as clients ask.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod agents;
 mod bounds;
 mod browser;
 mod chat;

@@ -84,3 +84,53 @@ fn every_field_is_known_and_every_bound_is_kept() {
     }
     assert!(fields > 100 && bounds > 40, "{fields} {bounds}");
 }
+
+/// Whether a value is what a schema says, and has nothing that the schema does not mention.
+fn check(root: &Value, schema: &Value, value: &Value, at: &str) {
+    let pointer = schema["$ref"].as_str().map(|name| name.trim_start_matches('#'));
+    let schema = pointer.map_or(schema, |pointer| root.pointer(pointer).unwrap());
+    let is = |kind: &Value| match kind.as_str().unwrap() {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        other => panic!("{at}: {other}"),
+    };
+    let is = match (&schema["type"], &schema["enum"]) {
+        (Value::Array(kinds), _) => kinds.iter().any(is),
+        (Value::Null, Value::Array(values)) => values.contains(value),
+        (kind, _) => is(kind),
+    };
+    assert!(is, "{at} is {value}, described as {schema}");
+    if let (Some(described), Some(fields)) = (schema["properties"].as_object(), value.as_object()) {
+        for (name, value) in fields {
+            let own = described.get(name).unwrap_or_else(|| panic!("{at}.{name} is not described"));
+            check(root, own, value, &format!("{at}.{name}"));
+        }
+        for name in described.keys() {
+            assert!(fields.contains_key(name), "{at}.{name} is described and not there");
+        }
+    }
+    for item in value.as_array().into_iter().flatten() {
+        check(root, &schema["items"], item, &format!("{at}[]"));
+    }
+}
+
+#[test]
+fn every_answer_is_as_described() {
+    let server = start(1);
+    let described = described(server.at);
+    let mut checked = 0;
+    for (path, _, examples) in bodies(&described) {
+        let answer = &described["paths"][&path]["post"]["responses"]["200"]["content"];
+        let schema = &answer["application/json"]["schema"];
+        for example in examples.iter().filter(|example| example["stream"] != json!(true)) {
+            check(&described, schema, &post(server.at, &path, example).json(), &path);
+            checked += 1;
+        }
+    }
+    assert!(checked >= 10, "{checked}");
+}

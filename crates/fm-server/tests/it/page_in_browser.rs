@@ -1,6 +1,6 @@
 //! The page as people meet it: in a browser.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use fm_engine::{
     generate::{Event, FinishReason, Generated, Phase},
@@ -51,6 +51,7 @@ fn end(job: &mut Job) {
         first_token: None,
         prefill: Phase::default(),
         decode: Phase::default(),
+        longest_wait: Duration::ZERO,
         logits_hash: 0,
     })));
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{
     client::{get, post, say, send},
     endings::Script,
-    harness::{Running, start_for, until},
+    harness::{Running, start, start_for, until},
 };
 
 const SOON: Duration = Duration::from_millis(300);
@@ -36,6 +36,25 @@ fn a_request_that_does_not_come_is_not_waited_for() {
     }
     let half = say(server.at, &format!("{HEAD}content-length: 100\r\n\r\n{{\"mess"));
     assert!(half.rest().starts_with("HTTP/1.1 408"));
+}
+
+#[test]
+fn bodies_have_room_together_and_small_ones_always() {
+    let server = start(1);
+    let head = format!("{HEAD}content-length: {}\r\n\r\n{{\"user\": \"", 16 << 20);
+    // Four that nearly fill their limit and do not end.
+    let almost = "x".repeat((16 << 20) - 4096);
+    let mut held: Vec<_> = (0..4).map(|_| say(server.at, &head)).collect();
+    held.iter_mut().for_each(|pending| pending.more(&almost));
+    let large = json!({"content": "x".repeat(1 << 20)});
+    let crowded = (0..200).any(|_| post(server.at, "/tokenize", &large).status == 503);
+    assert!(crowded, "there was room for all of them");
+    let refused = post(server.at, "/tokenize", &large);
+    assert!(refused.head.contains("retry-after: 5"), "{}", refused.head);
+    assert!(refused.body.contains("fill the 64 MiB"), "{}", refused.body);
+    assert_eq!(post(server.at, "/tokenize", &json!({"content": "hi"})).status, 200);
+    drop(held);
+    until(|| post(server.at, "/tokenize", &large).status == 200);
 }
 
 #[test]

@@ -75,7 +75,7 @@ const OPENAI: &[(&str, &str)] = &[
 const ANTHROPIC: &[(&str, &str)] = &[
     ("max_tokens", "null"),
     ("max_tokens", "-1"),
-    ("messages", r#"[{"role": "system", "content": "hi"}]"#),
+    ("messages", r#"[{"role": "narrator", "content": "hi"}]"#),
     ("messages", r#"[{"role": "user", "content": [{"type": "image", "source": {}}]}]"#),
     ("messages", r#"[{"role": "user", "content": [{"type": "tool_result"}]}]"#),
     (

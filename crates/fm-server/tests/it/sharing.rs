@@ -1,6 +1,6 @@
 //! Several clients at once.
 
-use std::thread;
+use std::{sync::atomic::Ordering, thread};
 
 use serde_json::{Value, json};
 
@@ -56,6 +56,8 @@ fn an_answer_among_four_is_the_answer_alone_while_others_come_and_go() {
         }
     });
     until(|| server.sessions() == 0);
+    let rests = server.activity.rests.load(Ordering::Relaxed);
+    assert!(rests > 50, "prompts have made way {rests} times");
     let log = server.log.lock().unwrap();
     assert!(log.iter().any(|line| line.ends_with("finish=gone")), "{log:?}");
 }

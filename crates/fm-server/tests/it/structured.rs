@@ -136,7 +136,7 @@ fn a_cut_answer_says_so_and_a_late_refusal_costs_nobody_anything() {
         writeln!(said, "{} {} {}", refused.status, error["param"], error["message"]).unwrap();
     }
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
-    let regex = json!({"regex": "[a-z]+"});
+    let regex = json!({"regex": "[ a-z]+"});
     let both = json!({"structured_outputs": regex, "tools": [tool], "tool_choice": "auto"});
     let both = post(server.at, CHAT, &ask(both));
     writeln!(said, "{} {}", both.status, both.json()["error"]["message"]).unwrap();

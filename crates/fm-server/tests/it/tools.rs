@@ -339,7 +339,56 @@ fn a_schema_that_cannot_be_kept_to_is_refused_for_strict_tools_only() {
             assert!(serde_json::from_str::<Value>(arguments).unwrap().is_object());
         }
     }
-    // Beside calls, only JSON can be told apart from them.
-    let regex = json!({"structured_outputs": {"regex": "[a-z]+"}});
-    assert_eq!(post(server.at, CHAT, &chat(&regex)).status, 400);
+}
+
+#[test]
+fn what_does_not_begin_like_a_call_may_stand_beside_tools() {
+    let server = start(1);
+    let first = |text: &str| {
+        let tokens =
+            post(server.at, "/tokenize", &json!({"content": text})).json()["tokens"].clone();
+        tokens[0].to_string()
+    };
+    let never = json!({first("<tool_call>"): -100, first("<"): -100});
+    let ask = |form: &Value, more: Value| {
+        let more = with(json!({"structured_outputs": form, "max_tokens": 60}), &more);
+        post(server.at, CHAT, &chat(&more))
+    };
+    // A slash ends a regular expression in a grammar, and a bracket a grammar in another one.
+    let lark = "start: word (\" or \" word)~0..3\nword: /[a-z]{2,5}/ | /[{][}{]/";
+    let choices = ["rain", "so\n\"and\" so", "é"];
+    let is_path = |text: &str| {
+        let (first, last) = text.split_once('/').unwrap();
+        first.parse::<u16>().is_ok() && last.bytes().all(|byte| (b'a'..=b'c').contains(&byte))
+    };
+    let is_words = |text: &str| {
+        let is_word = |word: &str| word.len() <= 5 && word.bytes().all(|b| b.is_ascii_lowercase());
+        text.split(" or ").all(|word| is_word(word) || word == "{}" || word == "{{")
+    };
+    for (form, fits) in [
+        (json!({"regex": r"[0-9]{1,3}(/|\/)[a-c]{1,4}"}), &is_path as &dyn Fn(&str) -> bool),
+        (json!({"choice": choices}), &|text| choices.contains(&text)),
+        (json!({"grammar": lark}), &is_words),
+    ] {
+        let call = ask(&form, json!({})).json();
+        let choice = &call["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{form}: {call}");
+        let answer = ask(&form, json!({"logit_bias": never})).json();
+        let choice = &answer["choices"][0];
+        let text = choice["message"]["content"].as_str().unwrap();
+        assert_eq!(choice["finish_reason"], "stop", "{form}: {answer}");
+        assert!(fits(text), "{form}: {text}");
+    }
+    for form in [
+        json!({"regex": "[<a-z]+"}),
+        json!({"regex": " ?[a-z]+"}),
+        json!({"choice": ["yes", "<no>"]}),
+        json!({"grammar": "start: /.+/"}),
+    ] {
+        let refused = ask(&form, json!({}));
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status, &error["param"]), (400, &json!("tools")), "{form}");
+        assert!(error["message"].as_str().unwrap().contains("could not be told"), "{error}");
+        assert_eq!(ask(&form, json!({"tool_choice": "none"})).status, 200);
+    }
 }

@@ -126,6 +126,18 @@ impl Calls<'_> {
         rules.finish("tag* tail")
     }
 
+    /// Rules by which `call` is a block of any form.
+    pub(super) fn blocks(self, forms: &[Form]) -> String {
+        let mut rules = Rules::new(self);
+        let blocks = forms.iter().enumerate().map(|(at, form)| {
+            rules.form(form, at);
+            format!("block_{at}")
+        });
+        let blocks: Vec<String> = blocks.collect();
+        rules.add("call", &blocks.join(" | "));
+        rules.text
+    }
+
     /// An answer by a rule of its own, or calls and nothing else.
     pub(super) fn or(self, forms: &[Form], answer: &str) -> Option<String> {
         let alone = self.alone(forms, "")?;

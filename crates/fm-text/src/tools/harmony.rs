@@ -11,8 +11,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{
-    Definitions, Dialect, Way, Written,
-    grammar::{Again, Form, Shape},
+    Channels, Definitions, Dialect, Way, Written,
+    grammar::{Again, Calls, Form, Shape},
     object::{Arguments, Found},
     parts::Parts,
     reader::valid_name,
@@ -24,8 +24,12 @@ const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const CONSTRAIN: &str = "<|constrain|>";
-/// What ends a thought and begins the answer.
-pub(super) const THINK_END: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
+pub(super) const CHANNELS: Channels = Channels {
+    think: "<|channel|>analysis<|message|>",
+    end: "<|end|>",
+    again: "<|start|>assistant",
+    answer: "<|channel|>final<|message|>",
+};
 /// What a message may end with.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 
@@ -41,14 +45,45 @@ pub(super) const HARMONY: Dialect = Dialect {
         }
     },
     written: Written::Object,
-    forms: &[Form {
-        open: "<|channel|>commentary to=functions.",
-        shape: Shape::Json { name: ("", " <|constrain|>json<|message|>"), end: "" },
-        close: "",
-        again: Again::Never,
-    }],
+    forms: &[
+        Form {
+            open: "<|channel|>commentary to=functions.",
+            shape: Shape::Json { name: ("", " <|constrain|>json<|message|>"), end: "" },
+            close: "",
+            again: Again::Never,
+        },
+        Form {
+            open: " to=functions.",
+            shape: Shape::Json {
+                name: ("", "<|channel|>commentary <|constrain|>json<|message|>"),
+                end: "",
+            },
+            close: "",
+            again: Again::Never,
+        },
+    ],
     prepare: |messages| messages.iter_mut().for_each(one_thought),
 };
+
+/// A turn in which whatever is addressed to a function is a call: a thought, of which only the marks are
+/// seen here, what is said on the way, and a call or the answer.
+pub(super) fn messages(calls: Calls<'_>) -> String {
+    let literal = |text: &str| Value::from(text).to_string();
+    let [think, again, answer] = [CHANNELS.think, CHANNELS.again, CHANNELS.answer].map(literal);
+    let said = literal("<|channel|>commentary<|message|>");
+    // What a reader takes for the end of a message.
+    let others = r"<\|(start|channel|call|return)\|>";
+    format!(
+        "start: ({think} {again})? (said {again})* (call | {answer} answer)\n\
+         said: {said} text\n\
+         text[lazy]: TEXT\n\
+         TEXT: /(?s:.*)<\\|end\\|>/ & ~/(?s:.*){others}(?s:.*)/\n\
+         answer: | ANSWER\n\
+         ANSWER: /(?s:.+)/ & ~/(?s:.*)({others}|<\\|end\\|>)(?s:.*)/\n\
+         {}",
+        calls.blocks(HARMONY.forms)
+    )
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -81,8 +116,8 @@ impl Harmony {
     pub(crate) fn is_thinking(&self) -> bool {
         match self.place {
             Place::Text(channel) => channel == Channel::Thinking,
-            Place::Header => self.held.contains("analysis"),
-            Place::Call(_) | Place::Tail => false,
+            // What a header will say is a grammar's business until it is complete.
+            Place::Header | Place::Call(_) | Place::Tail => false,
         }
     }
 

@@ -9,7 +9,10 @@ use std::{
     time::SystemTime,
 };
 
-use fm_model::{Runner, runner::PieceBytes};
+use fm_model::{
+    Runner,
+    runner::{PieceBytes, Transfer},
+};
 
 use super::{
     Damage, Disk, DiskOptions, EntryId, Notice, Segment,
@@ -167,6 +170,8 @@ impl Disk {
             segments: HashMap::new(),
             clock: 0,
             spill: None,
+            transfer: Transfer::default(),
+            pause: None,
             writer: Some(writer),
             counts,
             notices,

@@ -17,6 +17,9 @@ use super::entry::{Entry, Place, SEGMENT_HEAD, segment_head};
 /// Bytes that are read at once.
 pub(super) const READ_BYTES: usize = 1 << 18;
 
+/// Bytes that the disk is asked for before they are read, so that it works while others are copied.
+const AHEAD_BYTES: u64 = 8 << 20;
+
 /// What is wrong with a session on disk.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -41,6 +44,8 @@ pub(crate) struct Source {
     pub(super) bytes: PieceBytes,
     /// The segment that is open, and where it is read.
     pub(super) open: Option<(u64, BufReader<File>)>,
+    /// Where what it was asked for ends.
+    pub(super) ahead: u64,
     /// The piece that is on its way.
     pub(super) piece: Option<Piece>,
 }
@@ -68,6 +73,7 @@ impl Source {
         {
             let from = file.stream_position()?;
             file.seek_relative(place.offset as i64 - from as i64)?;
+            self.ask_ahead(place.offset);
             return Ok(());
         }
         let path = super::segment_path(&self.dir, place.segment);
@@ -79,6 +85,30 @@ impl Source {
         }
         file.seek(SeekFrom::Start(place.offset))?;
         self.open = Some((place.segment, file));
+        self.ahead = 0;
+        self.ask_ahead(place.offset);
         Ok(())
     }
+
+    /// Asks the disk for what comes next, half of which is still to come when it is asked again.
+    fn ask_ahead(&mut self, offset: u64) {
+        let end = offset + AHEAD_BYTES;
+        let from = self.ahead.max(offset);
+        if let Some((_, file)) = &self.open
+            && end >= from + AHEAD_BYTES / 2
+        {
+            ask(file.get_ref(), from, end - from);
+            self.ahead = end;
+        }
+    }
 }
+
+/// Lets the system read in the background; what it does not know costs time only.
+#[cfg(target_os = "linux")]
+fn ask(file: &File, offset: u64, bytes: u64) {
+    use rustix::fs::{Advice, fadvise};
+    let _ = fadvise(file, offset, std::num::NonZeroU64::new(bytes), Advice::WillNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask(_: &File, _: u64, _: u64) {}

@@ -8,11 +8,11 @@ use std::{
 
 use fm_model::{
     Runner,
-    runner::{Piece, SessionId, Transfer},
+    runner::{Piece, SessionId},
 };
 
 use super::{
-    Disk, EntryId, Notice, Segment,
+    Disk, EntryId, Notice, Pause, Segment,
     entry::{Entry, Place, SEGMENT_HEAD, Span, segment_head},
     entry_path, segment_path,
     writer::{BUFFER_BYTES, Heard, Order},
@@ -31,7 +31,6 @@ pub(super) struct Spill {
     pin: Pin,
     /// Pieces that are not on disk yet, latest first.
     pieces: Vec<Piece>,
-    transfer: Transfer,
     /// The segment that has been begun.
     segment: u64,
     has_begun: bool,
@@ -48,6 +47,8 @@ pub(crate) enum Spilled {
     Refused,
     /// It has changed meanwhile: a mark has made room for another one.
     Changed,
+    /// Writing failed; it is tried again.
+    Failed,
 }
 
 /// A number that no file has.
@@ -107,13 +108,13 @@ impl Disk {
         }
         self.segments.entry(segment).and_modify(|segment| segment.bytes = bytes);
         pieces.reverse();
+        self.transfer.restart();
         self.spill = Some(Spill {
             session,
             id,
             entry: Arc::new(entry),
             pin: pin.clone(),
             pieces,
-            transfer: Transfer::default(),
             segment,
             has_begun: false,
             has_ended: false,
@@ -179,6 +180,12 @@ impl Disk {
                         let spilled = self.ended(result.map_err(Some));
                         return Some((session, spilled));
                     }
+                    Heard::Gone => {
+                        self.writer = None;
+                        let gone = std::io::Error::other("the thread that writes has gone");
+                        self.ended(Err(Some(gone)));
+                        return Some((session, Spilled::Refused));
+                    }
                 }
             };
             if !self.fill(runner, buffer) {
@@ -203,7 +210,7 @@ impl Disk {
             && let Some(&piece) = spill.pieces.last()
         {
             let of = (spill.session, piece);
-            match runner.save_part(of, &mut spill.transfer, &mut buffer) {
+            match runner.save_part(of, &mut self.transfer, &mut buffer) {
                 Ok(true) => drop(spill.pieces.pop()),
                 Ok(false) => {}
                 Err(_) => {
@@ -231,6 +238,7 @@ impl Disk {
         let Some(spill) = self.spill.take() else { return Spilled::Refused };
         match result {
             Ok(()) => {
+                self.pause = None;
                 let bytes = spill.entry.to_bytes(self.fingerprint).len() as u64;
                 // What the new one continues is not needed any more.
                 let covered = |listed: &super::Listed| {
@@ -248,12 +256,31 @@ impl Disk {
             Err(source) => {
                 self.forget(&spill);
                 if let Some(source) = source {
-                    (self.notices)(&Notice::NotWritten { dir: self.dir.clone(), source });
-                    self.writer = None;
+                    self.failed(source);
                 }
-                Spilled::Refused
+                Spilled::Failed
             }
         }
+    }
+
+    /// Nothing is written for a while.
+    fn failed(&mut self, source: std::io::Error) {
+        self.counts.write_failures.fetch_add(1, Ordering::Relaxed);
+        if self.pause.is_none() {
+            (self.notices)(&Notice::NotWritten { dir: self.dir.clone(), source });
+        }
+        self.pause = Some(Pause::after(self.pause, Instant::now()));
+    }
+
+    /// When writing goes on, if it has failed.
+    pub(crate) fn pauses_until(&self) -> Option<Instant> {
+        self.pause.map(|pause| pause.until)
+    }
+
+    /// Tries again now.
+    pub(crate) fn retry(&mut self) {
+        let now = Instant::now();
+        self.pause.iter_mut().for_each(|pause| pause.until = now);
     }
 
     /// A session is closed: it is not written any more, unless all of it has been handed over.

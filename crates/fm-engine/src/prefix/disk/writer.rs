@@ -9,7 +9,11 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::mpsc::{self, Receiver, Sender},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
     thread::{self, JoinHandle},
     time::{Duration, SystemTime},
 };
@@ -20,8 +24,8 @@ pub(crate) const BUFFERS: usize = 3;
 /// A buffer is handed over when so much is in it.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
-/// What the thread is asked to do, in this order. Bound: data by the buffers, touches by the requests
-/// that are answered while the thread is busy, everything else by the number of files that there are.
+/// What the thread is asked to do, in this order. Bound: data by the buffers, everything else by the number
+/// of files that there are; touches by that of entries, each of which has one at most.
 #[derive(Debug)]
 pub(super) enum Order {
     /// A segment begins.
@@ -34,8 +38,8 @@ pub(super) enum Order {
     Cancel,
     Remove(PathBuf),
     RemoveDir(PathBuf),
-    /// It was of use just now.
-    Touch(PathBuf),
+    /// It was of use just now. Put back to false before that is done.
+    Touch(PathBuf, Arc<AtomicBool>),
 }
 
 /// What the thread says.
@@ -96,9 +100,7 @@ impl Writer {
             }
             Ok(Reply::Ended(result)) => Heard::Ended(result),
             Err(mpsc::RecvTimeoutError::Timeout) => Heard::Nothing,
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Heard::Ended(Err(io::Error::other("the thread that writes has gone")))
-            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => Heard::Gone,
         }
     }
 }
@@ -109,6 +111,8 @@ pub(super) enum Heard {
     Nothing,
     Buffer,
     Ended(io::Result<()>),
+    /// The thread has ended: nothing more is written.
+    Gone,
 }
 
 impl Drop for Writer {
@@ -167,7 +171,10 @@ fn work(orders: &Receiver<Order>, replies: &Sender<Reply>) {
             Order::Cancel => drop(discard(segment.take())),
             Order::Remove(path) => drop(fs::remove_file(path)),
             Order::RemoveDir(path) => drop(fs::remove_dir_all(path)),
-            Order::Touch(path) => drop(touch(&path)),
+            Order::Touch(path, ordered) => {
+                ordered.store(false, Ordering::Relaxed);
+                drop(touch(&path));
+            }
         }
     }
     discard(segment);

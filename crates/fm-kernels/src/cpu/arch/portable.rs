@@ -14,7 +14,7 @@ pub(in crate::cpu) struct Portable;
 
 /// Whether the baseline of the target has a fused multiply-add; without one it would be a call
 /// into the C library for every weight.
-const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+pub(in crate::cpu) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 #[inline(always)]
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {

@@ -1,4 +1,7 @@
 //! K-quants of ggml in panels, see `fm_format::quant::ggml::k_quants`.
+//!
+//! Lines lie in the order in which runs read them, headers first: what is read before its turn was not asked
+//! for early enough (`docs/experiments/0049`).
 
 use super::{NO_HALF, Panels, copy_words, moved, nibbles};
 use crate::cpu::{
@@ -104,7 +107,7 @@ impl Panels for Q5K {
 /// `ggml` `Q2_K`: 256 weights in runs of 16, `d · scale · code - dmin · min`.
 ///
 /// ```text
-/// lines 0-3  mins and scales, nibbles     lines 4-19  codes: 8 lines for 128, in four planes     line 20  d | dmin
+/// line 0  d | dmin     lines 1-4  mins and scales, nibbles     lines 5-20  codes: 8 lines for 128, in four planes
 /// ```
 #[derive(Clone, Copy)]
 pub(in crate::cpu::panels) struct Q2K;
@@ -118,12 +121,14 @@ impl Panels for Q2K {
 
     #[inline(always)]
     fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
-        copy_words(unit, 0, words);
+        let (head, rest) = words.split_at_mut(1);
+        copy_words(unit, 80, head);
+        copy_words(unit, 0, rest);
         NO_HALF
     }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> (L::F, L::F) {
-        let (d, dmin) = lanes.f16_halves(lanes.words(&unit[20]));
+        let (d, dmin) = lanes.f16_halves(lanes.words(&unit[0]));
         (d, lanes.sub(lanes.splat(0.0), dmin))
     }
     #[inline(always)]
@@ -134,14 +139,14 @@ impl Panels for Q2K {
         (d, minus_dmin): &(L::F, L::F),
         run: usize,
     ) -> (L::F, L::F) {
-        let heads = lanes.words(&unit[run / 4]);
+        let heads = lanes.words(&unit[1 + run / 4]);
         let scale = lanes.byte(nibbles(lanes, heads, 0), run as u32 % 4);
         let min = lanes.byte(nibbles(lanes, heads, 1), run as u32 % 4);
         (lanes.mul(*d, scale), lanes.mul(*minus_dmin, min))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
-        two_bits(lanes, &unit[4..], run, word)
+        two_bits(lanes, &unit[5..], run, word)
     }
 }
 
@@ -155,7 +160,7 @@ fn two_bits<L: Lanes>(lanes: L, lines: &[Line], run: usize, word: usize) -> L::I
 /// `ggml` `Q3_K`: 256 weights in runs of 16, `d · (scale - 32) · (code - 4)`, scales of six bits.
 ///
 /// ```text
-/// lines 0-7  third bits: bit of every 32 weights     lines 8-23  codes as in `Q2_K`     lines 24-26  scales     half  d
+/// lines 0-2  scales     lines 3-10  third bits: bit of every 32 weights     lines 11-26  codes as in `Q2_K`     half  d
 /// ```
 #[derive(Clone, Copy)]
 pub(in crate::cpu::panels) struct Q3K;
@@ -170,7 +175,9 @@ impl Panels for Q3K {
 
     #[inline(always)]
     fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
-        copy_words(unit, 0, words);
+        let (scales, codes) = words.split_at_mut(3);
+        copy_words(unit, 96, scales);
+        copy_words(unit, 0, codes);
         [unit[108], unit[109]]
     }
     #[inline(always)]
@@ -179,22 +186,22 @@ impl Panels for Q3K {
     }
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
-        let low = nibbles(lanes, lanes.words(&unit[24 + run / 4 % 2]), run / 8);
-        let upper = moved(lanes, lanes.words(&unit[26]), (run / 4 * 2, 4), 2);
+        let low = nibbles(lanes, lanes.words(&unit[run / 4 % 2]), run / 8);
+        let upper = moved(lanes, lanes.words(&unit[2]), (run / 4 * 2, 4), 2);
         let scale = lanes.byte(lanes.union(low, upper), run as u32 % 4);
         (lanes.mul(*d, lanes.sub(scale, lanes.splat(32.0))), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
-        let third = lanes.words(&unit[run % 2 * 4 + word]);
-        lanes.union(two_bits(lanes, &unit[8..], run, word), moved(lanes, third, (run / 2, 2), 1))
+        let third = lanes.words(&unit[3 + run % 2 * 4 + word]);
+        lanes.union(two_bits(lanes, &unit[11..], run, word), moved(lanes, third, (run / 2, 2), 1))
     }
 }
 
 /// `ggml` `Q6_K`: 256 weights in runs of 16, `d · scale · (code - 32)`.
 ///
 /// ```text
-/// lines 0-31  low nibbles     lines 32-47  upper bits     lines 48-51  scales     half  d
+/// lines 0-3  scales     of either 128: 8 lines of upper bits, 16 of low nibbles     half  d
 /// ```
 #[derive(Clone, Copy)]
 pub(in crate::cpu::panels) struct Q6K;
@@ -209,7 +216,13 @@ impl Panels for Q6K {
 
     #[inline(always)]
     fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
-        copy_words(unit, 0, words);
+        let (scales, codes) = words.split_at_mut(4);
+        copy_words(unit, 192, scales);
+        for (half, lines) in codes.chunks_exact_mut(24).enumerate() {
+            let (upper, low) = lines.split_at_mut(8);
+            copy_words(unit, 128 + 32 * half, upper);
+            copy_words(unit, 64 * half, low);
+        }
         [unit[208], unit[209]]
     }
     #[inline(always)]
@@ -218,15 +231,15 @@ impl Panels for Q6K {
     }
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
-        let scale = lanes.signed_byte(lanes.words(&unit[48 + run / 4]), run as u32 % 4);
+        let scale = lanes.signed_byte(lanes.words(&unit[run / 4]), run as u32 % 4);
         (lanes.mul(*d, scale), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         // 128 weights: low nibbles of 64 bytes, then their high ones; two bits each of 32 bytes.
         let (half, plane, at) = (run / 8, run % 8 / 2, run % 2 * 4 + word);
-        let low = lanes.words(&unit[half * 16 + plane % 2 * 8 + at]);
-        let upper = lanes.words(&unit[32 + half * 8 + at]);
+        let lines = &unit[4 + 24 * half..];
+        let (upper, low) = (lanes.words(&lines[at]), lanes.words(&lines[8 + plane % 2 * 8 + at]));
         lanes.union(nibbles(lanes, low, plane / 2), moved(lanes, upper, (2 * plane, 4), 2))
     }
 }

@@ -1,0 +1,86 @@
+//! Bodies of requests, and how much of them there is at once: a limit for each of them alone lets many
+//! clients fill the memory together.
+
+use std::{future::poll_fn, pin::Pin, sync::Arc};
+
+use axum::body::{Body, Bytes, HttpBody};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::problem::Problem;
+
+/// Bytes of a body.
+pub(crate) const BODY_MAX: usize = 16 << 20;
+
+/// What all bodies together may have beyond their [`FREE`] beginnings.
+const ALL_MAX: usize = 64 << 20;
+
+/// Bytes of every body that do not count: nobody keeps small requests out. With as many as there may be
+/// connections, they are another 16 MiB.
+const FREE: usize = 64 << 10;
+
+/// What is left.
+#[derive(Debug)]
+pub(crate) struct Bodies(Arc<Semaphore>);
+
+/// A body, and its share until it has been read.
+pub(crate) struct Taken {
+    pub(crate) bytes: Vec<u8>,
+    share: Option<OwnedSemaphorePermit>,
+}
+
+impl Default for Bodies {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(ALL_MAX)))
+    }
+}
+
+impl Bodies {
+    /// Takes a body in as it comes. One that there is no room for is read to its end all the same, or
+    /// its client would find a closed connection instead of the answer.
+    pub(crate) async fn take(&self, mut body: Body) -> Result<Taken, Problem> {
+        let mut taken = Ok(Taken { bytes: Vec::new(), share: None });
+        let mut length = 0;
+        while let Some(frame) = next(&mut body).await? {
+            length += frame.len();
+            if length > BODY_MAX {
+                return Err(Problem::BodyTooLong { max: BODY_MAX });
+            }
+            taken = taken.and_then(|mut taken| {
+                let counted = taken.bytes.len().max(FREE);
+                self.grow(&mut taken.share, length.saturating_sub(counted))?;
+                taken.bytes.extend_from_slice(&frame);
+                Ok(taken)
+            });
+        }
+        taken
+    }
+
+    fn grow(&self, share: &mut Option<OwnedSemaphorePermit>, more: usize) -> Result<(), Problem> {
+        if more == 0 {
+            return Ok(());
+        }
+        let crowded = |_| Problem::BodiesTooMany { max: ALL_MAX };
+        let more = u32::try_from(more).map_err(|_| Problem::BodyTooLong { max: BODY_MAX })?;
+        let more = Arc::clone(&self.0).try_acquire_many_owned(more).map_err(crowded)?;
+        match share {
+            Some(share) => share.merge(more),
+            None => *share = Some(more),
+        }
+        Ok(())
+    }
+}
+
+async fn next(body: &mut Body) -> Result<Option<Bytes>, Problem> {
+    loop {
+        match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+            None => return Ok(None),
+            Some(Err(_)) => return Err(Problem::BodyTooSlow),
+            // What is no data is a trailer, which says nothing here.
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Requests of the shapes that coding agents were seen to send.
+
+use serde_json::{Value, json};
+
+use crate::{
+    client::post,
+    harness::{start, start_of},
+};
+
+const MESSAGES: &str = "/v1/messages";
+
+fn tool(name: &str, schema: &Value) -> Value {
+    json!({"name": name, "description": "A tool of an agent.", "input_schema": schema})
+}
+
+/// Schemas with the words that those of an agent have.
+fn tools() -> Value {
+    let draft = "https://json-schema.org/draft/2020-12/schema";
+    let read = json!({
+        "$schema": draft, "type": "object", "additionalProperties": false, "required": ["path"],
+        "properties": {
+            "path": {"type": "string", "description": "Where it is."},
+            "offset": {"type": "integer", "minimum": 0, "maximum": 9_007_199_254_740_991_u64},
+            "limit": {"type": "integer", "exclusiveMinimum": 0},
+            "pages": {"type": "string"},
+        },
+    });
+    let list = json!({
+        "$schema": draft, "type": "object", "additionalProperties": false, "required": ["items"],
+        "properties": {
+            "items": {"type": "array", "maxItems": 32, "items": {
+                "type": "object", "required": ["text"], "additionalProperties": false,
+                "properties": {"text": {"type": "string", "minLength": 1}, "done": {"const": true}},
+            }},
+            "status": {"anyOf": [
+                {"type": "string", "enum": ["open", "done"]}, {"type": "string", "const": "gone"},
+            ]},
+            "metadata": {
+                "type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {},
+            },
+        },
+    });
+    let none = json!({"$schema": draft, "type": "object", "properties": {}});
+    json!([tool("Read", &read), tool("List", &list), tool("Stop", &none)])
+}
+
+/// The first request of a conversation.
+fn first() -> Value {
+    let kept = json!({"type": "ephemeral"});
+    json!({
+        "model": "some-model-4-8",
+        "max_tokens": 64_000,
+        "stream": true,
+        "system": [
+            {"type": "text", "text": "agent-header: a=1; b=2;"},
+            {"type": "text", "text": "You are an agent.", "cache_control": kept},
+            {"type": "text", "text": "You read files.", "cache_control": kept},
+        ],
+        "messages": [
+            {"role": "user", "content": [
+                {"type": "text", "text": "<system-reminder>\nIt is Monday.\n</system-reminder>\n"},
+                {"type": "text", "text": "What is 7 plus 5?", "cache_control": kept},
+            ]},
+            {"role": "system", "content": "There are helpers:\n- one that reads"},
+        ],
+        "tools": tools(),
+        "metadata": {"user_id": "{\"device_id\":\"d\",\"session_id\":\"s\"}"},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "temperature": 0,
+    })
+}
+
+/// The messages of the next one.
+fn next() -> Value {
+    let mut messages = first()["messages"].as_array().unwrap().clone();
+    messages.push(json!({"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "I read.", "signature": "unsigned"},
+        {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a"}},
+    ]}));
+    let result = json!({
+        "type": "tool_result", "tool_use_id": "toolu_1", "is_error": true,
+        "content": [{"type": "text", "text": "no such file"}],
+        "cache_control": {"type": "ephemeral"},
+    });
+    messages.push(json!({"role": "user", "content": [result]}));
+    messages.push(json!({"role": "system", "content": [{"type": "text", "text": "Go on."}]}));
+    messages.into()
+}
+
+#[test]
+fn the_turns_of_an_agent_are_answered() {
+    let server = start_of(1, 2048);
+    let mut turn = first();
+    for messages in [turn["messages"].clone(), next()] {
+        turn["messages"] = messages;
+        let streamed = post(server.at, "/v1/messages?beta=true", &turn);
+        assert_eq!(streamed.status, 200, "{}", streamed.body);
+        let end = streamed.chunks().into_iter().find(|chunk| chunk["type"] == "message_delta");
+        let usage = &end.unwrap()["usage"];
+        let count = |of: &Value| of.as_u64().unwrap();
+        let thought = count(&usage["output_tokens_details"]["thinking_tokens"]);
+        assert!(thought > 0 && thought < count(&usage["output_tokens"]), "{usage}");
+    }
+    let counted = json!({
+        "model": "m", "tools": tools(), "messages": [{"role": "user", "content": "foo"}],
+    });
+    let counted = post(server.at, "/v1/messages/count_tokens?beta=true", &counted).json();
+    assert!(counted["input_tokens"].as_u64().unwrap() > 100, "{counted}");
+}
+
+#[test]
+fn what_the_system_adds_is_told_where_it_was_said() {
+    let server = start(1);
+    let tokens = |messages: Value| {
+        let body = json!({"system": "Be brief.", "messages": messages});
+        post(server.at, "/v1/messages/count_tokens", &body).json()["input_tokens"].as_u64().unwrap()
+    };
+    let said = json!({"role": "user", "content": "hi"});
+    let added = json!({"role": "system", "content": "and kind"});
+    let alone = tokens(json!([said]));
+    let within = tokens(json!([said, added]));
+    assert!(within > alone, "{within} {alone}");
+    // At the start it belongs to what the system says anyway.
+    let before = tokens(json!([added, said]));
+    assert!(before > alone && before < within, "{before} {within}");
+}
+
+#[test]
+fn a_conversation_that_is_too_long_is_refused_in_words_that_agents_know() {
+    let server = start(1);
+    let mut long = first();
+    long["messages"][0]["content"] = "word ".repeat(3000).into();
+    let refused = post(server.at, MESSAGES, &long);
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, &error["type"]), (400, &json!("invalid_request_error")));
+    let message = error["message"].as_str().unwrap();
+    let numbers = message.strip_prefix("prompt is too long: ").unwrap();
+    let (tokens, rest) = numbers.split_once(" tokens > ").unwrap();
+    assert!(tokens.parse::<u32>().unwrap() > 3000 && rest.starts_with("1024 maximum"), "{message}");
+}
+
+#[test]
+fn a_thread_is_refused_so_that_the_client_sends_the_whole_conversation() {
+    let server = start(1);
+    let mut thread = first();
+    thread["thread"] = json!({"type": "create"});
+    let refused = post(server.at, MESSAGES, &thread);
+    assert_eq!(refused.status, 400);
+    let details = &refused.json()["error"]["details"];
+    assert_eq!(details["error_code"], "thread_unsupported_request", "{details}");
+}
+
+#[test]
+fn an_agent_of_the_responses_api_is_answered() {
+    let server = start_of(1, 2048);
+    let text = |text: &str| json!({"type": "input_text", "text": text});
+    let said = |role: &str, parts: &[Value]| json!({"type": "message", "id": "msg_1", "role": role, "content": parts});
+    let parameters = json!({
+        "type": "object", "required": ["cmd"], "additionalProperties": false,
+        "properties": {"cmd": {"type": "string"}, "timeout_ms": {"type": "number"}},
+    });
+    let run = json!({
+        "type": "function", "name": "exec_command", "description": "Runs a command.",
+        "strict": false, "parameters": parameters,
+    });
+    let body = json!({
+        "model": "local", "stream": true, "temperature": 0, "max_output_tokens": 300,
+        "input": [
+            said("developer", &[text("You are an agent.")]),
+            said("developer", &[text("Rules"), text("More rules")]),
+            said("user", &[text("<environment_context>\nhere\n</environment_context>")]),
+            said("user", &[text("What is 7 plus 5?")]),
+        ],
+        "tools": [run],
+        "tool_choice": "auto", "parallel_tool_calls": true,
+        "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"],
+        "store": false, "prompt_cache_key": "k", "client_metadata": {"thread_id": "t"},
+    });
+    let streamed = post(server.at, "/v1/responses", &body);
+    let last = streamed.chunks().pop().unwrap();
+    assert_eq!(last["type"], "response.completed", "{}", streamed.body);
+}
