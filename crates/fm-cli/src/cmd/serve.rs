@@ -176,7 +176,6 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk };
     let scheduler = prefixes::start(matches, driven, schedule)?;
     prefixes::take_in(&scheduler, beginnings)?;
-    eprintln!("{greeting}");
     let (tell, quiet) = (lines.teller(), matches.get_flag("quiet"));
     let service = Service {
         model,
@@ -195,21 +194,23 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             }
         }),
     };
-    serve(server, scheduler, service, lines)
+    serve(server, scheduler, service, (&greeting, lines))
 }
 
-/// Serves until it is told to end.
+/// Greets, and serves until it is told to end.
 fn serve(
     server: Server,
     scheduler: Scheduler,
     service: Service,
-    lines: Lines,
+    (greeting, lines): (&str, Lines),
 ) -> anyhow::Result<()> {
     let (stopper, tell) = (server.stopper(), lines.teller());
     Interrupt::install_with(move || {
         tell("finishing what is being answered; Ctrl-C again does not wait".to_owned());
         stopper.stop();
     });
+    // Only now: whoever reads it may end the server at once, and be heard.
+    eprintln!("{greeting}");
     // A server without an engine would refuse everybody for ever.
     let stopper = server.stopper();
     let engine_end = thread::spawn(move || {
