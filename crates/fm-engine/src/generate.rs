@@ -35,6 +35,9 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Thinking tokens before the block is closed.
     pub think_budget: Option<usize>,
+    /// Thinking tokens before the model may close the block itself. A thought that goes round in a circle
+    /// is closed all the same.
+    pub think_min: usize,
     /// How the prompt ends.
     pub thinking: ThinkingState,
     /// What the answer may consist of.
@@ -97,6 +100,7 @@ impl Default for Request {
             eos: Vec::new(),
             stop: Vec::new(),
             think_budget: None,
+            think_min: 0,
             thinking: ThinkingState::None,
             answer: AnswerForm::default(),
             opening: String::new(),

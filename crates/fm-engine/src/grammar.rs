@@ -9,6 +9,7 @@
 //! tokens are letters, how much a grammar may cost, and that nobody waits for it.
 
 mod follower;
+mod numbers;
 mod recent;
 mod trie;
 
@@ -375,7 +376,7 @@ impl Grammar {
                 Err(GrammarError::TooDeep { max: BRACKETS_MAX })
             }
             Self::Choice(choices) if choices.is_empty() => Err(GrammarError::Nothing),
-            _ => Ok(()),
+            _ => numbers::check(self),
         }
     }
 

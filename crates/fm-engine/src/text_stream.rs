@@ -99,6 +99,12 @@ impl<'t> TextStream<'t> {
         }
     }
 
+    /// The token that a thinking block is closed with; where that is spelled with several, their first.
+    pub(crate) fn closer(&self) -> Result<Option<u32>, EngineError> {
+        let close = self.channels.map_or(THINK_END.trim(), |channels| channels.end);
+        Ok(self.tokens(&[close])?.first().copied())
+    }
+
     /// The tokens before a text that a grammar knows nothing of, where it has a channel of its own.
     pub(crate) fn start(&self, thinking: ThinkingState) -> Result<Vec<u32>, EngineError> {
         match self.channels.filter(|_| self.constrained == Some(Constrained::Answer)) {

@@ -20,7 +20,7 @@ use fm_text::{Channel, Tokenizer};
 
 use crate::{
     error::EngineError,
-    generate::{self, Chosen, Constrained, Event, FinishReason, Generated, Request},
+    generate::{self, Chosen, Constrained, Event, FinishReason, Request},
     logits_hash::LogitsHash,
     logprobs::Logprobs,
     sampler::Sampler,
@@ -28,6 +28,7 @@ use crate::{
 };
 
 mod clock;
+mod end;
 mod guard;
 mod loops;
 mod noise;
@@ -41,7 +42,7 @@ pub(crate) use self::{
 use self::{
     clock::Waits,
     guard::Guard,
-    within::{Taken, Within},
+    within::{Taken, Within, bar},
 };
 
 /// A position to fall back to is kept every so many generated tokens: a lost expert costs no more.
@@ -105,6 +106,8 @@ pub(crate) struct Writing<'t, S> {
     /// Tokens to feed that were not sampled, latest first: the end of a thinking block.
     forced: Vec<u32>,
     thinking_tokens: usize,
+    /// Tokens that would end a thought before its time.
+    closers: Vec<u32>,
     /// Tokens of the prompt that the session held at the start.
     reused: usize,
     /// Of these, tokens that were read from disk.
@@ -135,7 +138,9 @@ impl<'t, S: Hear> Writing<'t, S> {
                 tokenizer.map(|tokenizer| TextStream::new(tokenizer, &request)).transpose()?;
             let start = text.as_ref().map(|text| text.start(request.thinking)).transpose()?;
             let forced = start.unwrap_or_default().into_iter().rev().collect();
-            Ok((text, forced, runner.position(session)? as usize))
+            let closer = text.as_ref().map(TextStream::closer).transpose()?.flatten();
+            let closers = request.eos.iter().copied().chain(closer).collect();
+            Ok((text, (forced, closers), runner.position(session)? as usize))
         });
         let known = if checked.is_ok() { request.prompt.as_slice() } else { &[] };
         let sampler = Sampler::new(request.sampling, vocab, known).with_bias(request.bias.clone());
@@ -144,9 +149,9 @@ impl<'t, S: Hear> Writing<'t, S> {
             .as_ref()
             .map(|constraint| Within::start(constraint.clone(), request.thinking));
         let checked = checked.and_then(|checked| Ok((checked, within.transpose()?)));
-        let ((text, forced, position), within, end) = match checked {
+        let ((text, (forced, closers), position), within, end) = match checked {
             Ok((checked, within)) => (checked, within, None),
-            Err(error) => ((None, Vec::new(), 0), None, Some(Err(error))),
+            Err(error) => ((None, Default::default(), 0), None, Some(Err(error))),
         };
         let held = position.min(request.prompt.len().saturating_sub(1));
         Self {
@@ -163,6 +168,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             tokens: Vec::new(),
             forced,
             thinking_tokens: 0,
+            closers,
             reused: held,
             restored: 0,
             held,
@@ -384,11 +390,16 @@ impl<'t, S: Hear> Writing<'t, S> {
             self.within.iter_mut().for_each(Within::pass);
             return Ok(Taken::Token(token, None));
         }
+        let thinks = self.text.as_ref().map(TextStream::channel) == Some(Channel::Thinking);
+        let must_go_on = thinks && self.thinking_tokens < self.request.think_min;
+        let barred = if must_go_on { &self.closers } else { &self.request.eos };
         let token = match &mut self.within {
+            None if must_go_on => {
+                self.sampler.sample_within(logits, |logits| bar(logits, barred))?
+            }
             None => self.sampler.sample(logits)?,
             Some(within) => {
-                let channel = self.text.as_ref().map(TextStream::channel);
-                let place = (channel == Some(Channel::Thinking), self.request.eos.as_slice());
+                let place = (thinks, barred.as_slice());
                 match within.sample((&mut self.sampler, logits), place, wait)? {
                     Taken::Token(token, _) => token,
                     taken => return Ok(taken),
@@ -461,40 +472,5 @@ impl<'t, S: Hear> Writing<'t, S> {
         if self.first.is_none() && (!self.tokens.is_empty() || self.end.is_some()) {
             self.first = Some(now());
         }
-    }
-
-    /// What it came to, and who listened. The session then holds the prompt and all but the last
-    /// token.
-    pub(crate) fn finish(mut self, now: Mark) -> (Result<Generated, EngineError>, S) {
-        let mut finish = match self.end.take() {
-            Some(Ok(finish)) => finish,
-            Some(Err(error)) => return (Err(error), self.sink),
-            None => FinishReason::Cancelled,
-        };
-        if let (Some(text), true) = (&mut self.text, finish != FinishReason::Cancelled) {
-            finish = text.finish(&mut self.sink).unwrap_or(finish);
-        }
-        let (text, thinking, calls) = match self.text.map(|text| text.told) {
-            Some(told) => (Some(told.answer), Some(told.thinking), told.calls),
-            None => (None, None, Vec::new()),
-        };
-        let first = self.first.unwrap_or(now);
-        let generated = Generated {
-            text,
-            thinking: thinking.filter(|thinking| !thinking.is_empty()),
-            calls,
-            finish,
-            reused: self.reused,
-            restored: self.restored,
-            thinking_tokens: self.thinking_tokens,
-            first_token: (!self.tokens.is_empty() || finish != FinishReason::Cancelled)
-                .then(|| first.at - self.started.at),
-            prefill: self.started.until(first, self.request.prompt.len() - self.reused),
-            decode: first.until(now, self.tokens.len().saturating_sub(1)),
-            longest_wait: self.waits.longest,
-            tokens: self.tokens,
-            logits_hash: self.hash.digest(),
-        };
-        (Ok(generated), self.sink)
     }
 }

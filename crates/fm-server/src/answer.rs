@@ -281,7 +281,7 @@ impl fmt::Display for Requested {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} prompt={} cached={} restored={} written={} queue={:.3}s prefill={:.3}s decode={:.3}s {:.1} tok/s \
+            "{} prompt={} cached={} restored={} written={} queue={:.3}s prefill={:.3}s ttft={:.3}s decode={:.3}s {:.1} tok/s \
              hits={:.1}% read={} finish={}",
             self.path,
             self.prompt_tokens,
@@ -290,6 +290,7 @@ impl fmt::Display for Requested {
             self.written_tokens,
             self.queue.as_secs_f64(),
             self.prefill.as_secs_f64(),
+            (self.queue + self.prefill).as_secs_f64(),
             self.decode.as_secs_f64(),
             self.decode_tok_s(),
             100.0 * self.hit_rate,

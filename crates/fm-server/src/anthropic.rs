@@ -12,6 +12,7 @@ use crate::{
     model::Conversation,
     openai::with_status,
     problem::{Problem, Wrong},
+    serve::{REQUEST_IDS, new_id},
     tools::Tools,
 };
 
@@ -61,7 +62,12 @@ pub(crate) fn error(problem: &Problem) -> Value {
 
 /// The response to a request that is not answered.
 pub(crate) fn refuse(problem: &Problem) -> Response {
-    with_status(problem, &error(problem))
+    let (id, mut body) = (new_id("req_"), error(problem));
+    body["request_id"] = id.as_str().into();
+    let mut response = with_status(problem, &body);
+    let id = id.parse().expect("letters and digits");
+    response.headers_mut().insert(&REQUEST_IDS[0], id);
+    response
 }
 
 /// Reads the conversation, and how long the model may think about it.

@@ -61,6 +61,7 @@ pub(crate) struct Manner {
     pub(crate) top_logprobs: Option<usize>,
     pub(crate) odds_of: OddsOf,
     pub(crate) think_budget: Option<usize>,
+    pub(crate) think_min: usize,
     /// What the answer must be.
     pub(crate) constraint: Option<Constraint>,
     /// What the text is that it allows.
@@ -92,7 +93,8 @@ impl Manner {
         };
         let client = fields.client();
         let conversation = fields.text(SESSION_FIELD)?;
-        Ok(Self { sampling, conversation, client, choices: 1, ..Self::default() })
+        let think_min = fields.count("thinking_min", 0..=TOKENS_MAX)?.unwrap_or(0) as usize;
+        Ok(Self { sampling, conversation, client, think_min, choices: 1, ..Self::default() })
     }
 
     /// Takes the fields of both of OpenAI's interfaces.
@@ -127,7 +129,7 @@ impl Ask {
         let Self { prompt, manner, ids } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
-        let banned = prompt.banned.map(|token| (token, f32::NEG_INFINITY));
+        let banned = prompt.banned.iter().map(|token| (*token, f32::NEG_INFINITY));
         let now = Instant::now();
         let request = |choice: usize| Request {
             prompt: prompt.tokens.clone(),
@@ -139,12 +141,13 @@ impl Ask {
             eos: app.model.eos.clone(),
             stop: manner.stop.clone(),
             think_budget: manner.think_budget,
+            think_min: manner.think_min,
             thinking: prompt.thinking,
             answer: prompt.answer.clone(),
             opening: prompt.opening.clone(),
             calls_max: prompt.calls_max,
             context: app.model.context,
-            bias: manner.bias.iter().copied().chain(banned).collect(),
+            bias: manner.bias.iter().copied().chain(banned.clone()).collect(),
             top_logprobs: manner.top_logprobs,
             pin: manner.conversation.clone().map_or(Pin::None, Pin::Conversation),
             constraint: manner.constraint.clone(),

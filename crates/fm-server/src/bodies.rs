@@ -4,12 +4,16 @@
 use std::{future::poll_fn, pin::Pin, sync::Arc};
 
 use axum::body::{Body, Bytes, HttpBody};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use fm_engine::schedule::Refused;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::problem::Problem;
 
 /// Bytes of a body.
 pub(crate) const BODY_MAX: usize = 16 << 20;
+
+/// Bytes of a body that is read to its end although it is too long; a longer one is not begun.
+const TOLD_MAX: usize = 4 * BODY_MAX;
 
 /// What all bodies together may have beyond their [`FREE`] beginnings.
 const ALL_MAX: usize = 64 << 20;
@@ -18,9 +22,14 @@ const ALL_MAX: usize = 64 << 20;
 /// connections, they are another 16 MiB.
 const FREE: usize = 64 << 10;
 
-/// What is left.
+/// See the module.
 #[derive(Debug)]
-pub(crate) struct Bodies(Arc<Semaphore>);
+pub(crate) struct Bodies {
+    /// What is left.
+    room: Arc<Semaphore>,
+    /// Whether the server ends.
+    ends: watch::Sender<bool>,
+}
 
 /// A body, and its share until it has been read.
 pub(crate) struct Taken {
@@ -30,17 +39,31 @@ pub(crate) struct Taken {
 
 impl Default for Bodies {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(ALL_MAX)))
+        Self { room: Arc::new(Semaphore::new(ALL_MAX)), ends: watch::Sender::new(false) }
     }
 }
 
 impl Bodies {
+    /// Waits for no body any more.
+    pub(crate) fn end(&self) {
+        self.ends.send_replace(true);
+    }
+
     /// Takes a body in as it comes. One that there is no room for is read to its end all the same, or
     /// its client would find a closed connection instead of the answer.
     pub(crate) async fn take(&self, mut body: Body) -> Result<Taken, Problem> {
         let mut taken = Ok(Taken { bytes: Vec::new(), share: None });
-        let mut length = 0;
-        while let Some(frame) = next(&mut body).await? {
+        if body.size_hint().lower() > TOLD_MAX as u64 {
+            return Err(Problem::BodyTooLong { max: BODY_MAX });
+        }
+        let (mut length, mut ends) = (0, self.ends.subscribe());
+        loop {
+            let frame = tokio::select! {
+                biased;
+                frame = next(&mut body) => frame?,
+                _ = ends.wait_for(|ends| *ends) => return Err(Refused::Closed.into()),
+            };
+            let Some(frame) = frame else { break };
             length += frame.len();
             if length > BODY_MAX {
                 return Err(Problem::BodyTooLong { max: BODY_MAX });
@@ -61,7 +84,7 @@ impl Bodies {
         }
         let crowded = |_| Problem::BodiesTooMany { max: ALL_MAX };
         let more = u32::try_from(more).map_err(|_| Problem::BodyTooLong { max: BODY_MAX })?;
-        let more = Arc::clone(&self.0).try_acquire_many_owned(more).map_err(crowded)?;
+        let more = Arc::clone(&self.room).try_acquire_many_owned(more).map_err(crowded)?;
         match share {
             Some(share) => share.merge(more),
             None => *share = Some(more),

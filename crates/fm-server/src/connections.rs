@@ -2,6 +2,8 @@
 //!
 //! An answer may take as long as it takes. What is bounded is a client that says nothing, says it a
 //! letter at a time, or does not read what it has asked for.
+//!
+//! A server that ends finishes what is being answered. Who comes meanwhile is told so, and is not waited for.
 
 use std::{
     future::Future,
@@ -28,6 +30,12 @@ use tokio::{
 
 /// Connections at once; the system lets others wait.
 const CONNECTIONS_MAX: u32 = 256;
+
+/// Connections at once of those who come to a server that ends.
+const LATE_MAX: usize = 16;
+
+/// Bytes of the head of a request.
+const HEAD_MAX: usize = 64 << 10;
 
 /// The address that a request comes from.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +65,9 @@ impl Default for Patience {
     }
 }
 
-/// Serves until `stopped`, then finishes what is being answered.
+/// Serves those who have waited and those who come, until `stopped`; then finishes what is being answered.
 pub(crate) async fn serve(
-    listener: TcpListener,
+    (listener, mut waiting): (TcpListener, Vec<TcpStream>),
     router: Router,
     patience: Patience,
     stopped: impl Future<Output = ()>,
@@ -70,28 +78,69 @@ pub(crate) async fn serve(
     loop {
         let next = async {
             let place = Arc::clone(&room).acquire_owned().await;
-            (listener.accept().await, place)
+            let stream = match waiting.pop() {
+                Some(stream) => Ok(stream),
+                None => listener.accept().await.map(|(stream, _)| stream),
+            };
+            (stream, place)
         };
         let (accepted, place) = tokio::select! {
             next = next => next,
             () = stopped.as_mut() => break,
         };
-        let Ok((stream, peer)) = accepted else {
+        let Ok(stream) = accepted else {
             time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
-        // Events are small, and each is waited for.
-        let _ = stream.set_nodelay(true);
-        let router = router.clone().layer(Extension(Peer(peer.ip())));
-        let work = connection(stream, router, patience, stopping.clone());
+        let work = connection(stream, router.clone(), patience, stopping.clone());
         tokio::spawn(async move {
             work.await;
             drop(place);
         });
     }
-    drop(listener);
     stop.send_replace(true);
-    let _ = room.acquire_many(CONNECTIONS_MAX).await;
+    tokio::select! {
+        _ = room.acquire_many(CONNECTIONS_MAX) => {}
+        () = late(&listener, router, patience) => {}
+    }
+}
+
+/// Answers those who come to a server that ends: one request each, as long as somebody else is waited for.
+async fn late(listener: &TcpListener, router: Router, patience: Patience) {
+    let room = Arc::new(Semaphore::new(LATE_MAX));
+    loop {
+        let place = Arc::clone(&room).acquire_owned().await;
+        let Ok((stream, _)) = listener.accept().await else {
+            time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let (router, patience) = (router.clone(), patience);
+        tokio::spawn(async move {
+            let mut http = http(patience);
+            http.keep_alive(false);
+            let _ = http.serve_connection(io(stream, patience), service(None, router)).await;
+            drop(place);
+        });
+    }
+}
+
+fn http(patience: Patience) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(patience.head).max_buf_size(HEAD_MAX);
+    http
+}
+
+fn io(stream: TcpStream, patience: Patience) -> TokioIo<Impatient> {
+    // Events are small, and each is waited for.
+    let _ = stream.set_nodelay(true);
+    TokioIo::new(Impatient { stream, max: patience.reader, until: None })
+}
+
+fn service(peer: Option<IpAddr>, router: Router) -> TowerToHyperService<Router> {
+    TowerToHyperService::new(match peer {
+        Some(peer) => router.layer(Extension(Peer(peer))),
+        None => router,
+    })
 }
 
 async fn connection(
@@ -100,10 +149,9 @@ async fn connection(
     patience: Patience,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let io = TokioIo::new(Impatient { stream, max: patience.reader, until: None });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(patience.head);
-    let mut connection = pin!(http.serve_connection(io, TowerToHyperService::new(router)));
+    let peer = stream.peer_addr().ok().map(|peer| peer.ip());
+    let (http, service) = (http(patience), service(peer, router));
+    let mut connection = pin!(http.serve_connection(io(stream, patience), service));
     tokio::select! {
         // A client that went, or was no client: nobody is left to be told.
         _ = connection.as_mut() => return,

@@ -14,6 +14,10 @@ pub struct Door {
     pub key: Option<String>,
     /// Whether only this machine can reach the server.
     pub loopback: bool,
+    /// Names that the server goes by beside those of this machine.
+    pub hosts: Vec<String>,
+    /// Origins whose pages may come in, beside its own: `https://name:port`.
+    pub origins: Vec<String>,
 }
 
 impl Door {
@@ -21,23 +25,35 @@ impl Door {
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let host = text(headers, header::HOST.as_str());
         // A page somewhere may give its own name this machine's address: the name tells.
-        let ours = host.is_none_or(|host| is_local(name_of(host)));
+        let ours = host.is_none_or(|host| {
+            let name = name_of(host);
+            is_local(name) || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
+        });
         if self.loopback && !ours {
             return Err(Problem::Foreign);
         }
         if let Some(origin) = text(headers, header::ORIGIN.as_str()) {
             let own = origin.split_once("://").map(|(_, rest)| rest);
-            if own.is_none() || own != host {
+            if (own.is_none() || own != host) && !self.admits(origin) {
                 return Err(Problem::Foreign);
             }
         }
         let Some(key) = &self.key else { return Ok(()) };
         let bearer = text(headers, header::AUTHORIZATION.as_str());
-        let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
+        let bearer = bearer.and_then(|value| value.split_once(' '));
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let bearer = bearer.map(|(_, key)| key.trim());
         let given = bearer.or_else(|| text(headers, "x-api-key")).unwrap_or_default();
         let same = bool::from(given.as_bytes().ct_eq(key.as_bytes()));
         // An empty key is nobody's.
         if same && !key.is_empty() { Ok(()) } else { Err(Problem::Key) }
+    }
+}
+
+impl Door {
+    /// Whether pages of this origin were listed.
+    pub(crate) fn admits(&self, origin: &str) -> bool {
+        self.origins.iter().any(|own| own.eq_ignore_ascii_case(origin))
     }
 }
 
@@ -69,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_name_of_this_machine_and_a_page_of_its_own() {
-        let door = Door { key: None, loopback: true };
+        let door = Door { loopback: true, ..Door::default() };
         let may = |list: &[(&'static str, &str)]| door.check(&headers(list)).is_ok();
         for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST", "127.0.0.2"] {
             assert!(may(&[("host", host)]), "{host}");
@@ -85,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_key_of_either_interface() {
-        let door = Door { key: Some("secret".to_owned()), loopback: false };
+        let door = Door { key: Some("secret".to_owned()), ..Door::default() };
         let may = |list: &[(&'static str, &str)]| door.check(&headers(list)).is_ok();
         assert!(may(&[("host", "box:80"), ("authorization", "Bearer secret")]));
         assert!(may(&[("x-api-key", "secret")]));
@@ -94,7 +110,7 @@ mod tests {
         }
         assert!(!may(&[]));
         assert!(!may(&[("authorization", "secret")]));
-        let nobody = Door { key: Some(String::new()), loopback: false };
+        let nobody = Door { key: Some(String::new()), ..Door::default() };
         assert!(nobody.check(&headers(&[])).is_err(), "an empty key opens nothing");
     }
 }

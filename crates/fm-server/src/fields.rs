@@ -173,7 +173,7 @@ impl Fields {
 
     /// Refuses what is left, but for fields that never change an answer.
     pub(crate) fn end(mut self, tolerated: &[&str]) -> Result<(), Problem> {
-        self.map.retain(|field, _| !tolerated.contains(&field.as_str()));
+        self.map.retain(|field, value| !value.is_null() && !tolerated.contains(&field.as_str()));
         match self.map.keys().next() {
             Some(field) => Err(Wrong::Unknown.at(field.as_str())),
             None => Ok(()),
@@ -245,6 +245,7 @@ mod tests {
         let mut some = fields(r#"{"a": 1, "user": "u", "b": 2}"#);
         some.take("a");
         assert_eq!(some.end(&["user"]).unwrap_err().field(), Some("b"));
+        assert!(fields(r#"{"c": null}"#).end(&[]).is_ok(), "null is absent");
         for many in ["1,".repeat(VALUES_MAX), "[],".repeat(NESTS_MAX), "{},".repeat(NESTS_MAX)] {
             let parsed = Fields::parse(format!("{{\"a\": [{many}1]}}").as_bytes());
             assert!(matches!(parsed, Err(Problem::BodyTooMany { .. })), "{}", &many[..2]);

@@ -16,8 +16,15 @@ use crate::{
     tools::{Choice, Tools},
 };
 
+/// What a thinking block begins with.
+const THINK_BEGIN: &str = "<think>";
+
 /// Ends a thinking block that the template has opened.
 const THINK_END: &str = "\n</think>\n\n";
+
+/// Texts of more bytes for every token of the context are looked at piece by piece first.
+const LETTERS_PER_TOKEN: usize = 8;
+const PIECE_BYTES: usize = 64 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -49,8 +56,8 @@ pub(crate) struct Prompt {
     /// What it has begun the answer with.
     pub(crate) opening: String,
     pub(crate) calls_max: Option<usize>,
-    /// A token that must not come.
-    pub(crate) banned: Option<u32>,
+    /// Tokens that must not come.
+    pub(crate) banned: Vec<u32>,
 }
 
 impl Prompt {
@@ -62,7 +69,7 @@ impl Prompt {
             answer: AnswerForm::default(),
             opening: String::new(),
             calls_max: None,
-            banned: None,
+            banned: Vec::new(),
         }
     }
 }
@@ -109,7 +116,7 @@ impl Model {
             variables: Some(&conversation.variables),
             ..RenderRequest::new(messages)
         })?;
-        let tags = ThinkingTags::new("<think>", "</think>")?;
+        let tags = ThinkingTags::new(THINK_BEGIN, THINK_END.trim())?;
         let mut prompt = Prompt::plain(Vec::new());
         prompt.thinking = tags.state_at_end_of(&rendered);
         prompt.calls_max = tools.calls_max;
@@ -117,7 +124,7 @@ impl Model {
         match &tools.choice {
             Choice::None => {
                 let mark = dialect.and_then(Dialect::first_mark).filter(|_| !list.is_empty());
-                prompt.banned = mark.and_then(|mark| self.tokenizer.token_id(mark));
+                prompt.banned.extend(mark.and_then(|mark| self.tokenizer.token_id(mark)));
             }
             _ if list.is_empty() => {}
             choice => {
@@ -125,12 +132,16 @@ impl Model {
                 prompt.opening = opening(choice, dialect);
             }
         }
+        // Who was told not to think shall not begin to.
+        if conversation.enable_thinking == Some(false) {
+            prompt.banned.extend(self.tokenizer.token_id(THINK_BEGIN));
+        }
         if forced && prompt.thinking == ThinkingState::Open {
             rendered.push_str(THINK_END);
             prompt.thinking = ThinkingState::Closed;
         }
         rendered.push_str(&prompt.opening);
-        prompt.tokens = self.tokenizer.encode(&rendered, SpecialTokens::ParseTemplate)?;
+        prompt.tokens = self.encode(&rendered, SpecialTokens::ParseTemplate)?;
         self.fitting(prompt)
     }
 
@@ -146,9 +157,24 @@ impl Model {
 
     /// A text that the model continues as it stands.
     pub(crate) fn raw(&self, text: &str) -> Result<Prompt, Problem> {
-        let tokens = self.tokenizer.encode(text, SpecialTokens::AsText)?;
+        let tokens = self.encode(text, SpecialTokens::AsText)?;
         let tokens = [self.tokenizer.prefix(), &tokens].concat();
         self.fitting(Prompt::plain(tokens))
+    }
+
+    /// Encodes a prompt. One that is far too long is noticed after as much of it as would fit twice: what
+    /// cannot be answered must not keep the tokenizer from others.
+    fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, Problem> {
+        let (context, mut tokens, mut rest) = (self.context, 0, text);
+        while text.len() > LETTERS_PER_TOKEN * context as usize && !rest.is_empty() {
+            let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+            tokens += self.tokenizer.encode(piece, SpecialTokens::AsText)?.len();
+            if tokens > 2 * context as usize {
+                return Err(Problem::TooLong { tokens, context });
+            }
+            rest = behind;
+        }
+        Ok(self.tokenizer.encode(text, special)?)
     }
 
     /// Refuses a prompt behind which there is no room.
@@ -303,6 +329,17 @@ mod tests {
             foreign.contains("\"arguments\": {\"b\": \"é<|im_end|>\", \"a\": 1}}"),
             "{foreign}"
         );
+    }
+
+    #[test]
+    fn who_shall_not_think_cannot_begin_to() {
+        let (model, kept) = (demo(), Kept::default());
+        let think = model.tokenizer.token_id(THINK_BEGIN).unwrap();
+        let banned = |enable_thinking| {
+            let conversation = Conversation { enable_thinking, ..ask() };
+            model.prompt(conversation, &kept).unwrap().banned.contains(&think)
+        };
+        assert_eq!([Some(false), Some(true), None].map(banned), [true, false, false]);
     }
 
     #[test]

@@ -66,11 +66,18 @@ pub(crate) fn refuse(problem: &Problem) -> Response {
     with_status(problem, &error(problem))
 }
 
+/// Marks an error of a request that the model has begun: the log has its line.
+#[derive(Clone, Copy)]
+pub(crate) struct Told;
+
 /// An error in the shape of an interface, with the headers that belong to its status.
 pub(crate) fn with_status(problem: &Problem, body: &Value) -> Response {
     let status = problem.status();
     let json = HeaderValue::from_static("application/json");
     let mut response = (status, body.to_string()).into_response();
+    if matches!(problem, Problem::Engine(_) | Problem::Gone) {
+        response.extensions_mut().insert(Told);
+    }
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         let seconds = HeaderValue::from(RETRY_AFTER_SECONDS);
@@ -139,9 +146,9 @@ fn thinking(
     conversation.enable_thinking =
         thinking.or(effort.as_ref().map(|effort| !matches!(effort.as_str(), "none" | "minimal")));
     if let Some(effort) = effort {
-        let known = ["none", "minimal", "low", "medium", "high", "xhigh"];
+        let known = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
         if !known.contains(&effort.as_str()) {
-            let words = "one of none, minimal, low, medium, high, xhigh";
+            let words = "one of none, minimal, low, medium, high, xhigh, max";
             return Err(Wrong::Kind(words).at(field));
         }
         conversation.variables.insert("reasoning_effort".to_owned(), effort.into());

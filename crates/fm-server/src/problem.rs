@@ -9,7 +9,7 @@ use fm_text::TextError;
 #[non_exhaustive]
 pub(crate) enum Problem {
     /// The body is no JSON object.
-    #[error("the body is not a JSON object")]
+    #[error("the body is not a JSON object{}", reason(.source.as_ref()))]
     Body {
         /// Where and why.
         source: Option<serde_json::Error>,
@@ -136,6 +136,11 @@ impl Wrong {
     pub(crate) fn at(self, field: impl Into<String>) -> Problem {
         Problem::Field { field: field.into(), wrong: self }
     }
+}
+
+/// Where it ceases to be one, and why; JSON may be nested 127 deep.
+fn reason(error: Option<&serde_json::Error>) -> String {
+    error.map_or_else(String::new, |error| format!(": {error}"))
 }
 
 /// An error with its causes, in one line: the address of what could not be read is in the last one.

@@ -11,7 +11,7 @@ use std::{
 use axum::{
     Json, Router,
     extract::{Request, State},
-    http::StatusCode,
+    http::{HeaderName, Method, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -19,22 +19,24 @@ use axum::{
 use fm_engine::{
     gauges::Gauges,
     generate::{Generated, Loops},
-    schedule::Activity,
+    schedule::{Activity, Refused},
 };
 use serde_json::json;
 use tokio::{
     sync::{Notify, Semaphore},
     time::timeout,
 };
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    answer::{Answer, Piece, Requested, Submit, TokenOdds},
+    answer::{Answer, Piece, Submit, TokenOdds},
     anthropic,
     ask::{SESSION_FIELD, SESSION_HEADER},
     bodies::Bodies,
     connections,
     connections::{Patience, Peer},
     door::Door,
+    early::Early,
     feed,
     fields::Fields,
     kept::Kept,
@@ -43,11 +45,15 @@ use crate::{
     problem::Problem,
     texts::Texts,
     tokens,
-    watch::Watch,
+    watch::{Log, Watch},
 };
 
-/// Requests that are rendered and encoded at once: they share cores with the model.
-const PREPARING_MAX: usize = 2;
+/// Requests that are rendered and encoded at once: they share cores with the model. Two of them may wait
+/// for a grammar that takes long.
+const PREPARING_MAX: usize = 4;
+
+/// Letters of a path in the log.
+const PATH_SHOWN: usize = 80;
 
 /// When a client that was refused may come again.
 pub(crate) const RETRY_AFTER_SECONDS: u32 = 5;
@@ -108,6 +114,7 @@ pub(crate) fn now_unix() -> u64 {
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
+    early: Early,
     stop: Arc<Notify>,
 }
 
@@ -138,8 +145,8 @@ pub struct Service {
     pub patience: Patience,
     /// What ends an answer before the model does.
     pub bounds: Bounds,
-    /// Hears of every request that has ended.
-    pub log: Box<dyn Fn(&Requested) + Send + Sync>,
+    /// Hears of every request that has ended, in a line each.
+    pub log: Log,
 }
 
 /// What ends an answer before the model does.
@@ -170,7 +177,9 @@ impl Server {
             listener.set_nonblocking(true)?;
             Ok(listener)
         };
-        Ok(Self { listener: listen().map_err(refused)?, stop: Arc::default() })
+        let listener = listen().map_err(refused)?;
+        let early = Early::start(&listener)?;
+        Ok(Self { listener, early, stop: Arc::default() })
     }
 
     /// The address it has.
@@ -200,12 +209,15 @@ impl Server {
             .build()?;
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
-            let (stop, queue) = (self.stop, Arc::clone(&app.submit));
+            let waiting = self.early.end().into_iter().map(tokio::net::TcpStream::from_std);
+            let waiting = waiting.collect::<Result<_, _>>()?;
+            let (stop, ending) = (self.stop, Arc::clone(&app));
             let stopped = async move {
                 stop.notified().await;
-                queue.close();
+                ending.submit.close();
+                ending.bodies.end();
             };
-            connections::serve(listener, router(app), patience, stopped).await;
+            connections::serve((listener, waiting), router(app), patience, stopped).await;
             Ok(())
         })
     }
@@ -260,6 +272,7 @@ fn router(app: Arc<App>) -> Router {
             refuse(&request, &Problem::Method)
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&app), enter))
+        .layer(cross_origin(&app.door))
         .with_state(app)
 }
 
@@ -270,17 +283,49 @@ fn refuse(request: &Request, problem: &Problem) -> Response {
     if anthropic { anthropic::refuse(problem) } else { openai::refuse(problem) }
 }
 
+/// What browsers may tell pages of origins that were listed.
+fn cross_origin(door: &Door) -> CorsLayer {
+    let listed = door.clone();
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::predicate(move |origin, _| {
+            origin.to_str().is_ok_and(|origin| listed.admits(origin))
+        }))
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(REQUEST_IDS)
+        .max_age(Duration::from_mins(10))
+}
+
+/// What a request is called, where clients of either interface look for it.
+pub(crate) const REQUEST_IDS: [HeaderName; 2] =
+    [HeaderName::from_static("request-id"), HeaderName::from_static("x-request-id")];
+
 async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     // Whether the server is well is no secret, a supervisor has no key; and the page asks for one.
-    let path = request.uri().path();
-    let open = path == "/health" || page::has(path);
-    let response = match app.door.check(request.headers()) {
+    let path = request.uri().path().to_owned();
+    let open = path == "/health" || page::has(&path);
+    let ends = request.method() == Method::POST && !app.submit.is_open();
+    let mut response = match app.door.check(request.headers()) {
         Err(Problem::Key) if open => next.run(request).await,
         Err(problem) => refuse(&request, &problem),
+        // What has come of it is not waited for.
+        Ok(()) if ends => refuse(&request, &Refused::Closed.into()),
         Ok(()) => next.run(request).await,
     };
-    if response.status().is_client_error() || response.status().is_server_error() {
-        app.watch.refused();
+    let [first, second] = REQUEST_IDS;
+    let id = response.headers().get(&first).cloned();
+    let id = id.or_else(|| new_id("req_").parse().ok());
+    if let Some(id) = id.clone() {
+        response.headers_mut().insert(first, id.clone());
+        response.headers_mut().insert(second, id);
+    }
+    let status = response.status();
+    if status.is_client_error() || status.is_server_error() {
+        let id = id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
+        let path: String = path.chars().take(PATH_SHOWN).collect();
+        let line = format_args!("{path} refused={} id={id}", status.as_u16());
+        let told = response.extensions().get::<openai::Told>().is_some();
+        app.watch.refused((!told).then_some(&line));
     }
     response
 }

@@ -243,8 +243,12 @@ fn take(
             Kind::Regex => fields.text(name)?.map(Grammar::Regex),
             Kind::Lark => fields.text(name)?.map(Grammar::Lark),
             Kind::Choice => {
+                let is_there = fields.peek(name).is_some();
                 let choices = fields.texts(name, CHOICES_MAX)?;
-                (!choices.is_empty()).then_some(Grammar::Choice(choices))
+                if is_there && choices.is_empty() {
+                    return Err(Wrong::Empty.at(field));
+                }
+                is_there.then_some(Grammar::Choice(choices))
             }
         };
         wishes.extend(grammar.map(|grammar| (field, grammar)));

@@ -16,8 +16,14 @@ use crate::{
     serve::{self, App},
 };
 
+/// Fields that change nothing.
+const TOLERATED: [&str; 3] = ["model", "session_id", "cache_control"];
+
 /// Tokens of a request to write out.
 const TOKENS_MAX: usize = 1 << 18;
+
+/// Bytes of a text to take apart: a tokenizer takes one to three MB in a second, and others wait for it.
+const TEXT_MAX: usize = 1 << 20;
 
 /// Text to tokens. `<|im_end|>` and its like are letters, unless `parse_special` is true.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -29,7 +35,10 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
                 Some(true) => SpecialTokens::Parse,
                 _ => SpecialTokens::AsText,
             };
-            fields.end(&["model"])?;
+            if text.len() > TEXT_MAX {
+                return Err(Wrong::Rule("a text of at most 1 MiB is taken").at("content"));
+            }
+            fields.end(&TOLERATED)?;
             let tokens = app.model.tokenizer.encode(&text, special)?;
             Ok(json!({"tokens": tokens, "count": tokens.len()}))
         })
@@ -43,7 +52,7 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
         serve::prepare(&app, request, |app, mut fields: Fields| {
             let list = fields.list("tokens", TOKENS_MAX)?;
             let list = list.ok_or_else(|| Wrong::Missing.at("tokens"))?;
-            fields.end(&["model"])?;
+            fields.end(&TOLERATED)?;
             let mut detokenizer = Detokenizer::new(&app.model.tokenizer, SpecialText::Keep);
             let mut text = String::new();
             for value in &list {

@@ -13,7 +13,7 @@ use fm_engine::{gauges::Gauges, schedule::Activity};
 use crate::answer::{Requested, Submit};
 
 /// Hears of every request that has ended.
-type Log = Box<dyn Fn(&Requested) + Send + Sync>;
+pub type Log = Box<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
 /// See the module.
 pub(crate) struct Watch {
@@ -59,8 +59,10 @@ impl Watch {
         (self.log)(requested);
     }
 
-    pub(crate) fn refused(&self) {
+    /// Counts a request that was refused, and says so unless its end was told already.
+    pub(crate) fn refused(&self, line: Option<&fmt::Arguments<'_>>) {
         self.refused.fetch_add(1, Ordering::Relaxed);
+        line.into_iter().for_each(|line| (self.log)(line));
     }
 
     /// All counters as Prometheus reads them.

@@ -84,6 +84,10 @@ pub(super) fn command() -> Command {
             valued("think-budget", "N", "Close the thinking block after N tokens")
                 .value_parser(value_parser!(usize)),
         )
+        .arg(
+            valued("think-min", "N", "Keep the thinking block open for N tokens")
+                .value_parser(value_parser!(usize)),
+        )
         .args(grammar_args(valued))
         .arg(
             valued("session", "FILE", "Continue the conversation in FILE, and save it there")
@@ -159,6 +163,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         eos: engine.eos.clone(),
         stop: matches.get_many("stop").map_or_else(Vec::new, |stops| stops.cloned().collect()),
         think_budget: matches.get_one("think-budget").copied(),
+        think_min: matches.get_one("think-min").copied().unwrap_or(0),
         answer: AnswerForm { dialect: template.and_then(ChatTemplate::dialect), calls: None },
         context: engine.plan.context,
         constraint,

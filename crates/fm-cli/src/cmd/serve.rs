@@ -45,23 +45,7 @@ pub(super) fn command() -> Command {
     let command = Command::new("serve")
         .about("Serve the OpenAI and Anthropic interfaces over HTTP")
         .arg(model_arg())
-        .arg(
-            valued("host", "HOST", "Address to listen on; any but this machine's own needs a key")
-                .default_value("127.0.0.1"),
-        )
-        .arg(
-            valued("port", "PORT", "Port to listen on; 0 takes any that is free")
-                .default_value("8080")
-                .value_parser(value_parser!(u16)),
-        )
-        .arg(
-            valued(
-                "api-key",
-                "KEY",
-                "Key that requests must carry [default: $FLASH_MOE_API_KEY, else none]",
-            )
-            .value_parser(NonEmptyStringValueParser::new()),
-        )
+        .args(door())
         .arg(valued("served-name", "NAME", "Name of the model [default: that of its directory]"))
         .arg(valued(
             "system",
@@ -105,6 +89,48 @@ pub(super) fn command() -> Command {
         );
     let command = prefixes::options(command);
     flags::add(flags::add(command, &SAMPLING, "Sampling"), &ENGINE, "Engine")
+}
+
+/// Where it listens, and who may come in.
+fn door() -> [Arg; 5] {
+    let valued = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    [
+        valued("host", "HOST", "Address to listen on; any but this machine's own needs a key")
+            .default_value("127.0.0.1"),
+        valued("port", "PORT", "Port to listen on; 0 takes any that is free")
+            .default_value("8080")
+            .value_parser(value_parser!(u16)),
+        valued(
+            "api-key",
+            "KEY",
+            "Key that requests must carry [default: $FLASH_MOE_API_KEY, else none]",
+        )
+        .value_parser(NonEmptyStringValueParser::new()),
+        valued(
+            "allow-origin",
+            "ORIGIN",
+            "Serve pages of this origin too, as https://name:port; may be given several times",
+        )
+        .value_parser(parse_origin)
+        .action(ArgAction::Append),
+        valued(
+            "allow-host",
+            "NAME",
+            "Go by this name too, if a proxy here passes it on; may be given several times",
+        )
+        .value_parser(NonEmptyStringValueParser::new())
+        .action(ArgAction::Append),
+    ]
+}
+
+fn parse_origin(text: &str) -> Result<String, String> {
+    let (scheme, name) = text.split_once("://").unwrap_or_default();
+    if scheme.is_empty() || name.is_empty() || name.contains('/') {
+        return Err("an origin is https://name or http://name:port, without a path".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -231,7 +257,13 @@ fn open(matches: &ArgMatches) -> anyhow::Result<(Server, Door)> {
     let key = matches.get_one::<String>("api-key").cloned().or_else(places::server_key);
     let server = Server::bind(host, port)?;
     let address = server.address()?;
-    let door = Door { key, loopback: address.ip().is_loopback() };
+    let listed = |name: &str| matches.get_many(name).into_iter().flatten().cloned().collect();
+    let door = Door {
+        key,
+        loopback: address.ip().is_loopback(),
+        hosts: listed("allow-host"),
+        origins: listed("allow-origin"),
+    };
     if !door.loopback && door.key.is_none() {
         let reason = format!("{host} can be reached by others, so requests must carry a key");
         return Err(Usage(format!("{reason}; give --api-key or FLASH_MOE_API_KEY")).into());

@@ -86,7 +86,9 @@ impl Pace {
         // A layer takes `fixed`, for its reads, and `each` for a row. That takes two sizes to know: after
         // the first one, nothing seems fixed.
         let proportional = now.1 / now.0;
-        let each = before.map_or(proportional, |before| (now.1 - before.1) / (now.0 - before.0));
+        // Sizes that drift may meet again.
+        let other = before.filter(|before| (now.0 - before.0).abs() >= 1.0);
+        let each = other.map_or(proportional, |before| (now.1 - before.1) / (now.0 - before.0));
         let each = each.clamp(proportional / 1e3, proportional);
         let fixed = now.1 - each * now.0;
         let aim = self.stall_max.as_secs_f64() * AIM * LAYER_SHARE;
@@ -120,6 +122,15 @@ mod tests {
         assert_eq!(sweeps(0.0, 0.0001), [64, 256, 1024, 2048, 2048, 2048]);
         assert_eq!(sweeps(0.0, 0.001), [64, 256, 640, 640, 640, 640]);
         assert_eq!(sweeps(0.0, 1.0), [64, 128, 64, 64, 64, 64], "a second size is tried once");
+    }
+
+    #[test]
+    fn a_size_that_drifts_back_to_the_one_before_is_no_second_one() {
+        let mut pace = Pace::new(STALL);
+        for rows in [100, 130, 110, 100] {
+            pace.swept(rows, Duration::from_secs_f64(0.001 * rows as f64));
+        }
+        assert_eq!(pace.rows(), 640);
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Within {
     ) -> Result<Taken, EngineError> {
         if thinks {
             let token = sampler.sample_within(logits, |logits| {
-                eos.iter().for_each(|token| logits[*token as usize] = f32::NEG_INFINITY);
+                bar(logits, eos);
             })?;
             self.of_grammar = false;
             return Ok(Taken::Token(token, None));
@@ -121,4 +121,9 @@ impl Within {
     pub(super) fn is_complete(&mut self) -> Result<bool, GrammarError> {
         Ok(self.of_grammar && self.follower.is_complete(STEP_WAIT)?)
     }
+}
+
+/// Takes tokens from what may be chosen.
+pub(super) fn bar(logits: &mut [f32], tokens: &[u32]) {
+    tokens.iter().for_each(|token| logits[*token as usize] = f32::NEG_INFINITY);
 }

@@ -156,6 +156,23 @@ fn a_think_budget_closes_the_block_and_an_answer_follows() {
 }
 
 #[test]
+fn a_think_minimum_keeps_the_block_open_and_changes_nothing_else() {
+    let mut engine = open(&EngineOptions::default());
+    let free = chat(&engine, "What is 7 plus 5?", true);
+    let at_least = |think_min| Request { think_min, max_tokens: Some(400), ..free.clone() };
+    let thought = quietly(&mut engine, at_least(0)).unwrap();
+    let tokens = thought.thinking_tokens;
+    let same = quietly(&mut engine, at_least(tokens - 1)).unwrap();
+    assert_eq!((same.tokens, same.logits_hash), (thought.tokens.clone(), thought.logits_hash));
+    let longer = quietly(&mut engine, at_least(tokens + 20)).unwrap();
+    assert!(longer.thinking_tokens > tokens + 20, "{} of {tokens}", longer.thinking_tokens);
+    assert_eq!(longer.tokens[..tokens - 1], thought.tokens[..tokens - 1]);
+    let both = Request { think_budget: Some(tokens + 30), ..at_least(1000) };
+    let both = quietly(&mut engine, both).unwrap();
+    assert!(both.thinking_tokens >= tokens + 30 && both.text.is_some(), "the budget closes it");
+}
+
+#[test]
 fn a_saved_conversation_goes_on_with_the_same_bits() {
     let mut engine = open(&EngineOptions::default());
     let story = chat(&engine, "Write a story about a robot who loves music.", false);

@@ -371,9 +371,11 @@ fn the_budget_is_a_ceiling_and_the_least_used_goes_first() {
     let there = |seed| answer(&scheduler, request(tokens(seed, 120))).restored > 0;
     assert_eq!([0, 6, 7, 5].map(there), [true, true, true, false], "the named one stays");
     scheduler.drain().unwrap();
-    // What is read stays longer than what was written later: 0, 7 and 5 are there.
+    // What is read stays longer than what was written later, and the next program knows: 0, 7 and 5 are there.
     let scheduler = shelf.start(&dir);
     assert!(answer(&scheduler, request(tokens(7, 120))).restored > 0);
+    scheduler.drain().unwrap();
+    let scheduler = shelf.start(&dir);
     answer(&scheduler, request(tokens(9, 120)));
     scheduler.drain().unwrap();
     let scheduler = shelf.start(&dir);

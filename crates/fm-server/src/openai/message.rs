@@ -73,18 +73,25 @@ fn call(call: &Value, field: &str) -> Result<Value, Problem> {
     Ok(json!({"id": id, "type": "function", "function": function}))
 }
 
+/// What stands for arguments that are no JSON object, as those of a call that was cut: clients send back
+/// what they have.
+const UNPARSED: &str = "unparsed";
+
 /// Name and arguments of a call.
 pub(super) fn function(function: &Value, field: &str) -> Result<Value, Problem> {
     let name = function["name"].as_str().filter(|name| valid_name(name));
     let wrong = || Wrong::Kind("the name of a function").at(format!("{field}.name"));
     let name = name.ok_or_else(wrong)?;
-    let wrong = || Wrong::Kind("the text of a JSON object").at(format!("{field}.arguments"));
     let arguments = match &function["arguments"] {
         Value::Null => Map::new(),
         Value::Object(map) => map.clone(),
         Value::String(text) if text.trim().is_empty() => Map::new(),
-        Value::String(text) => serde_json::from_str(text).map_err(|_| wrong())?,
-        _ => return Err(wrong()),
+        Value::String(text) => serde_json::from_str(text)
+            .unwrap_or_else(|_| Map::from_iter([(UNPARSED.to_owned(), text.as_str().into())])),
+        _ => {
+            let field = format!("{field}.arguments");
+            return Err(Wrong::Kind("the text of a JSON object").at(field));
+        }
     };
     Ok(json!({"name": name, "arguments": arguments}))
 }

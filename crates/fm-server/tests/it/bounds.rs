@@ -23,7 +23,7 @@ use crate::{
 const CHAT: &str = "/v1/chat/completions";
 
 fn bounded(sessions: usize, bounds: Bounds) -> Running {
-    let door = Door { key: None, loopback: true };
+    let door = Door { loopback: true, ..Door::default() };
     start_within(sessions, None, (door, Patience::default(), bounds))
 }
 
@@ -106,7 +106,7 @@ fn an_answer_that_is_noise_ends_and_says_why() {
 #[test]
 fn a_request_has_its_time_and_says_who_asks() {
     let kept = Arc::<Mutex<Vec<Job>>>::default();
-    let door = Door { key: None, loopback: true };
+    let door = Door { loopback: true, ..Door::default() };
     let time = Duration::from_mins(5);
     let bounds = Bounds { time: Some(time), ..Bounds::default() };
     let script = Arc::new(Script::Keep(Arc::clone(&kept)));

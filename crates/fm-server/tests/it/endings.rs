@@ -17,7 +17,7 @@ use fm_text::Channel;
 use serde_json::{Value, json};
 
 use crate::{
-    client::{post, send},
+    client::{get, post, say, send},
     harness::{Running, start, start_with, until},
 };
 
@@ -55,7 +55,7 @@ impl Submit for Script {
 }
 
 pub(crate) fn scripted(script: Script) -> Running {
-    start_with(1, Some(Arc::new(script)), Door { key: None, loopback: true })
+    start_with(1, Some(Arc::new(script)), Door { loopback: true, ..Door::default() })
 }
 
 fn hello(stream: bool) -> Value {
@@ -159,4 +159,27 @@ fn a_server_that_ends_finishes_what_it_is_saying() {
     server.end();
     reader.join().unwrap();
     assert_eq!(*told.lock().unwrap(), "all of it");
+}
+
+#[test]
+fn who_comes_to_a_server_that_ends_is_told_and_half_requests_are_not_waited_for() {
+    let mut server = start(1);
+    let long = json!({"messages": [{"role": "user", "content": "Write a story."}], "stream": true, "max_tokens": 400});
+    let mut answer = send(server.at, "POST /v1/chat/completions", &[], &long.to_string());
+    answer.until("\"content\":\"");
+    let half = say(
+        server.at,
+        "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{\"mess",
+    );
+    let idle = say(server.at, "");
+    assert_eq!(get(server.at, "/health").status, 200, "they have been let in");
+    server.stopper.stop();
+    assert!(half.rest().starts_with("HTTP/1.1 503"));
+    let told = get(server.at, "/health");
+    assert_eq!((told.status, &told.json()["status"]), (503, &json!("draining")));
+    let refused = post(server.at, "/v1/messages", &hello(false));
+    assert!(refused.status == 503 && refused.head.contains("retry-after"), "{}", refused.head);
+    assert!(answer.rest().contains("[DONE]"), "what was begun is finished");
+    drop(idle);
+    server.end();
 }

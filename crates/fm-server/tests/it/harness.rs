@@ -47,7 +47,7 @@ fn engine(sessions: usize, context: u32) -> Engine {
 }
 
 pub(crate) fn start(sessions: usize) -> Running {
-    start_with(sessions, None, Door { key: None, loopback: true })
+    start_with(sessions, None, Door { loopback: true, ..Door::default() })
 }
 
 /// With `submit`, requests go there and not to the model.
@@ -74,7 +74,7 @@ pub(crate) fn start_within(
 
 /// A server with room for so many tokens.
 pub(crate) fn start_of(sessions: usize, context: u32) -> Running {
-    let door = Door { key: None, loopback: true };
+    let door = Door { loopback: true, ..Door::default() };
     start_on((sessions, context), (None, None), (door, Patience::default(), Bounds::default()))
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn start_keeping(sessions: usize, dir: &Path) -> Running {
         fingerprint: 5,
         notices: Arc::new(|notice| panic!("{notice:?}")),
     };
-    let door = Door { key: None, loopback: true };
+    let door = Door { loopback: true, ..Door::default() };
     start_on(
         (sessions, CONTEXT),
         (None, Some(disk)),
@@ -134,6 +134,7 @@ fn start_on(
         log: Box::new(move |requested| lines.lock().unwrap().push(requested.to_string())),
     };
     let thread = thread::spawn(move || server.run(service).unwrap());
+    until(|| crate::client::get(at, "/health").status != 503);
     Running { at, activity, log, stopper, thread: Some(thread), scheduler: Some(scheduler) }
 }
 

@@ -115,7 +115,7 @@ fn only_so_many_watch_and_who_goes_makes_room() {
 
 #[test]
 fn the_page_comes_in_without_a_key_and_its_feed_does_not() {
-    let door = Door { key: Some("secret".to_owned()), loopback: true };
+    let door = Door { key: Some("secret".to_owned()), loopback: true, ..Door::default() };
     let server = start_with(1, None, door);
     let page = get(server.at, "/");
     assert_eq!(page.status, 200);

@@ -362,7 +362,7 @@ fn conversations_settings_and_keys_are_kept_as_long_as_they_should() {
 
 #[test]
 fn a_key_is_asked_for_and_errors_say_what_to_do() {
-    let door = Door { key: Some("secret".to_owned()), loopback: true };
+    let door = Door { key: Some("secret".to_owned()), loopback: true, ..Door::default() };
     let refuse = Script::Refuse(Refused::Full { waiting: 64 });
     let server = start_with(1, Some(Arc::new(refuse)), door);
     let Some(browser) = browser() else { return };

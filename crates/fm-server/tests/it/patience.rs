@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_millis(300);
 
 fn impatient(submit: Option<Arc<dyn Submit>>) -> Running {
     let patience = Patience { head: SOON, body: SOON, reader: SOON };
-    start_for(1, submit, Door { key: None, loopback: true }, patience)
+    start_for(1, submit, Door { loopback: true, ..Door::default() }, patience)
 }
 
 const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";

@@ -6,7 +6,7 @@ use fm_server::Door;
 use serde_json::{Value, json};
 
 use crate::{
-    client::{post, send},
+    client::{post, say, send},
     harness::{start, start_with},
 };
 
@@ -52,7 +52,7 @@ const OPENAI: &[(&str, &str)] = &[
     ("messages", r#"[{"role": "tool", "content": "x"}]"#),
     (
         "messages",
-        r#"[{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{\"a"}}]}]"#,
+        r#"[{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": 3}}]}]"#,
     ),
     ("messages", r#"[{"role": "user", "content": "x", "tool_calls": [{}]}]"#),
     ("response_format", r#"{"type": "xml"}"#),
@@ -113,7 +113,7 @@ const RESPONSES: &[(&str, &str)] = &[
     ("input", r#"[{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]"#),
     ("input", r#"[{"type": "item_reference", "id": "msg_1"}]"#),
     ("input", r#"[{"type": "web_search_call", "id": "x"}]"#),
-    ("input", r#"[{"type": "function_call", "call_id": "x", "name": "f", "arguments": "{"}]"#),
+    ("input", r#"[{"type": "function_call", "call_id": "x", "name": "f", "arguments": 3}]"#),
     ("input", r#"[{"type": "function_call", "name": "f", "arguments": "{}"}]"#),
     ("input", r#"[{"type": "function_call_output", "call_id": "x"}]"#),
     ("max_output_tokens", "0"),
@@ -151,11 +151,21 @@ fn a_field_that_cannot_be_is_named_in_the_interfaces_own_words() {
             body[*field] = serde_json::from_str(value).unwrap();
             let refused = post(server.at, path, &body);
             assert_eq!(refused.status, 400, "{field} {value}: {}", refused.body);
-            writeln!(answers, "{field}: {value}\n  {}", refused.body).unwrap();
+            let id = refused.json()["request_id"].as_str().unwrap_or_default().to_owned();
+            assert!(id.is_empty() || refused.head.contains(&format!("\r\nrequest-id: {id}")));
+            let told = refused.body.replace(&id, "req_…");
+            writeln!(
+                answers,
+                "{field}: {value}\n  {}",
+                if id.is_empty() { &refused.body } else { &told }
+            )
+            .unwrap();
         }
     }
     insta::assert_snapshot!("refusals", answers);
-    assert!(server.log.lock().unwrap().is_empty(), "nothing of it reached the model");
+    let log = server.log.lock().unwrap();
+    assert!(log.iter().all(|line| line.contains(" refused=400 id=req_")), "{log:?}");
+    assert_eq!(log.len(), OPENAI.len() + ANTHROPIC.len() + RESPONSES.len());
 }
 
 #[test]
@@ -186,17 +196,31 @@ fn bodies_that_are_no_requests() {
     }
     let long = format!("{{\"prompt\": \"{}\"}}", "x".repeat(17 << 20));
     assert_eq!(status("POST /v1/completions", &long), 413);
+    let head = |more: &str| {
+        say(server.at, &format!("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{more}"))
+    };
+    let endless = head("content-length: 99999999999\r\n\r\n{");
+    assert!(endless.rest().starts_with("HTTP/1.1 413"), "nobody waits for it");
+    let letters = format!("x-much: {}\r\n", "x".repeat(70 << 10));
+    assert!(head(&letters).rest().starts_with("HTTP/1.1 431"));
     assert_eq!(status("GET /v1/nothing", ""), 404);
     assert_eq!(status("GET /v1/messages", ""), 405);
     let prompt = json!({"prompt": "word ".repeat(3000)});
     let refused = post(server.at, "/v1/completions", &prompt);
     assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
     assert_eq!(refused.status, 400);
+    // Of a text that is far too long, no more is looked at than says so.
+    let far = post(server.at, "/v1/completions", &json!({"prompt": "word ".repeat(3_000_000)}));
+    let message = far.json()["error"]["message"].as_str().unwrap().to_owned();
+    let tokens = message.split(' ').find_map(|word| word.parse::<usize>().ok()).unwrap();
+    assert!((1024..100_000).contains(&tokens), "{message}");
+    let text = json!({"content": "word ".repeat(300_000)});
+    assert_eq!(post(server.at, "/tokenize", &text).status, 400);
 }
 
 #[test]
 fn without_the_key_and_from_elsewhere() {
-    let door = Door { key: Some("secret".to_owned()), loopback: true };
+    let door = Door { key: Some("secret".to_owned()), loopback: true, ..Door::default() };
     let server = start_with(1, None, door);
     let ask = |line: &str, headers: &[&str]| {
         let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}"#;
@@ -214,8 +238,41 @@ fn without_the_key_and_from_elsewhere() {
     let refused = ask("POST /v1/messages", &[key, "origin: http://evil.example"]);
     assert_eq!((refused.status, kind(refused.json())), (403, "permission_error".to_owned()));
     assert_eq!(ask("POST /v1/messages", &[key, "host: evil.example"]).status, 403);
+    for (scheme, status) in [("bearer", 200), ("BEARER", 200), ("Basic", 401)] {
+        let key = format!("authorization: {scheme} secret");
+        assert_eq!(ask("POST /v1/messages", &[&key]).status, status, "{scheme}");
+    }
     assert_eq!(ask("GET /health", &[]).status, 200);
     assert_eq!(ask("GET /metrics", &[]).status, 401);
     assert_eq!(ask("POST /v1/chat/completions", &[key]).status, 200);
     assert_eq!(ask("POST /v1/messages", &["x-api-key: secret"]).status, 200);
+}
+
+#[test]
+fn pages_and_names_that_were_listed_come_in() {
+    let door = Door {
+        key: Some("secret".to_owned()),
+        loopback: true,
+        hosts: vec!["box.example".to_owned()],
+        origins: vec!["https://app.example:8443".to_owned()],
+    };
+    let server = start_with(1, None, door);
+    let ask = |line: &str, headers: &[&str]| send(server.at, line, headers, "").response();
+    let (key, origin) = ("x-api-key: secret", "origin: https://app.example:8443");
+    assert_eq!(ask("GET /v1/models", &[key, "host: box.example:80"]).status, 200);
+    assert_eq!(ask("GET /v1/models", &[key, "host: other.example"]).status, 403);
+    let shown = ask("GET /v1/models", &[key, origin]);
+    assert_eq!(shown.status, 200);
+    assert!(shown.head.contains("access-control-allow-origin: https://app.example:8443\r\n"));
+    // A browser asks first, without the key.
+    let asked =
+        ["access-control-request-method: POST", "access-control-request-headers: x-api-key"];
+    let allowed = ask("OPTIONS /v1/messages", &[origin, asked[0], asked[1]]);
+    assert!(
+        allowed.status == 200 && allowed.head.contains("access-control-allow-headers: x-api-key")
+    );
+    let foreign = "origin: https://evil.example";
+    let refused = ask("OPTIONS /v1/messages", &[foreign, asked[0], asked[1]]);
+    assert!(!refused.head.contains("access-control-allow-origin"), "{}", refused.head);
+    assert_eq!(ask("GET /v1/models", &[key, foreign]).status, 403);
 }

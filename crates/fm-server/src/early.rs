@@ -1,0 +1,122 @@
+//! Before there is a model: who asks how the server is hears that it is loading, and everybody else waits
+//! until it is there.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// Between two looks at who has come and what they say.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Connections that wait; the system lets others wait.
+const WAITING_MAX: usize = 64;
+
+/// What the question begins with.
+const QUESTION: &[u8] = b"GET /health";
+
+const ANSWER: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
+                      retry-after: 1\r\ncontent-length: 20\r\nconnection: close\r\n\r\n\
+                      {\"status\":\"loading\"}";
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Early {
+    thread: Option<JoinHandle<Vec<TcpStream>>>,
+    ends: Arc<AtomicBool>,
+}
+
+impl Early {
+    /// Begins to take connections.
+    pub(crate) fn start(listener: &TcpListener) -> io::Result<Self> {
+        let (listener, ends) = (listener.try_clone()?, Arc::<AtomicBool>::default());
+        let end = Arc::clone(&ends);
+        let thread = thread::Builder::new().name("loading".to_owned());
+        let thread = thread.spawn(move || take(&listener, &end))?;
+        Ok(Self { thread: Some(thread), ends })
+    }
+
+    /// Takes no more; those who wait.
+    pub(crate) fn end(mut self) -> Vec<TcpStream> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Vec<TcpStream> {
+        self.ends.store(true, Ordering::Relaxed);
+        let thread = self.thread.take();
+        thread.and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// `listener` does not block, and neither do those who come.
+fn take(listener: &TcpListener, ends: &AtomicBool) -> Vec<TcpStream> {
+    let mut waiting = Vec::new();
+    while !ends.load(Ordering::Relaxed) {
+        if waiting.len() < WAITING_MAX
+            && let Ok((stream, _)) = listener.accept()
+        {
+            waiting.extend(stream.set_nonblocking(true).map(|()| stream));
+            continue;
+        }
+        waiting.retain(|stream| !has_gone(stream));
+        thread::park_timeout(LOOK);
+    }
+    waiting
+}
+
+/// Whether a client has left, or has been told what it wanted to know.
+fn has_gone(mut stream: &TcpStream) -> bool {
+    let mut said = [0; 4096];
+    match stream.peek(&mut said) {
+        Ok(0) => return true,
+        Ok(length) if said[..length].starts_with(QUESTION) => {}
+        _ => return false,
+    }
+    // What is read is not lost: whoever closes before that breaks the connection off.
+    let told = stream.read(&mut said).and_then(|_| stream.write_all(ANSWER.as_bytes()));
+    drop(told.and_then(|()| stream.shutdown(Shutdown::Write)));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_loading_for_who_asks_and_others_wait() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let at = listener.local_addr().unwrap();
+        let early = Early::start(&listener).unwrap();
+        let say = |what: &str| {
+            let mut stream = TcpStream::connect(at).unwrap();
+            stream.write_all(what.as_bytes()).unwrap();
+            stream
+        };
+        let _waits = say("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        let _silent = say("");
+        drop(say(""));
+        for _ in 0..2 {
+            let mut told = String::new();
+            let mut asks = say("GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
+            asks.read_to_string(&mut told).unwrap();
+            let (head, body) = told.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with("HTTP/1.1 503") && head.contains("content-length: 20"));
+            assert_eq!(body, "{\"status\":\"loading\"}");
+            assert_eq!(body.len(), 20);
+        }
+        assert_eq!(early.end().len(), 2, "who waits, and who has said nothing yet");
+    }
+}
