@@ -35,6 +35,7 @@ pub(crate) const TOLERATED: &[&str] = &[
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "prediction",
     "verbosity",

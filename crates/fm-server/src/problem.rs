@@ -173,6 +173,7 @@ impl Problem {
             | Self::NoTemplate
             | Self::NoTools
             | Self::NoDialect
+            | Self::Refused(Refused::TooMany { .. })
             | Self::Engine(
                 EngineError::EmptyPrompt
                 | EngineError::UnknownToken { .. }

@@ -71,7 +71,8 @@ impl Tools {
             let field = format!("{field}.function");
             function_of(Fields::of(function, &field)?, "parameters", &field)
         })?;
-        let choice = match fields.take("tool_choice") {
+        let (chosen, allowed) = allowed(fields.take("tool_choice"), "allowed_tools")?;
+        let choice = match chosen {
             None => Choice::Auto,
             Some(Value::String(word)) => Choice::of_word(&word, OPENAI_CHOICES)?,
             Some(named) => match (named["type"].as_str(), named["function"]["name"].as_str()) {
@@ -79,7 +80,7 @@ impl Tools {
                 _ => return Err(Wrong::Kind(OPENAI_CHOICES).at("tool_choice")),
             },
         };
-        Self { list, choice, strict, calls_max: calls_max(fields)? }.checked()
+        Self { list, choice, strict, calls_max: calls_max(fields)? }.only(allowed)?.checked()
     }
 
     /// Takes the same of the Responses API, where functions have no envelope.
@@ -91,7 +92,7 @@ impl Tools {
             }
             function_of(tool, "parameters", field)
         })?;
-        let choice = fields.take("tool_choice");
+        let (choice, allowed) = allowed(fields.take("tool_choice"), "")?;
         let choice = match choice.as_ref().map(|choice| (choice, choice["type"].as_str())) {
             None => Choice::Auto,
             Some((Value::String(word), _)) => Choice::of_word(word, RESPONSES_CHOICES)?,
@@ -100,7 +101,7 @@ impl Tools {
             }
             Some(_) => return Err(Wrong::Kind(RESPONSES_CHOICES).at("tool_choice")),
         };
-        Self { list, choice, strict, calls_max: calls_max(fields)? }.checked()
+        Self { list, choice, strict, calls_max: calls_max(fields)? }.only(allowed)?.checked()
     }
 
     /// Takes `tools` and `tool_choice` of Anthropic's interface.
@@ -131,6 +132,21 @@ impl Tools {
             choice.end(&[])?;
         }
         tools.checked()
+    }
+
+    /// Leaves away what may not be called: what the model does not know of, it does not call.
+    fn only(mut self, allowed: Option<Vec<String>>) -> Result<Self, Problem> {
+        let Some(allowed) = allowed else { return Ok(self) };
+        if allowed.iter().any(|name| !self.names().any(|own| own == name)) {
+            return Err(Wrong::Rule("there is no tool of a name that is allowed").at("tool_choice"));
+        }
+        let may = |tool: &Value| allowed.iter().any(|name| tool["function"]["name"] == **name);
+        let kept: Vec<bool> = self.list.iter().map(may).collect();
+        let mut may = kept.iter().copied();
+        self.list.retain(|_| may.next() == Some(true));
+        let mut may = kept.iter().copied();
+        self.strict.retain(|_| may.next() == Some(true));
+        Ok(self)
     }
 
     fn checked(self) -> Result<Self, Problem> {
@@ -167,6 +183,26 @@ const OPENAI_CHOICES: &str =
     "auto, none, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
 
 const RESPONSES_CHOICES: &str = "auto, none, required or {\"type\": \"function\", \"name\": …}";
+
+/// Takes `allowed_tools` apart: its mode, and the names. In chat completions they lie in a field of their own.
+fn allowed(
+    choice: Option<Value>,
+    envelope: &str,
+) -> Result<(Option<Value>, Option<Vec<String>>), Problem> {
+    let choice = match choice {
+        Some(choice) if choice["type"] == "allowed_tools" => choice,
+        other => return Ok((other, None)),
+    };
+    let inside = if envelope.is_empty() { &choice } else { &choice[envelope] };
+    let name = |tool: &Value| {
+        let name = tool["name"].as_str().or(tool["function"]["name"].as_str());
+        name.map(str::to_owned)
+    };
+    let names = inside["tools"].as_array().map(|tools| tools.iter().map(name).collect());
+    let wrong = || Wrong::Kind("a mode and a list of functions").at("tool_choice");
+    let names: Vec<String> = names.flatten().ok_or_else(wrong)?;
+    Ok((Some(inside["mode"].clone()), Some(names)))
+}
 
 /// `parallel_tool_calls`.
 fn calls_max(fields: &mut Fields) -> Result<Option<usize>, Problem> {

@@ -44,6 +44,14 @@ pub enum Refused {
         /// How many wait.
         waiting: usize,
     },
+    /// They are more than may ever wait.
+    #[error("it asks for {jobs} answers at once, and {max} requests may wait")]
+    TooMany {
+        /// How many were to be added together.
+        jobs: usize,
+        /// How many may wait.
+        max: usize,
+    },
     /// No more jobs are taken.
     #[error("the server is shutting down")]
     Closed,
@@ -91,6 +99,9 @@ impl Queue {
         let mut state = self.state();
         if state.closed {
             return Err(Refused::Closed);
+        }
+        if jobs.len() > self.max {
+            return Err(Refused::TooMany { jobs: jobs.len(), max: self.max });
         }
         if state.waiting() + jobs.len() > self.max {
             // Those whose client has gone make room.

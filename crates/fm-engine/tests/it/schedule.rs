@@ -155,6 +155,8 @@ fn a_full_queue_refuses_and_a_closed_one_finishes_what_it_has() {
         Err(Refused::Full { waiting: 1 }),
         "all of them or none"
     );
+    let three = (0..3).map(|_| job(request(2)).0).collect();
+    assert_eq!(queue.push(three), Err(Refused::TooMany { jobs: 3, max: 2 }), "never");
     let mut gone = job(request(2)).0;
     gone.listener = Box::new(|_| ControlFlow::Break(()));
     queue.push(vec![gone]).unwrap();

@@ -37,6 +37,7 @@ const TOLERATED: &[&str] = &[
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
+    "cache_control",
     // Of tools that run on the original's servers.
     "max_tool_calls",
 ];

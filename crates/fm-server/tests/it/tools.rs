@@ -203,6 +203,28 @@ fn a_choice_is_kept() {
     assert!(!text.contains("<tool_call>"), "{text}");
     assert_eq!(none["choices"][0]["finish_reason"], "stop");
 
+    // Of those that are allowed only; what is not known may not be.
+    let other = json!({"type": "function", "function": {"name": "other", "parameters": {}}});
+    let mut tools = chat(&json!({}))["tools"].clone();
+    tools.as_array_mut().unwrap().insert(0, other);
+    let allowed = |mode: &str, name: &str| {
+        let inside =
+            json!({"mode": mode, "tools": [{"type": "function", "function": {"name": name}}]});
+        let choice = json!({"type": "allowed_tools", "allowed_tools": inside});
+        post(
+            server.at,
+            CHAT,
+            &chat(&json!({"messages": france, "tools": tools, "tool_choice": choice})),
+        )
+    };
+    for name in ["other", "get_weather"] {
+        let called = allowed("required", name).json();
+        let call = &called["choices"][0]["message"]["tool_calls"][0]["function"]["name"];
+        assert_eq!(call, name, "{called}");
+    }
+    assert_eq!(allowed("auto", "nothing").status, 400);
+    assert_eq!(allowed("always", "other").status, 400);
+
     let stop = |choice: Value| {
         let body = message(&json!({"messages": france, "tool_choice": choice}));
         post(server.at, MESSAGES, &body).json()["stop_reason"].clone()
