@@ -63,6 +63,11 @@ impl Entry {
 }
 
 impl Kept {
+    /// What is kept, as entries say themselves.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
+
     pub(crate) fn put(&self, id: &str, call: &Call) {
         let Some(written) = &call.written else { return };
         let entry = Entry {

@@ -331,7 +331,7 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> String {
-    app.watch.metrics(app.submit.as_ref())
+    app.watch.metrics(app.submit.as_ref(), app.kept.bytes())
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {

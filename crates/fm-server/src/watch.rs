@@ -66,7 +66,7 @@ impl Watch {
     }
 
     /// All counters as Prometheus reads them.
-    pub(crate) fn metrics(&self, submit: &dyn Submit) -> String {
+    pub(crate) fn metrics(&self, submit: &dyn Submit, kept_bytes: usize) -> String {
         let stats = self.gauges.stats();
         let activity = &self.activity;
         let prefixes = &activity.prefixes;
@@ -84,6 +84,7 @@ impl Watch {
             ("prefix_disk_bytes", "gauge", count(&prefixes.disk_bytes)),
             ("prefix_evicted_total", "counter", count(&prefixes.evicted)),
             ("prefix_kept", "gauge", prefixes.kept.load(Ordering::Relaxed) as u64),
+            ("calls_kept_bytes", "gauge", kept_bytes as u64),
             ("written_tokens_total", "counter", count(&activity.written_tokens)),
             ("longest_wait_us", "gauge", count(&activity.longest_wait_us)),
             ("thinking_tokens_total", "counter", count(&self.thinking_tokens)),
