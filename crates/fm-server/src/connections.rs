@@ -67,18 +67,18 @@ impl Default for Patience {
 
 /// Serves those who have waited and those who come, until `stopped`; then finishes what is being answered.
 pub(crate) async fn serve(
-    (listener, mut waiting): (TcpListener, Vec<TcpStream>),
+    (listener, waiting): (TcpListener, Vec<TcpStream>),
     router: Router,
     patience: Patience,
     stopped: impl Future<Output = ()>,
 ) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX as usize));
     let (stop, stopping) = watch::channel(false);
-    let mut stopped = pin!(stopped);
+    let (mut stopped, mut waiting) = (pin!(stopped), waiting.into_iter());
     loop {
         let next = async {
             let place = Arc::clone(&room).acquire_owned().await;
-            let stream = match waiting.pop() {
+            let stream = match waiting.next() {
                 Some(stream) => Ok(stream),
                 None => listener.accept().await.map(|(stream, _)| stream),
             };

@@ -123,7 +123,9 @@ impl Within {
     }
 }
 
-/// Takes tokens from what may be chosen.
+/// Takes tokens from what may be chosen. A tokenizer may know some that the model has no logits for.
 pub(super) fn bar(logits: &mut [f32], tokens: &[u32]) {
-    tokens.iter().for_each(|token| logits[*token as usize] = f32::NEG_INFINITY);
+    for token in tokens {
+        logits.get_mut(*token as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
+    }
 }
