@@ -48,7 +48,8 @@ pub struct Request {
     pub calls_max: Option<usize>,
     /// Tokens that the session can hold.
     pub context: u32,
-    /// Added to the logits of these tokens before one is chosen.
+    /// Added to the logits of these tokens before one is chosen. A token that is barred, by minus
+    /// infinity, may be one that the model has no logit for: a tokenizer can know more than its model.
     pub bias: Vec<(u32, f32)>,
     /// How many of the likeliest tokens to tell with every token; `None` for no log-probabilities.
     pub top_logprobs: Option<usize>,
@@ -131,7 +132,8 @@ impl Request {
         if tokens > context as usize {
             return Err(EngineError::PromptTooLong { tokens, context });
         }
-        let mut known = self.prompt.iter().chain(self.bias.iter().map(|(token, _)| token));
+        let biased = self.bias.iter().filter(|(_, bias)| *bias != f32::NEG_INFINITY);
+        let mut known = self.prompt.iter().chain(biased.map(|(token, _)| token));
         match known.find(|token| **token as usize >= vocab) {
             Some(&token) => Err(EngineError::UnknownToken { token, vocab }),
             None => Ok(()),

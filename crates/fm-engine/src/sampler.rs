@@ -135,11 +135,10 @@ impl Sampler {
         }
     }
 
-    /// Adds to the logits of some tokens, before anything else is done to them.
-    ///
-    /// # Panics
-    /// When it samples, if a token is not in the vocabulary.
-    pub fn with_bias(self, bias: Vec<(u32, f32)>) -> Self {
+    /// Adds to the logits of some tokens, before anything else is done to them. Tokens without logits are
+    /// never chosen, whatever is added.
+    pub fn with_bias(self, mut bias: Vec<(u32, f32)>) -> Self {
+        bias.retain(|(token, _)| (*token as usize) < self.present.len());
         Self { bias, ..self }
     }
 

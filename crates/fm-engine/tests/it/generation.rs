@@ -143,6 +143,17 @@ fn prompts_of_one_token_of_none_and_of_unknown_ones() {
 }
 
 #[test]
+fn a_token_without_logits_can_be_barred_and_not_be_raised() {
+    let mut engine = open(&EngineOptions::default());
+    let plain = Request { max_tokens: Some(3), ..chat(&engine, "x", false) };
+    let with = |bias| Request { bias: vec![(2048, bias)], ..plain.clone() };
+    let barred = quietly(&mut engine, with(f32::NEG_INFINITY)).unwrap();
+    assert_eq!(barred.tokens, quietly(&mut engine, plain.clone()).unwrap().tokens);
+    let error = quietly(&mut engine, with(1.0)).unwrap_err().to_string();
+    assert_eq!(error, "token 2048 is not in the vocabulary of 2048 tokens");
+}
+
+#[test]
 fn a_think_budget_closes_the_block_and_an_answer_follows() {
     let mut engine = open(&EngineOptions::default());
     let free = chat(&engine, "What is 7 plus 5?", true);
