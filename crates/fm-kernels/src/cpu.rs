@@ -41,6 +41,8 @@ mod pool;
 #[allow(clippy::inline_always)]
 pub mod probe;
 #[allow(clippy::inline_always)]
+mod quantise;
+#[allow(clippy::inline_always)]
 mod rope;
 #[allow(clippy::inline_always)]
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 has tiles"))]
@@ -133,7 +135,7 @@ impl Kernels for Simd {
     }
 
     fn quantise<const LINES: usize>(&self, row: &[f32], blocks: &mut [Block<LINES>]) {
-        self.level.run(vector::Quantise { row, blocks });
+        self.level.run(quantise::Quantise { row, blocks });
     }
 
     fn wants_rows_spaced(&self, format: &QuantFormat, rows: usize) -> bool {
@@ -156,6 +158,10 @@ impl Kernels for Simd {
 
     fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]) {
         self.level.run(vector::Axpy { scale, x, acc });
+    }
+
+    fn ask_for(&self, values: &[f32]) {
+        self.level.run(vector::AskFor { values });
     }
 
     fn row_dots(

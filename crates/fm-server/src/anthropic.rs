@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::{
     ask::{Manner, TOKENS_MAX},
-    fields::Fields,
-    model::Conversation,
+    fields::{Fields, float},
+    model::{Conversation, Model},
     openai::with_status,
     problem::{Problem, Wrong},
     serve::{REQUEST_IDS, new_id},
@@ -68,6 +68,14 @@ pub(crate) fn refuse(problem: &Problem) -> Response {
     let id = id.parse().expect("letters and digits");
     response.headers_mut().insert(&REQUEST_IDS[0], id);
     response
+}
+
+/// Takes the fields that both interfaces share; temperatures end at 1 in this one.
+pub(crate) fn manner(fields: &mut Fields, model: &Model) -> Result<Manner, Problem> {
+    if let Some(temperature) = fields.peek("temperature") {
+        float(temperature, "temperature", &(0.0..=1.0))?;
+    }
+    Manner::take(fields, model)
 }
 
 /// Reads the conversation, and how long the model may think about it.

@@ -41,13 +41,16 @@ const HEAD_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
+/// For the head of a request, where hardly a place is free.
+const HEAD_HURRIED: Duration = Duration::from_secs(2);
+
 /// Until the next attempt, where the system cannot give a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// How long a client is waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For the head of a request, also on a connection that has had some.
+    /// For the head of a request, also on a connection that has had some; less where places are rare.
     pub head: Duration,
     /// For its body, once the head is there.
     pub body: Duration,
@@ -92,6 +95,8 @@ pub(crate) async fn serve(
             time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
+        let head = head_within(patience.head, room.available_permits());
+        let patience = Patience { head, ..patience };
         let work = connection(stream, router.clone(), patience, stopping.clone());
         tokio::spawn(async move {
             work.await;
@@ -103,6 +108,14 @@ pub(crate) async fn serve(
         _ = room.acquire_many(CONNECTIONS_MAX) => {}
         () = late(&listener, router, patience) => {}
     }
+}
+
+/// The fewer places are free, the sooner a client has to say what it wants: who says nothing keeps others out
+/// for seconds.
+fn head_within(patience: Duration, free: usize) -> Duration {
+    let half = CONNECTIONS_MAX as usize / 2;
+    let share = free.min(half) as f64 / half as f64;
+    patience.mul_f64(share).max(HEAD_HURRIED.min(patience))
 }
 
 /// Answers those who come to a server that ends: one request each, as long as somebody else is waited for.

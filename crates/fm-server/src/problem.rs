@@ -86,6 +86,9 @@ pub(crate) enum Problem {
     /// A page of another origin, or a name that this server does not go by.
     #[error("requests from this origin, or for this host, are not served")]
     Foreign,
+    /// RFC 9112, section 3.2.
+    #[error("a request of HTTP/1.1 has to name its host")]
+    NoHost,
     /// There is no such place.
     #[error("there is nothing at this path")]
     NotFound,
@@ -173,6 +176,7 @@ impl Problem {
             | Self::NoTemplate
             | Self::NoTools
             | Self::NoDialect
+            | Self::NoHost
             | Self::Refused(Refused::TooMany { .. })
             | Self::Engine(
                 EngineError::EmptyPrompt

@@ -1,5 +1,7 @@
 //! What a request says about tools, in the one shape that templates know: OpenAI's.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use fm_text::tools::{Callable, valid_name};
@@ -115,6 +117,10 @@ impl Tools {
             function_of(tool, "input_schema", field)
         })?;
         let mut tools = Self { list, strict, ..Self::default() };
+        let mut names = HashSet::new();
+        if !tools.names().all(|name| names.insert(name)) {
+            return Err(Wrong::Rule("tools need names of their own").at("tools"));
+        }
         if let Some(choice) = fields.take("tool_choice") {
             let mut choice = Fields::of(choice, "tool_choice")?;
             tools.choice = match choice.text("type")?.as_deref() {

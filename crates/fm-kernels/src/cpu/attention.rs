@@ -215,21 +215,60 @@ fn score<L: Lanes, const N: usize>(
     let k_dim = q[0].len();
     let tokens = keys.len() / k_dim;
     let full = tokens / KEYS * KEYS;
+    let q = Rows::new(q, k_dim);
     for t in (0..full).step_by(KEYS) {
-        let keys = &keys[t * k_dim..][..KEYS * k_dim];
-        let sums = products::<L, N, KEYS>(lanes, q, (keys, ahead));
-        for n in 0..N {
-            let sums = lanes.sums(sums[n]);
-            for i in 0..KEYS {
-                scores[n][t + i] = scale * sums[i];
+        let mut rows = [&keys[t * k_dim..][..k_dim]; KEYS];
+        for i in 1..KEYS {
+            rows[i] = &keys[(t + i) * k_dim..][..k_dim];
+        }
+        let sums = products(lanes, &q, (&Rows::new(rows, k_dim), ahead));
+        if N == QUERIES {
+            let mut all = [sums[0]; QUERIES];
+            all[..N].copy_from_slice(&sums);
+            let mut tile = [0.0; QUERIES * KEYS];
+            lanes.store(lanes.mul(lanes.splat(scale), lanes.sums_of_tile(all)), &mut tile);
+            for (scores, tile) in scores.iter_mut().zip(tile.as_chunks::<KEYS>().0) {
+                scores[t..t + KEYS].copy_from_slice(tile);
+            }
+        } else {
+            for n in 0..N {
+                let sums = lanes.sums(sums[n]);
+                for i in 0..KEYS {
+                    scores[n][t + i] = scale * sums[i];
+                }
             }
         }
     }
     for t in full..tokens {
-        let sums = products::<L, N, 1>(lanes, q, (&keys[t * k_dim..][..k_dim], ahead));
+        let key = Rows::new([&keys[t * k_dim..][..k_dim]], k_dim);
+        let sums = products(lanes, &q, (&key, ahead));
         for n in 0..N {
             scores[n][t] = scale * lanes.sum(sums[n][0]);
         }
+    }
+}
+
+/// Some rows as vectors; what is left of them fills a last one up.
+struct Rows<'a, const N: usize> {
+    vectors: [&'a [Sixteen]; N],
+    tails: Option<[Sixteen; N]>,
+}
+
+impl<'a, const N: usize> Rows<'a, N> {
+    #[inline(always)]
+    fn new(rows: [&'a [f32]; N], len: usize) -> Self {
+        let mut vectors: [&[Sixteen]; N] = [&[]; N];
+        for n in 0..N {
+            vectors[n] = &rows[n].as_chunks().0[..len / LANES];
+        }
+        if len.is_multiple_of(LANES) {
+            return Self { vectors, tails: None };
+        }
+        let mut tails = [[0.0; LANES]; N];
+        for n in 0..N {
+            tails[n] = padded(rows[n].as_chunks::<LANES>().1);
+        }
+        Self { vectors, tails: Some(tails) }
     }
 }
 
@@ -238,45 +277,31 @@ fn score<L: Lanes, const N: usize>(
 #[inline(always)]
 fn products<L: Lanes, const N: usize, const T: usize>(
     lanes: L,
-    q: [&[f32]; N],
-    (keys, ahead): (&[f32], Option<usize>),
+    q: &Rows<'_, N>,
+    (keys, ahead): (&Rows<'_, T>, Option<usize>),
 ) -> [[L::F; T]; N] {
-    let k_dim = keys.len() / T;
-    let whole = k_dim / LANES;
-    // Copied before there are sums in registers: the copy is a call.
-    let (mut q_tails, mut key_tails) = ([[0.0; LANES]; N], [[0.0; LANES]; T]);
-    let (mut heads, mut rows): ([&[Sixteen]; N], [&[Sixteen]; T]) = ([&[]; N], [&[]; T]);
-    for n in 0..N {
-        let (vectors, tail) = q[n].as_chunks();
-        heads[n] = &vectors[..whole];
-        q_tails[n] = padded(tail);
-    }
-    for t in 0..T {
-        let (vectors, tail) = keys[t * k_dim..][..k_dim].as_chunks();
-        rows[t] = &vectors[..whole];
-        key_tails[t] = padded(tail);
-    }
     let mut sums = [[lanes.splat(0.0); T]; N];
-    for at in 0..whole {
+    for at in 0..keys.vectors[0].len() {
         let mut vectors = [lanes.splat(0.0); N];
-        for n in 0..N {
-            vectors[n] = lanes.load(&heads[n][at]);
+        for (vector, q) in vectors.iter_mut().zip(&q.vectors) {
+            *vector = lanes.load(&q[at]);
         }
-        for t in 0..T {
-            let key = lanes.load(&rows[t][at]);
+        for (t, key) in keys.vectors.iter().enumerate() {
+            let key = &key[at];
             if let Some(ahead) = ahead {
-                lanes.prefetch(&rows[t][at], ahead);
+                lanes.prefetch(key, ahead);
             }
+            let key = lanes.load(key);
             for n in 0..N {
                 sums[n][t] = lanes.fma(vectors[n], key, sums[n][t]);
             }
         }
     }
-    if whole * LANES < k_dim {
+    if let (Some(heads), Some(tails)) = (&q.tails, &keys.tails) {
         for n in 0..N {
-            let head = lanes.load(&q_tails[n]);
+            let head = lanes.load(&heads[n]);
             for t in 0..T {
-                sums[n][t] = lanes.fma(head, lanes.load(&key_tails[t]), sums[n][t]);
+                sums[n][t] = lanes.fma(head, lanes.load(&tails[t]), sums[n][t]);
             }
         }
     }
@@ -344,8 +369,8 @@ fn gather_columns<L: Lanes, const N: usize, const C: usize>(
     }
     for t in 0..tokens {
         let mut columns = [lanes.splat(0.0); C];
-        for (c, column) in columns.iter_mut().enumerate() {
-            let values = sixteen(values, t * stride + c * LANES);
+        let values = &values[t * stride..][..C * LANES];
+        for (values, column) in values.as_chunks().0.iter().zip(&mut columns) {
             *column = lanes.load(values);
             if let Some(ahead) = ahead {
                 lanes.prefetch(values, ahead);

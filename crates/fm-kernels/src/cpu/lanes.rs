@@ -81,6 +81,16 @@ pub(super) trait Lanes: Ints {
         x.map(|x| self.sum(x))
     }
 
+    /// Sixteen sums at once, each in the order of [`Lanes::sum`]: lane `4 n + i` is that of `x[n][i]`.
+    #[inline(always)]
+    fn sums_of_tile(self, x: [[Self::F; 4]; 4]) -> Self::F {
+        let mut all = [0.0; LANES];
+        for (all, x) in all.as_chunks_mut().0.iter_mut().zip(x) {
+            *all = self.sums(x);
+        }
+        self.load(&all)
+    }
+
     /// Register `part` of sixteen floats in memory.
     fn load_part(self, x: &Sixteen, part: usize) -> Self::Part;
     /// The counterpart of [`Lanes::load_part`].
@@ -143,6 +153,8 @@ pub(super) trait Lanes: Ints {
     /// a hint. It comes into the second cache, because few lines can be on their way to the first;
     /// measured in `docs/experiments/0046`.
     fn prefetch<T>(self, from: &[T], ahead: usize);
+    /// The same into the first cache, for what the second one has.
+    fn prefetch_near<T>(self, from: &[T], ahead: usize);
 }
 
 /// A piece of work that is compiled once per instruction set.

@@ -1,7 +1,5 @@
 //! Dot products and sums of f32 vectors.
 
-use crate::reference::quantise::{self, Block};
-
 use super::lanes::{LANES, Lanes, Work, load_some, store_some};
 
 /// Independent sums of a dot product: enough to hide the latency of a multiply-add.
@@ -49,6 +47,22 @@ pub(super) fn dot<L: Lanes>(lanes: L, a: &[f32], b: &[f32]) -> f32 {
     lanes.sum(lanes.add(lanes.add(sums[0], sums[1]), lanes.add(sums[2], sums[3])))
 }
 
+/// See [`crate::host::Kernels::ask_for`].
+pub(super) struct AskFor<'a> {
+    pub(super) values: &'a [f32],
+}
+
+impl Work for AskFor<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        for line in self.values.chunks(LANES) {
+            lanes.prefetch(line, 0);
+        }
+    }
+}
+
 /// `acc += scale · x`.
 pub(super) struct Axpy<'a> {
     pub(super) scale: f32,
@@ -81,21 +95,5 @@ pub(super) fn zip_map<L: Lanes>(
     for (a, b) in a.chunks_mut(LANES).zip(b.chunks(LANES)) {
         let x = op(lanes, load_some(lanes, a), load_some(lanes, b));
         store_some(lanes, x, a);
-    }
-}
-
-/// See [`quantise::quantise`].
-pub(super) struct Quantise<'a, const LINES: usize> {
-    pub(super) row: &'a [f32],
-    pub(super) blocks: &'a mut [Block<LINES>],
-}
-
-impl<const LINES: usize> Work for Quantise<'_, LINES> {
-    type Out = ();
-
-    #[inline(always)]
-    fn on<L: Lanes>(self, _: L) {
-        // Plain Rust, compiled for the instructions at hand.
-        quantise::quantise(self.row, self.blocks);
     }
 }

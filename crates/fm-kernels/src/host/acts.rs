@@ -76,14 +76,12 @@ impl HostActs {
         (self.rows, self.cols) = (x.rows, x.cols);
         let stride = Self::stride(x.cols);
         let values = &mut self.values[self.start..][..x.rows * stride];
-        for_each_row(kernels, values, (stride, stride), |i, row| {
-            row[..x.cols].copy_from_slice(x.row(i));
-            row[x.cols..].fill(0.0);
-        });
         match &mut self.quantised {
-            Quantised::No => {}
-            Quantised::Int8(blocks) => quantise(x, kernels, blocks),
-            Quantised::Int15(blocks) => quantise(x, kernels, blocks),
+            Quantised::No => for_each_row(kernels, values, (stride, stride), |i, to| {
+                copy_row(x.row(i), to);
+            }),
+            Quantised::Int8(blocks) => fill_both(x, kernels, (values, stride), blocks),
+            Quantised::Int15(blocks) => fill_both(x, kernels, (values, stride), blocks),
         }
     }
 
@@ -138,18 +136,30 @@ impl HostActs {
     }
 }
 
-/// Quantises the rows of `x`.
-fn quantise<const LINES: usize>(
+/// A row, filled up with zeros.
+fn copy_row(row: &[f32], to: &mut [f32]) {
+    let (values, rest) = to.split_at_mut(row.len());
+    values.copy_from_slice(row);
+    rest.fill(0.0);
+}
+
+/// Copies the rows of `x` and quantises each while a cache holds it.
+fn fill_both<const LINES: usize>(
     x: &View<'_, Vec<f32>>,
     kernels: &impl Kernels,
+    (values, stride): (&mut [f32], usize),
     blocks: &mut [Block<LINES>],
 ) {
-    let (len, stride) = (x.cols.div_ceil(BLOCK), HostActs::blocks_stride(x.cols));
+    let (len, blocks_stride) = (x.cols.div_ceil(BLOCK), HostActs::blocks_stride(x.cols));
     let rows = rows_per_task(kernels, x.rows, x.rows * x.cols);
-    let blocks = &mut blocks[..x.rows * stride];
-    kernels.for_each_chunk(blocks, rows * stride, |task, blocks| {
-        for (i, blocks) in blocks.chunks_mut(stride).enumerate() {
-            kernels.quantise(x.row(task * rows + i), &mut blocks[..len]);
+    let values = (values, rows * stride);
+    let blocks = (&mut blocks[..x.rows * blocks_stride], rows * blocks_stride);
+    kernels.for_each_pair(values, blocks, |task, values, blocks| {
+        let rows_of_task = values.chunks_mut(stride).zip(blocks.chunks_mut(blocks_stride));
+        for (i, (values, blocks)) in rows_of_task.enumerate() {
+            let row = x.row(task * rows + i);
+            copy_row(row, values);
+            kernels.quantise(row, &mut blocks[..len]);
         }
     });
 }

@@ -135,6 +135,7 @@ impl<K: Kernels> Host<K> {
                 for (rows, places) in rows.chunks(len).zip(places.chunks_mut(len)) {
                     let x = RowSelection::range(acts, done..done + rows.len());
                     done += rows.len();
+                    places.iter().for_each(|place| kernels.ask_for(place));
                     dots(kernels, (down, first, cols), &x, &mut results);
                     let results = results.chunks_exact(cols).zip(rows);
                     for ((result, row), place) in results.zip(places) {

@@ -89,6 +89,9 @@ pub trait Kernels: Parallel + Sync {
     /// `acc += scale · x`.
     fn axpy(&self, scale: f32, x: &[f32], acc: &mut [f32]);
 
+    /// Values that will be read soon: a hint.
+    fn ask_for(&self, _values: &[f32]) {}
+
     /// `out[i] = row · x[i]`; each result in an order that depends on the row's length only.
     fn row_dots(
         &self,

@@ -9,7 +9,7 @@
 pub const BLOCK: usize = 64;
 
 /// Neighbours whose sums weights ask for.
-const RUN: usize = 16;
+pub(crate) const RUN: usize = 16;
 
 /// Blocks whose values are all smaller than this are zero: the inverse of the scale would overflow.
 const SMALLEST: f32 = 1e-30;
@@ -50,28 +50,44 @@ impl<const LINES: usize> Block<LINES> {
     const CODE_MAX: f32 = if LINES == 2 { 127.0 * 128.0 } else { 127.0 };
 
     /// Up to [`BLOCK`] values, filled up with zeros.
-    #[inline(always)]
     pub fn of(values: &[f32]) -> Self {
         let mut x = [0.0; BLOCK];
         x[..values.len()].copy_from_slice(values);
+        let (scale, inverse) = Self::scale_of(&x);
+        let mut codes = [0; BLOCK];
+        if let Some(inverse) = inverse {
+            codes = x.map(|x| nearest(x * inverse));
+        }
+        let mut sums = [0; BLOCK / RUN];
+        for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<RUN>().0) {
+            *sum = codes.iter().sum();
+        }
+        Self::of_codes(scale, &codes, sums)
+    }
+
+    /// The scale of a block and what its values are multiplied with; `None` if all codes are zero.
+    #[inline(always)]
+    pub(crate) fn scale_of(x: &[f32; BLOCK]) -> (f32, Option<f32>) {
         // What is not finite is larger than all that is, as bits, too.
         let mut largest = 0;
-        for x in &x {
+        for x in x {
             largest = largest.max(x.to_bits() & 0x7fff_ffff);
         }
         let largest = f32::from_bits(largest);
-        let usable = (SMALLEST..=f32::MAX).contains(&largest);
-        let inverse = if usable { Self::CODE_MAX / largest } else { 0.0 };
-        let mut block = Self::ZERO;
-        block.scale = largest / Self::CODE_MAX;
-        if !usable {
-            block.scale = if largest < SMALLEST { 0.0 } else { f32::NAN };
-            x = [0.0; BLOCK];
+        if (SMALLEST..=f32::MAX).contains(&largest) {
+            return (largest / Self::CODE_MAX, Some(Self::CODE_MAX / largest));
         }
+        (if largest < SMALLEST { 0.0 } else { f32::NAN }, None)
+    }
+
+    /// A block of these codes, with their sums of every [`RUN`].
+    #[inline(always)]
+    pub(crate) fn of_codes(scale: f32, codes: &[i32; BLOCK], sums: [i32; BLOCK / RUN]) -> Self {
+        let [a, b, c, d] = sums;
+        let mut block = Self { scale, sums: [a, b, c, d, a + b, c + d], ..Self::ZERO };
         // Loops, not closures: kernels compile this for the instructions at hand.
-        let mut codes = [0_i32; BLOCK];
-        for (code, x) in codes.iter_mut().zip(&x) {
-            *code = (x * inverse + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i32;
+        for (scaled, sum) in block.scaled_sums.iter_mut().zip(block.sums) {
+            *scaled = sum as f32 * scale;
         }
         if let [high, low] = &mut block.codes[..] {
             for (i, code) in codes.iter().enumerate() {
@@ -84,14 +100,6 @@ impl<const LINES: usize> Block<LINES> {
                 block.codes[0].0[i] = *code as i8;
             }
         }
-        for (sum, codes) in block.sums.iter_mut().zip(codes.as_chunks::<RUN>().0) {
-            for code in codes {
-                *sum += code;
-            }
-        }
-        block.sums[4] = block.sums[0] + block.sums[1];
-        block.sums[5] = block.sums[2] + block.sums[3];
-        block.scaled_sums = block.sums.map(|sum| sum as f32 * block.scale);
         block
     }
 
@@ -119,11 +127,16 @@ impl<const LINES: usize> Block<LINES> {
     }
 }
 
+/// The nearest integer to a float of at most 2^22 in size, ties to even.
+#[inline(always)]
+pub(crate) fn nearest(x: f32) -> i32 {
+    (x + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i32
+}
+
 /// The blocks of a row.
 ///
 /// # Panics
 /// If there is no room for them.
-#[inline(always)]
 pub fn quantise<const LINES: usize>(row: &[f32], blocks: &mut [Block<LINES>]) {
     assert_eq!(blocks.len(), row.len().div_ceil(BLOCK), "room for a row");
     for (values, block) in row.chunks(BLOCK).zip(blocks) {

@@ -43,7 +43,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 /// Counts the tokens of a conversation.
 pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
     let read = |app: &Arc<App>, mut fields: Fields| {
-        let manner = Manner::take(&mut fields, &app.model)?;
+        let manner = super::manner(&mut fields, &app.model)?;
         Ok(read_prompt(app, fields, manner)?.0.prompt.tokens.len())
     };
     match serve::prepare(&app, request, read).await {
@@ -85,7 +85,7 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
 }
 
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
-    let mut manner = Manner::take(&mut fields, &app.model)?;
+    let mut manner = super::manner(&mut fields, &app.model)?;
     let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?;
     let max_tokens = max_tokens.ok_or_else(|| Wrong::Missing.at("max_tokens"))?;
     manner.max_tokens = Some(max_tokens as usize);

@@ -134,3 +134,16 @@ fn every_answer_is_as_described() {
     }
     assert!(checked >= 10, "{checked}");
 }
+
+#[test]
+fn everything_says_who_is_kept_out() {
+    let server = start(1);
+    let described = described(server.at);
+    for (path, methods) in described["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let open = operation["security"].as_array().is_some_and(Vec::is_empty);
+            let said = |status: &str| operation["responses"].get(status).is_some();
+            assert!(said("403") && said("401") != open, "{method} {path}");
+        }
+    }
+}

@@ -39,6 +39,15 @@ fn a_request_that_does_not_come_is_not_waited_for() {
 }
 
 #[test]
+fn who_says_nothing_keeps_nobody_out_for_long() {
+    let patience = Patience { head: Duration::from_hours(1), ..Patience::default() };
+    let server = start_for(1, None, Door { loopback: true, ..Door::default() }, patience);
+    let silent: Vec<_> = (0..260).map(|_| say(server.at, "")).collect();
+    assert_eq!(get(server.at, "/health").status, 200, "the last ones have had their time");
+    drop(silent);
+}
+
+#[test]
 fn bodies_have_room_together_and_small_ones_always() {
     let server = start(1);
     let head = format!("{HEAD}content-length: {}\r\n\r\n{{\"user\": \"", 16 << 20);

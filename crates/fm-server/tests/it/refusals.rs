@@ -92,7 +92,9 @@ const ANTHROPIC: &[(&str, &str)] = &[
     ),
     ("messages", r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#),
     ("thinking", r#"{"type": "enabled"}"#),
+    ("temperature", "1.1"),
     ("tools", r#"[{"input_schema": {}}]"#),
+    ("tools", r#"[{"name": "f", "input_schema": {}}, {"name": "f", "input_schema": {}}]"#),
     ("tools", r#"[{"type": "web_search_20250305", "name": "web_search"}]"#),
     ("tool_choice", r#"{"type": "tool"}"#),
     ("tool_choice", r#"{"type": "any"}"#),
@@ -203,6 +205,10 @@ fn bodies_that_are_no_requests() {
     assert!(endless.rest().starts_with("HTTP/1.1 413"), "nobody waits for it");
     let letters = format!("x-much: {}\r\n", "x".repeat(70 << 10));
     assert!(head(&letters).rest().starts_with("HTTP/1.1 431"));
+    let nameless = say(server.at, "GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").rest();
+    assert!(nameless.starts_with("HTTP/1.1 400"), "{nameless}");
+    let older = say(server.at, "GET /health HTTP/1.0\r\n\r\n").rest();
+    assert!(older.starts_with("HTTP/1.0 200"), "{older}");
     assert_eq!(status("GET /v1/nothing", ""), 404);
     assert_eq!(status("GET /v1/messages", ""), 405);
     let prompt = json!({"prompt": "word ".repeat(3000)});

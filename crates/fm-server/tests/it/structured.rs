@@ -103,7 +103,7 @@ fn messages_and_completions_have_it_too() {
     ];
     for way in ways {
         let mut body = json!({
-            "max_tokens": 300, "temperature": 1.2,
+            "max_tokens": 300, "temperature": 1.0,
             "messages": [{"role": "user", "content": "What is 7 plus 5?"}],
         });
         body.as_object_mut().unwrap().extend(way.as_object().unwrap().clone());

@@ -328,6 +328,12 @@ impl Lanes for Avx2 {
         // SAFETY: a prefetch of any address is a hint and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at) }
     }
+    #[inline(always)]
+    fn prefetch_near<T>(self, from: &[T], ahead: usize) {
+        let at = from.as_ptr().cast::<i8>().wrapping_add(ahead);
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+    }
 }
 
 /// Lane `i` gets code `i`.

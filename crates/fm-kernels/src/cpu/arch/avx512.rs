@@ -11,6 +11,9 @@ use super::{
 };
 
 mod ints;
+mod sums;
+
+use sums::{halving_sum, halving_sums, halving_tile};
 
 /// Proof that this CPU has AVX-512 F, BW, DQ, VL, VBMI and VNNI, and AVX2, FMA and F16C as all of those have.
 /// The only way to obtain one is [`Avx512::detect`].
@@ -224,6 +227,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn sums_of_tile(self, x: [[__m512; 4]; 4]) -> __m512 {
+        // SAFETY: `self` proves the features of `halving_tile`.
+        unsafe { halving_tile(x) }
+    }
+
+    #[inline(always)]
     fn load_part(self, x: &Sixteen, _: usize) -> __m512 {
         self.load(x)
     }
@@ -376,6 +385,12 @@ impl Lanes for Avx512 {
         // SAFETY: a prefetch of any address is a hint and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at) }
     }
+    #[inline(always)]
+    fn prefetch_near<T>(self, from: &[T], ahead: usize) {
+        let at = from.as_ptr().cast::<i8>().wrapping_add(ahead);
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+    }
 }
 
 /// Lane `i` gets code `i` in its lower bits, with whatever above it.
@@ -444,37 +459,4 @@ fn splat_bf16_pair(bytes: [u8; 4]) -> (__m512, __m512) {
     let both = _mm512_set1_epi32(i32::from_le_bytes(bytes));
     let upper = _mm512_and_si512(both, _mm512_set1_epi32(!0xffff));
     (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)), _mm512_castsi512_ps(upper))
-}
-
-#[target_feature(enable = "avx512f,avx512dq")]
-#[inline]
-fn halving_sum(x: __m512) -> f32 {
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-}
-
-/// Four times [`halving_sum`], side by side in the quarters of a register.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn halving_sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
-    const LOW: i32 = 0b01_00_01_00;
-    const HIGH: i32 = 0b11_10_11_10;
-    const EVEN: i32 = 0b10_00_10_00;
-    const ODD: i32 = 0b11_01_11_01;
-    let eights_ab =
-        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(a, b), _mm512_shuffle_f32x4::<HIGH>(a, b));
-    let eights_cd =
-        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(c, d), _mm512_shuffle_f32x4::<HIGH>(c, d));
-    let fours = _mm512_add_ps(
-        _mm512_shuffle_f32x4::<EVEN>(eights_ab, eights_cd),
-        _mm512_shuffle_f32x4::<ODD>(eights_ab, eights_cd),
-    );
-    let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b01_00_11_10>(fours));
-    let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
-    let mut all = [0.0; 16];
-    // SAFETY: sixteen writable floats.
-    unsafe { _mm512_storeu_ps(all.as_mut_ptr(), ones) };
-    [all[0], all[4], all[8], all[12]]
 }

@@ -301,6 +301,14 @@ impl Lanes for Neon {
             asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
         }
     }
+    #[inline(always)]
+    fn prefetch_near<T>(self, from: &[T], ahead: usize) {
+        let at = from.as_ptr().cast::<u8>().wrapping_add(ahead);
+        // SAFETY: as above.
+        unsafe {
+            asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+        }
+    }
 }
 
 /// `a` where all bits are set, `b` elsewhere.

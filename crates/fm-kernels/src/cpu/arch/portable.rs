@@ -208,4 +208,6 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn prefetch<T>(self, _from: &[T], _ahead: usize) {}
+    #[inline(always)]
+    fn prefetch_near<T>(self, _from: &[T], _ahead: usize) {}
 }
