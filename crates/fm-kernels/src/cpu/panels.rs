@@ -110,19 +110,21 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
         for (i, row) in rows.iter_mut().enumerate() {
             *row = x.row(pass * per_pass + i);
         }
+        let rows = &*rows;
         let mut panels = panels.clone().enumerate();
         while let Some((at, panel)) = panels.next() {
             let first = at * LANES;
-            let other = if rows.len() == 1 { None } else { panels.next() };
-            if let Some((_, other)) = other {
-                let panels = [panel, other];
-                lanes.run(Many { format, panels, rows, out: (&mut *out, first) });
-                continue;
-            }
-            // A row alone, or a panel that has no other: rare, and half of the code if it had its own way.
-            for (row, out) in rows.iter().zip(&mut *out) {
-                let out = out[first..].first_chunk_mut().expect("a result per row");
-                lanes.run(One { format, panel, row, out });
+            let other = if rows.len() <= FEW { None } else { panels.next() };
+            let to = (&mut *out, first);
+            match (other, rows) {
+                (Some((_, other)), _) => {
+                    lanes.run(Many { format, panels: [panel, other], rows, out: to });
+                }
+                (None, [row]) => {
+                    let out = out[0][first..].first_chunk_mut().expect("a result per row");
+                    lanes.run(One { format, panel, row, out });
+                }
+                (None, rows) => lanes.run(Many { format, panels: [panel], rows, out: to }),
             }
         }
     }
@@ -165,12 +167,13 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
     }
 }
 
-/// Panels that [`Many`] computes at a time.
-const TOGETHER: usize = 2;
+/// So few rows wait for weights rather than for arithmetic, and two panels are two streams that get in each
+/// other's way.
+const FEW: usize = 4;
 
 /// Some panels and several activation rows: a run of weights is unpacked once for all of them, and a
 /// code of an activation loaded once for all panels.
-struct Many<'a, 'o, P, const CODES: usize> {
+struct Many<'a, 'o, P, const TOGETHER: usize, const CODES: usize> {
     format: P,
     panels: [&'a [u8]; TOGETHER],
     rows: &'a [&'a [Block<CODES>]],
@@ -178,7 +181,9 @@ struct Many<'a, 'o, P, const CODES: usize> {
     out: (&'a mut [&'o mut [f32]], usize),
 }
 
-impl<P: Panels, const CODES: usize> Work for Many<'_, '_, P, CODES> {
+impl<P: Panels, const TOGETHER: usize, const CODES: usize> Work
+    for Many<'_, '_, P, TOGETHER, CODES>
+{
     type Out = ();
 
     #[inline(always)]
