@@ -84,7 +84,11 @@ use crate::{
         Cpu, Level,
         lanes::{Lanes, Work},
     },
-    reference::Reference,
+    host::Kernels,
+    reference::{
+        Reference,
+        quantise::{BLOCK, Block},
+    },
     tolerance,
 };
 use fm_format::record::MatrixShape;
@@ -124,6 +128,30 @@ fn the_number_of_threads_changes_no_bit() {
                 let (a, b) = (product(&one, shape, tokens), product(&several, shape, tokens));
                 assert!(bits(&a) == bits(&b), "{format:?}, {tokens} rows, {threads} threads");
             }
+        }
+    }
+}
+
+/// Scales, codes and sums, of rows that end within a block, too, and of what is not finite.
+#[test]
+fn every_level_quantises_as_the_reference_does() {
+    fn check<const LINES: usize>(device: &Cpu, row: &[f32]) {
+        let mut blocks = vec![Block::<LINES>::ZERO; row.len().div_ceil(BLOCK)];
+        device.kernels().quantise(row, &mut blocks);
+        for (at, (block, values)) in blocks.iter().zip(row.chunks(BLOCK)).enumerate() {
+            // As text: a scale that is not a number is itself.
+            assert_eq!(format!("{block:?}"), format!("{:?}", Block::<LINES>::of(values)), "{at}");
+        }
+    }
+    let mut row: Vec<f32> = (0..300).map(|i| ((i * i) as f32 * 0.37).sin() * i as f32).collect();
+    row[64..128].fill(1e-38);
+    row[130] = f32::NAN;
+    row[200] = f32::INFINITY;
+    for level in Level::all() {
+        let device = Cpu::with_level(level, 1);
+        for len in [0, 1, 40, 64, 65, 128, 300] {
+            check::<1>(&device, &row[..len]);
+            check::<2>(&device, &row[..len]);
         }
     }
 }
