@@ -10,3 +10,5 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+#[cfg(target_arch = "x86_64")]
+mod x86;

@@ -17,6 +17,13 @@ pub(super) type Sixteen = [f32; LANES];
 #[repr(align(64))]
 pub(super) struct OnLines<T>(pub(super) T);
 
+/// A cache of a core.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cache {
+    First,
+    Second,
+}
+
 /// The operations of one instruction set. A value is the proof that the machine has it.
 ///
 /// Everything is `inline(always)`: the instructions become available only inside [`Lanes::run`].
@@ -149,12 +156,29 @@ pub(super) trait Lanes: Ints {
     /// of the palette are exact.
     fn nibbles(self, palette: Self::Palette, codes: Self::Bytes) -> Self::F;
 
-    /// Asks for the cache line `ahead` bytes behind the start of `from`, which may lie anywhere: it is
-    /// a hint. It comes into the second cache, because few lines can be on their way to the first;
-    /// measured in `docs/experiments/0046`.
-    fn prefetch<T>(self, from: &[T], ahead: usize);
-    /// The same into the first cache, for what the second one has.
-    fn prefetch_near<T>(self, from: &[T], ahead: usize);
+    /// Asks for the cache line at `at`, which may lie anywhere: it is a hint.
+    fn ask_for(self, at: *const u8, into: Cache);
+    /// Asks for it into the second cache, between the reads before and behind this call. A compiler collects
+    /// the requests of [`Lanes::ask_for`] where the work that is written out ends, and a burst of them holds
+    /// up the reads behind it; measured in `docs/experiments/0056`.
+    fn ask_for_here(self, at: *const u8);
+
+    /// Asks for the cache line `ahead` bytes behind the start of `from`, into the second cache: few lines
+    /// can be on their way to the first; measured in `docs/experiments/0046`.
+    #[inline(always)]
+    fn prefetch<T>(self, from: &[T], ahead: usize) {
+        self.ask_for(from.as_ptr().cast::<u8>().wrapping_add(ahead), Cache::Second);
+    }
+    /// The same, between the reads before and behind it.
+    #[inline(always)]
+    fn prefetch_here<T>(self, from: &[T], ahead: usize) {
+        self.ask_for_here(from.as_ptr().cast::<u8>().wrapping_add(ahead));
+    }
+    /// The same as [`Lanes::prefetch`] into the first cache, for what the second one has.
+    #[inline(always)]
+    fn prefetch_near<T>(self, from: &[T], ahead: usize) {
+        self.ask_for(from.as_ptr().cast::<u8>().wrapping_add(ahead), Cache::First);
+    }
 }
 
 /// A piece of work that is compiled once per instruction set.

@@ -147,14 +147,16 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
         let mut sum = lanes.splat(0.0);
         for (at, blocks) in row.chunks_exact(P::WEIGHTS / BLOCK).enumerate() {
             let (unit, half) = unit::<P>(panel, at);
-            lanes.prefetch(half, PREFETCH_BYTES);
+            lanes.prefetch_here(half, PREFETCH_BYTES);
             let head = format.head(lanes, unit, half);
             // Written out, so that places and shifts are constants in what is compiled.
             macro_rules! runs {
                 ($($run:literal)*) => {$(
                     if $run < P::WEIGHTS / P::RUN {
                         let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
-                        prefetch::<L, P>(lanes, unit, $run);
+                        for line in of_run::<P>(unit, $run) {
+                            lanes.prefetch_here(line, PREFETCH_BYTES);
+                        }
                         let run = Run::new(lanes, format, unit, &head, $run);
                         [sum] = add(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
                     }
@@ -259,13 +261,18 @@ fn unit<P: Panels>(panel: &[u8], at: usize) -> (&[Line], &HalfLine) {
     (panel[lines..][..P::LINES * LINE_BYTES].as_chunks().0, half)
 }
 
-/// Asks for what is [`PREFETCH_BYTES`] behind a run's share of its unit: panels follow each other. Lines
-/// are asked for a few at a time, because a core has room for few that are on their way; measured in
-/// `docs/experiments/0040`.
+/// A run's share of the lines of its unit, behind which more is asked for: a few at a time, because a
+/// core has room for few that are on their way; measured in `docs/experiments/0040`.
+#[inline(always)]
+fn of_run<P: Panels>(unit: &[Line], run: usize) -> &[Line] {
+    let runs = P::WEIGHTS / P::RUN;
+    &unit[run * P::LINES / runs..(run + 1) * P::LINES / runs]
+}
+
+/// Asks for what is [`PREFETCH_BYTES`] behind a run's share of its unit: panels follow each other.
 #[inline(always)]
 fn prefetch<L: Lanes, P: Panels>(lanes: L, unit: &[Line], run: usize) {
-    let runs = P::WEIGHTS / P::RUN;
-    for line in &unit[run * P::LINES / runs..(run + 1) * P::LINES / runs] {
+    for line in of_run::<P>(unit, run) {
         lanes.prefetch(line, PREFETCH_BYTES);
     }
 }

@@ -3,11 +3,12 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::lanes::{Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
+use crate::cpu::lanes::{Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
 use super::{
     amx::Amx,
     avx2::{bytes_left, bytes_right},
+    x86,
 };
 
 mod ints;
@@ -380,16 +381,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, from: &[T], ahead: usize) {
-        let at = from.as_ptr().cast::<i8>().wrapping_add(ahead);
-        // SAFETY: a prefetch of any address is a hint and never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at) }
+    fn ask_for(self, at: *const u8, into: Cache) {
+        x86::ask_for(at, into);
     }
     #[inline(always)]
-    fn prefetch_near<T>(self, from: &[T], ahead: usize) {
-        let at = from.as_ptr().cast::<i8>().wrapping_add(ahead);
-        // SAFETY: as above.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+    fn ask_for_here(self, at: *const u8) {
+        x86::ask_for_here(at);
     }
 }
 

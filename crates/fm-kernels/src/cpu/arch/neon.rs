@@ -10,7 +10,7 @@ use std::{
     convert::Infallible,
 };
 
-use crate::cpu::lanes::{LANES, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
+use crate::cpu::lanes::{Cache, LANES, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
 mod ints;
 
@@ -294,19 +294,20 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, from: &[T], ahead: usize) {
-        let at = from.as_ptr().cast::<u8>().wrapping_add(ahead);
-        // SAFETY: a prefetch of any address is a hint and never faults.
-        unsafe {
-            asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+    fn ask_for(self, at: *const u8, into: Cache) {
+        match into {
+            // SAFETY: a prefetch of any address is a hint and never faults.
+            Cache::First => unsafe {
+                asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+            },
+            Cache::Second => self.ask_for_here(at),
         }
     }
     #[inline(always)]
-    fn prefetch_near<T>(self, from: &[T], ahead: usize) {
-        let at = from.as_ptr().cast::<u8>().wrapping_add(ahead);
+    fn ask_for_here(self, at: *const u8) {
         // SAFETY: as above.
         unsafe {
-            asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+            asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
         }
     }
 }

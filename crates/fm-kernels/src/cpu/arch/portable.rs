@@ -4,7 +4,7 @@ use std::{array, convert::Infallible};
 
 use half::{bf16, f16};
 
-use crate::cpu::lanes::{LANES, Lanes, Sixteen, Work};
+use crate::cpu::lanes::{Cache, LANES, Lanes, Sixteen, Work};
 
 mod ints;
 
@@ -207,7 +207,7 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, _from: &[T], _ahead: usize) {}
+    fn ask_for(self, _: *const u8, _: Cache) {}
     #[inline(always)]
-    fn prefetch_near<T>(self, _from: &[T], _ahead: usize) {}
+    fn ask_for_here(self, _: *const u8) {}
 }
