@@ -107,6 +107,8 @@ def check_openai(url):
 
     raw = client.completions.create(prompt="Once upon a time", max_tokens=8, **GREEDY)
     expect("openai: completions", raw.choices[0].text and raw.usage.completion_tokens == 8)
+    both = client.completions.create(prompt=["The fox", "Once upon a time"], max_tokens=8, **GREEDY)
+    expect("openai: completions of two", [c.index for c in both.choices] == [0, 1] and both.choices[1].text == raw.choices[0].text)
     expect("openai: models", len(list(client.models.list())) == 1 and client.models.retrieve("a-name").id == "a-name")
 
 

@@ -46,7 +46,8 @@ pub(crate) const SESSION_HEADER: &str = "x-session-id";
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Ask {
-    pub(crate) prompt: Prompt,
+    /// Each is answered as if it were alone.
+    pub(crate) prompts: Vec<Prompt>,
     pub(crate) manner: Manner,
     pub(crate) ids: CallIds,
 }
@@ -66,6 +67,7 @@ pub(crate) struct Manner {
     pub(crate) constraint: Option<Constraint>,
     /// What the text is that it allows.
     pub(crate) constrained: Constrained,
+    /// Answers to every prompt.
     pub(crate) choices: usize,
     /// What the client calls the conversation; it never changes an answer.
     pub(crate) conversation: Option<String>,
@@ -124,47 +126,66 @@ fn bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>, Problem> {
 }
 
 impl Ask {
-    /// Hands the request to the scheduler, one job for every choice.
+    /// Tokens of its prompts.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
+    }
+
+    /// Hands the request to the scheduler, one job for every choice; those of a prompt follow each other.
     pub(crate) fn submit(self, app: &Arc<App>, path: &'static str) -> Result<Answer, Problem> {
-        let Self { prompt, manner, ids } = self;
+        let tokens = self.prompt_tokens();
+        let Self { prompts, manner, ids } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
-        let banned = prompt.banned.iter().map(|token| (*token, f32::NEG_INFINITY));
         let now = Instant::now();
-        let request = |choice: usize| Request {
-            prompt: prompt.tokens.clone(),
-            sampling: Sampling {
-                seed: manner.sampling.seed.wrapping_add(choice as u64),
-                ..manner.sampling
-            },
-            max_tokens: manner.max_tokens,
-            eos: app.model.eos.clone(),
-            stop: manner.stop.clone(),
-            think_budget: manner.think_budget,
-            think_min: manner.think_min,
-            thinking: prompt.thinking,
-            answer: prompt.answer.clone(),
-            opening: prompt.opening.clone(),
-            calls_max: prompt.calls_max,
-            context: app.model.context,
-            bias: manner.bias.iter().copied().chain(banned.clone()).collect(),
-            top_logprobs: manner.top_logprobs,
-            pin: manner.conversation.clone().map_or(Pin::None, Pin::Conversation),
-            constraint: manner.constraint.clone(),
-            constrained: manner.constrained,
-            loops: app.bounds.loops,
-            deadline: app.bounds.time.map(|time| now + time),
-            client: manner.client,
-        };
-        let jobs = (0..manner.choices).map(|choice| Job {
-            request: request(choice),
+        let every = prompts.iter().flat_map(|prompt| (0..manner.choices).map(move |n| (prompt, n)));
+        let jobs = every.enumerate().map(|(choice, (prompt, of_prompt))| Job {
+            request: request(app, prompt, &manner, (of_prompt, now)),
             listener: app.texts.watched(
                 prompt.tokens.len(),
                 listener(choice, sender.clone(), manner.top_logprobs.map(|_| manner.odds_of)),
             ),
         });
-        app.submit.submit(jobs.collect())?;
-        let tally = Tally::new(Arc::clone(app), path, prompt.tokens.len());
-        Ok(Answer::new(receiver, manner.choices, tally, ids))
+        let jobs: Vec<Job> = jobs.collect();
+        let choices = jobs.len();
+        app.submit.submit(jobs)?;
+        // Not before: it tells the log of itself, and what is refused is no request.
+        let tally = Tally::new(Arc::clone(app), path, tokens);
+        Ok(Answer::new(receiver, choices, tally, ids))
+    }
+}
+
+/// What the engine is asked for the choice `of_prompt` of a prompt.
+fn request(
+    app: &App,
+    prompt: &Prompt,
+    manner: &Manner,
+    (of_prompt, now): (usize, Instant),
+) -> Request {
+    let banned = prompt.banned.iter().map(|token| (*token, f32::NEG_INFINITY));
+    Request {
+        prompt: prompt.tokens.clone(),
+        sampling: Sampling {
+            seed: manner.sampling.seed.wrapping_add(of_prompt as u64),
+            ..manner.sampling
+        },
+        max_tokens: manner.max_tokens,
+        eos: app.model.eos.clone(),
+        stop: manner.stop.clone(),
+        think_budget: manner.think_budget,
+        think_min: manner.think_min,
+        thinking: prompt.thinking,
+        answer: prompt.answer.clone(),
+        opening: prompt.opening.clone(),
+        calls_max: prompt.calls_max,
+        context: app.model.context,
+        bias: manner.bias.iter().copied().chain(banned).collect(),
+        top_logprobs: manner.top_logprobs,
+        pin: manner.conversation.clone().map_or(Pin::None, Pin::Conversation),
+        constraint: manner.constraint.clone(),
+        constrained: manner.constrained,
+        loops: app.bounds.loops,
+        deadline: app.bounds.time.map(|time| now + time),
+        client: manner.client,
     }
 }

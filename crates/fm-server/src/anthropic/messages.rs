@@ -44,7 +44,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
     let read = |app: &Arc<App>, mut fields: Fields| {
         let manner = super::manner(&mut fields, &app.model)?;
-        Ok(read_prompt(app, fields, manner)?.0.prompt.tokens.len())
+        Ok(read_prompt(app, fields, manner)?.0.prompt_tokens())
     };
     match serve::prepare(&app, request, read).await {
         Ok(tokens) => axum::Json(json!({"input_tokens": tokens})).into_response(),
@@ -110,7 +110,7 @@ fn read_prompt(
     let name = fields.text("model")?.unwrap_or_else(|| app.model.name.clone());
     fields.end(TOLERATED)?;
     let prompt = app.model.prompt(conversation, &app.kept)?;
-    Ok((Ask { prompt, manner, ids: CallIds::new("toolu_") }, name))
+    Ok((Ask { prompts: vec![prompt], manner, ids: CallIds::new("toolu_") }, name))
 }
 
 fn usage(requested: &Requested) -> Value {

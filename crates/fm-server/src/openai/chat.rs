@@ -81,7 +81,8 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("chatcmpl-"), CallIds::new("call_"));
-    let ask = Ask { prompt: model.prompt(conversation, &app.kept)?, manner, ids: ids.clone() };
+    let prompts = vec![model.prompt(conversation, &app.kept)?];
+    let ask = Ask { prompts, manner, ids: ids.clone() };
     Ok((ask, Form { app: Arc::clone(app), id, ids, model: name, stream, include_usage, odds }))
 }
 

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: a text, continued as it stands.
+//! `POST /v1/completions`: texts, continued as they stand.
 
 use std::sync::Arc;
 
@@ -26,6 +26,9 @@ use crate::{
 /// Tokens that are written if nobody says how many, as in the original.
 const MAX_TOKENS_DEFAULT: u64 = 16;
 
+/// Prompts of a request.
+const PROMPTS_MAX: usize = 32;
+
 const PATH: &str = "/v1/completions";
 
 struct Form {
@@ -35,34 +38,33 @@ struct Form {
     stream: bool,
     include_usage: bool,
     odds: bool,
-    /// What comes before the answer: the prompt, if it is wanted again.
-    echo: String,
+    /// By choice, what comes before the answer: the prompt, if it is wanted again.
+    echoes: Vec<String>,
     /// By choice, of a stream.
     choices: Vec<LegacyOdds>,
 }
 
-/// Continues a text.
+/// Continues texts.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(app, request).await.unwrap_or_else(|problem| refuse(&problem))
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let (ask, form) = serve::prepare(&app, request, read).await?;
-    let choices = ask.manner.choices;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         return Ok(stream::respond(answer, form));
     }
-    let (wholes, answer) = serve::whole(answer, choices).await?;
-    let choices = wholes.into_iter().enumerate().map(|(index, whole)| {
-        let mut odds = LegacyOdds::behind(&form.echo);
+    let (wholes, answer) = serve::whole(answer, form.choices.len()).await?;
+    let choices = wholes.into_iter().zip(&form.echoes).enumerate().map(|(index, (whole, echo))| {
+        let mut odds = LegacyOdds::behind(echo);
         odds.waiting = whole.odds;
         let odds = if form.odds {
             odds.write_all(&form.app.model.tokenizer, &whole.text)
         } else {
             Value::Null
         };
-        let text = [form.echo.as_str(), &whole.text].concat();
+        let text = [echo.as_str(), &whole.text].concat();
         choice((index, &text), &odds, Some(finish_reason(&whole.generated)))
     });
     let mut completion = form.frame(&choices.collect());
@@ -81,10 +83,10 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let mut manner = Manner::take_openai(&mut fields, model)?;
     let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?.unwrap_or(MAX_TOKENS_DEFAULT);
     manner.max_tokens = Some(max_tokens as usize);
-    let mut prompt = prompt(&mut fields, model)?;
+    let mut prompts = prompts(&mut fields, model)?;
     if manner.constraint.is_some() {
         // Whatever is written is the text, so that the grammar begins at once.
-        prompt.thinking = fm_text::ThinkingState::Closed;
+        prompts.iter_mut().for_each(|prompt| prompt.thinking = fm_text::ThinkingState::Closed);
     }
     let (stream, include_usage) = stream_options(&mut fields)?;
     let top = fields.count("logprobs", 0..=TOP_LOGPROBS_MAX)?;
@@ -95,7 +97,11 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
         let rule = "the prompt has no log-probabilities here; leave out echo or logprobs";
         return Err(Wrong::Rule(rule).at("echo"));
     }
-    let echo = if echo { spelled(model, &prompt.tokens)? } else { String::new() };
+    let mut echoes = Vec::new();
+    for prompt in &prompts {
+        let echo = if echo { spelled(model, &prompt.tokens)? } else { String::new() };
+        echoes.extend(std::iter::repeat_n(echo, manner.choices));
+    }
     fields.refuse("suffix", "text that an answer leads to; put it into the prompt", |value| {
         value == ""
     })?;
@@ -103,30 +109,38 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
     let id = serve::new_id("cmpl-");
-    let choices = vec![LegacyOdds::behind(&echo); manner.choices];
+    let choices = echoes.iter().map(|echo| LegacyOdds::behind(echo)).collect();
     let (app, odds) = (Arc::clone(app), top.is_some());
-    let form = Form { app, id, model: name, stream, include_usage, odds, echo, choices };
-    Ok((Ask { prompt, manner, ids: CallIds::new("") }, form))
+    let form = Form { app, id, model: name, stream, include_usage, odds, echoes, choices };
+    Ok((Ask { prompts, manner, ids: CallIds::new("") }, form))
 }
 
-/// A string, a list of one, or tokens.
-fn prompt(fields: &mut Fields, model: &Model) -> Result<Prompt, Problem> {
-    let refuse = || Wrong::Kind("one string, or the tokens of one").at("prompt");
-    match fields.take("prompt") {
-        None => Err(Wrong::Missing.at("prompt")),
-        Some(Value::String(text)) => model.raw(&text),
-        Some(Value::Array(list)) => match list.as_slice() {
-            [Value::String(text)] => model.raw(text),
-            tokens => {
-                let vocab = model.tokenizer.vocab_len() as u64;
-                let token = |value: &Value| value.as_u64().filter(|token| *token < vocab);
-                let tokens = tokens.iter().map(|value| token(value).map(|token| token as u32));
-                let tokens = tokens.collect::<Option<Vec<_>>>().ok_or_else(refuse)?;
-                model.fitting(Prompt::plain(tokens))
-            }
-        },
-        Some(_) => Err(refuse()),
+/// A text or its tokens, or a list of such.
+fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, Problem> {
+    let value = fields.take("prompt").ok_or_else(|| Wrong::Missing.at("prompt"))?;
+    let list = match value {
+        Value::Array(list) if list.iter().any(|value| !value.is_number()) => list,
+        one => return Ok(vec![prompt(&one, "prompt", model)?]),
+    };
+    if list.len() > PROMPTS_MAX {
+        return Err(Wrong::Many(PROMPTS_MAX).at("prompt"));
     }
+    let each = list.iter().enumerate();
+    each.map(|(at, value)| prompt(value, &format!("prompt[{at}]"), model)).collect()
+}
+
+fn prompt(value: &Value, field: &str, model: &Model) -> Result<Prompt, Problem> {
+    let tokens = match value {
+        Value::String(text) => return model.raw(text),
+        Value::Array(tokens) => {
+            let vocab = model.tokenizer.vocab_len() as u64;
+            let token = |value: &Value| value.as_u64().filter(|token| *token < vocab);
+            tokens.iter().map(|value| token(value).map(|token| token as u32)).collect()
+        }
+        _ => None,
+    };
+    let tokens = tokens.ok_or_else(|| Wrong::Kind("a text, or its tokens").at(field))?;
+    model.fitting(Prompt::plain(tokens))
 }
 
 /// What tokens spell, special ones too.
@@ -163,10 +177,8 @@ fn choice((index, text): (usize, &str), odds: &Value, finish: Option<&str>) -> V
 
 impl Encode for Form {
     fn open(&mut self, out: &mut Out, _: &Requested) {
-        for index in 0..self.choices.len() {
-            if !self.echo.is_empty() {
-                out.data(&self.frame(&json!([choice((index, &self.echo), &Value::Null, None)])));
-            }
+        for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
+            out.data(&self.frame(&json!([choice((index, echo), &Value::Null, None)])));
         }
     }
 

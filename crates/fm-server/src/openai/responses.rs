@@ -116,7 +116,8 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
     let odds = manner.top_logprobs.is_some();
-    let ask = Ask { prompt: model.prompt(conversation, &app.kept)?, manner, ids: ids.clone() };
+    let prompts = vec![model.prompt(conversation, &app.kept)?];
+    let ask = Ask { prompts, manner, ids: ids.clone() };
     let created_unix = serve::now_unix();
     Ok((ask, Form { app: Arc::clone(app), id, ids, created_unix, repeated, stream, odds }))
 }

@@ -142,6 +142,48 @@ fn a_raw_text_goes_on_from_words_or_tokens() {
 }
 
 #[test]
+fn several_raw_texts_go_on_as_each_alone() {
+    let server = start(4);
+    let ask = |prompt: Value, more: Value| {
+        let mut body = json!({"prompt": prompt, "temperature": 1, "seed": 9, "n": 2, "max_tokens": 8, "echo": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(server.at, "/v1/completions", &body)
+    };
+    let [first, second] = ["Once upon a time", "The fox"];
+    let tokens = post(server.at, "/tokenize", &json!({"content": second})).json()["tokens"].clone();
+    let alone = [first, second].map(|prompt| ask(json!(prompt), json!({})).json());
+    let together = ask(json!([first, tokens]), json!({})).json();
+    let texts = |answer: &Value| {
+        let choices = answer["choices"].as_array().unwrap().clone();
+        choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let want = [texts(&alone[0]), texts(&alone[1])].concat();
+    assert_eq!(texts(&together), want);
+    assert!(want[0].starts_with(first) && want[3].starts_with(second), "{want:?}");
+    assert_ne!(want[2], want[3], "choices have seeds of their own");
+    let of = |answer: &Value, name: &str| answer["usage"][name].as_u64().unwrap();
+    for name in ["prompt_tokens", "completion_tokens"] {
+        assert_eq!(of(&together, name), of(&alone[0], name) + of(&alone[1], name), "{name}");
+    }
+    let mut streamed = vec![String::new(); 4];
+    for chunk in ask(json!([first, second]), json!({"stream": true})).chunks() {
+        let choice = &chunk["choices"][0];
+        let index = choice["index"].as_u64().unwrap() as usize;
+        streamed[index].push_str(choice["text"].as_str().unwrap());
+    }
+    assert_eq!(streamed, want);
+    let refused = |prompt: Value| {
+        let refused = ask(prompt, json!({}));
+        assert_eq!(refused.status, 400);
+        refused.json()["error"]["param"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(refused(json!([first, 7])), "prompt[1]");
+    assert_eq!(refused(json!([[5], [999_999]])), "prompt[1]");
+    assert_eq!(refused(json!([999_999])), "prompt");
+    assert_eq!(refused(json!(vec![first; 33])), "prompt");
+}
+
+#[test]
 fn a_raw_text_has_odds_in_four_lists_and_can_be_told_again() {
     let server = start(1);
     let ask = |more: Value| {
