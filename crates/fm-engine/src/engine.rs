@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     panic::resume_unwind,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -36,7 +36,7 @@ use crate::{
     backends::DeviceChoice,
     error::EngineError,
     limits::Limits,
-    local::{Local, SharedInForce, SharedStats, SharedTap, Tap},
+    local::{Handles, Local, SharedStats},
     look_ahead::{InForce, LookAhead},
     machine::{MemoryLimits, physical_cores},
     memory_plan::{Demand, MemoryPlan},
@@ -129,7 +129,6 @@ pub struct Engine {
     pub look_ahead: LookAhead,
     /// Whether the trunk may be paged out.
     pub trunk_memory: WeightMemory,
-    in_force: SharedInForce,
     /// Why it does not know what earlier runs used, if it should and there is something.
     pub heat_ignored: Option<HeatIgnored>,
     /// How their bytes are checked.
@@ -150,9 +149,7 @@ pub struct Engine {
     pub files: Vec<PathBuf>,
     /// What loading took.
     pub load_times: LoadTimes,
-    stats: SharedStats,
-    map: Arc<ExpertMap>,
-    tap: SharedTap,
+    handles: Handles,
     trace_header: TraceHeader,
     /// Of weights, numerics and experts per token.
     pub(crate) identity: u128,
@@ -366,7 +363,6 @@ impl Engine {
             reader: built.reader,
             trunk_memory: planned.options.trunk_memory,
             look_ahead: planned.options.look_ahead,
-            in_force: built.in_force,
             heat_ignored: built.heat_ignored,
             checks: planned.checks,
             lossy,
@@ -379,9 +375,7 @@ impl Engine {
                 text: text_time,
                 total: started.elapsed(),
             },
-            stats: built.stats,
-            map: built.map,
-            tap: built.tap,
+            handles: built.handles,
             trace_header: built.trace_header,
             identity: built.identity,
         })
@@ -389,17 +383,24 @@ impl Engine {
 
     /// Where the expert store's counters can be read while the runner works.
     pub fn stats_handle(&self) -> SharedStats {
-        Arc::clone(&self.stats)
+        Arc::clone(&self.handles.stats)
     }
 
     /// Where it can be watched what becomes of every expert while the runner works.
     pub fn map_handle(&self) -> Arc<ExpertMap> {
-        Arc::clone(&self.map)
+        Arc::clone(&self.handles.map)
     }
 
     /// How the next layer's experts are guessed just now.
     pub fn looks_ahead(&self) -> InForce {
-        self.in_force.lock().map_or_else(|broken| *broken.into_inner(), |in_force| *in_force)
+        let in_force = self.handles.in_force.lock();
+        in_force.map_or_else(|broken| *broken.into_inner(), |in_force| *in_force)
+    }
+
+    /// Gives up all experts that are in memory before the next layer's are asked for, as if the model
+    /// had just been opened: for measurements of cold prompts.
+    pub fn forget_experts(&self) {
+        self.handles.forget.store(true, Ordering::Relaxed);
     }
 
     /// What a trace of this model says of it.
@@ -412,12 +413,7 @@ impl Engine {
     /// # Errors
     /// If that one could not be written.
     pub fn record(&mut self, trace: Option<TraceWriter>) -> Result<(), TraceError> {
-        let new = trace.map(Tap::new);
-        let old = match self.tap.lock() {
-            Ok(mut tap) => std::mem::replace(&mut *tap, new),
-            Err(_) => None,
-        };
-        old.map_or(Ok(()), Tap::finish)
+        self.handles.record(trace)
     }
 }
 
@@ -427,10 +423,7 @@ struct Built {
     reader: reader::ReaderInfo,
     heat_ignored: Option<HeatIgnored>,
     weights_time: Duration,
-    stats: SharedStats,
-    map: Arc<ExpertMap>,
-    tap: SharedTap,
-    in_force: SharedInForce,
+    handles: Handles,
     trace_header: TraceHeader,
     identity: u128,
 }
@@ -464,8 +457,7 @@ where
         Some(cache_dir) => local.remembering(HeatFile::new(cache_dir, identity)),
         None => (local, None),
     };
-    let (stats, map) = (local.stats(), local.map());
-    let (tap, in_force) = (local.tap(), local.in_force());
+    let handles = local.handles();
     let numerics = device.numerics();
     let mut trace_header = TraceHeader::new(&spec.catalog, plan.store_options.top_k);
     trace_header.model = planned.path.display().to_string();
@@ -488,10 +480,7 @@ where
         reader: info,
         heat_ignored,
         weights_time,
-        stats,
-        map,
-        tap,
-        in_force,
+        handles,
         trace_header,
         identity,
     })

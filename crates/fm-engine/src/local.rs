@@ -1,7 +1,9 @@
 //! Routed experts of this machine: bytes from the store, arithmetic on the device.
 
+mod handles;
+
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
@@ -11,20 +13,18 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend,
-    backend::{Combine, DeviceResult, ExpertCall, Routes, View, ViewMut},
+    backend::{Combine, ExpertCall, Routes, View, ViewMut},
     host::EXPERTS_TOGETHER_MAX,
 };
 use fm_model::experts::{
     ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
     arrange_record, expert_weights,
 };
-use fm_store::{
-    Arrived, ExpertMap, Lease, Order, Stats, Store, StoreError, Ticket,
-    trace::{TraceError, TraceWriter},
-};
+use fm_store::{Arrived, Lease, Order, Store, StoreError, Ticket};
 
+pub use self::handles::{Handles, SharedStats, Tap, read_stats};
 use crate::{
-    look_ahead::{Chosen, Foresight, GUESSED_RECORDS, InForce, LookAhead, SWEPT_RECORDS},
+    look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS, sweeps},
     pressure::Guard,
     warm_start::{HeatFile, HeatIgnored},
 };
@@ -35,100 +35,36 @@ pub struct Local {
     catalog: Arc<Catalog>,
     store: Store,
     grouped: RowsByExpert,
-    stats: SharedStats,
     /// Records in the device's hands. Bound: [`EXPERTS_TOGETHER_MAX`].
     leases: Vec<(ExpertIndex, Lease)>,
     foresight: Foresight,
-    in_force: SharedInForce,
     /// Whether it may have too much memory.
     guard: Option<Guard>,
     /// Room for the experts of a layer.
     everyone: Vec<ExpertIndex>,
     /// Keeps what was foreseen until its layer has asked for itself.
     forecast: Option<Ticket>,
-    tap: SharedTap,
+    handles: Handles,
     /// Where to leave word of what was used.
     heat: Option<HeatFile>,
-}
-
-/// Where what the routers choose is written, if anybody wants to know.
-pub type SharedTap = Arc<Mutex<Option<Tap>>>;
-
-/// A trace in the making.
-#[derive(Debug)]
-pub struct Tap {
-    writer: TraceWriter,
-    /// Scores on their way from the device.
-    scores: Vec<f32>,
-    failed: Option<TraceError>,
-}
-
-impl Tap {
-    /// Writes to `writer` from the next layer on.
-    pub fn new(writer: TraceWriter) -> Self {
-        Self { writer, scores: Vec::new(), failed: None }
-    }
-
-    /// Ends the trace.
-    ///
-    /// # Errors
-    /// If anything of it could not be written.
-    pub fn finish(self) -> Result<(), TraceError> {
-        match self.failed {
-            Some(error) => Err(error),
-            None => self.writer.finish(),
-        }
-    }
-
-    fn layer<B: Backend>(
-        &mut self,
-        device: &B,
-        layer: LayerIndex,
-        experts: usize,
-        routes: &Routes<B>,
-    ) -> DeviceResult {
-        if self.failed.is_some() {
-            return Ok(());
-        }
-        let rows = routes.ids.len() / routes.top_k.max(1);
-        if self.writer.scores() {
-            self.scores.resize(rows * experts, 0.0);
-            device.read(View::new(&routes.scores, rows, experts), &mut self.scores)?;
-        }
-        self.failed = self.writer.layer(layer.0, rows, &routes.ids, &self.scores).err();
-        Ok(())
-    }
-}
-
-/// How the latest layer was guessed, for whoever reports it.
-pub type SharedInForce = Arc<Mutex<InForce>>;
-
-/// The store's counters after the latest layer, for whoever reports them.
-pub type SharedStats = Arc<Mutex<Stats>>;
-
-/// The counters behind a handle.
-pub fn read_stats(stats: &SharedStats) -> Stats {
-    stats.lock().map_or_else(|broken| *broken.into_inner(), |stats| *stats)
 }
 
 impl Local {
     /// Serves the records of `catalog` from `store`.
     pub fn new(catalog: Arc<Catalog>, store: Store) -> Self {
-        let stats = Arc::new(Mutex::new(store.stats()));
+        let handles = Handles::of(&store);
         let foresight = Foresight::new(LookAhead::Off, catalog.layers.len());
         let grouped = RowsByExpert::default();
         Self {
             catalog,
             store,
             grouped,
-            stats,
             leases: Vec::with_capacity(EXPERTS_TOGETHER_MAX),
             foresight,
-            in_force: Arc::default(),
             guard: None,
             everyone: Vec::new(),
             forecast: None,
-            tap: Arc::default(),
+            handles,
             heat: None,
         }
     }
@@ -141,11 +77,6 @@ impl Local {
         let mode = if idle { LookAhead::Off } else { mode };
         self.foresight = Foresight::new(mode, self.catalog.layers.len());
         self
-    }
-
-    /// Where it can be read how it looks ahead, while the model runs.
-    pub fn in_force(&self) -> SharedInForce {
-        Arc::clone(&self.in_force)
     }
 
     /// Lets the store give memory back when the machine runs short of it.
@@ -169,16 +100,6 @@ impl Local {
         (self, ignored)
     }
 
-    /// Where the store's counters can be read while the model runs.
-    pub fn stats(&self) -> SharedStats {
-        Arc::clone(&self.stats)
-    }
-
-    /// Where it can be watched what becomes of every expert.
-    pub fn map(&self) -> Arc<ExpertMap> {
-        self.store.map()
-    }
-
     /// A large batch that needed nearly all experts of a layer needs nearly all of the next one's.
     /// Of the last layer it needs few: most rows skip it.
     fn foresee_sweep(&mut self, layer: LayerIndex) {
@@ -186,23 +107,23 @@ impl Local {
         let Some(Some(records)) = self.catalog.layers.get(next.index()) else { return };
         let count = records.records.len();
         let last = next.index() + 1 == self.catalog.layers.len();
-        if !last && self.foresight.sweeps(self.grouped.union.len(), count) {
+        if !last && sweeps(self.grouped.union.len(), count) {
             self.everyone.clear();
             self.everyone.extend((0..count as u16).map(ExpertIndex));
             self.forecast = self.store.foresee(next, &self.everyone, SWEPT_RECORDS).ok();
         }
     }
 
-    /// Where a trace can be asked for.
-    pub fn tap(&self) -> SharedTap {
-        Arc::clone(&self.tap)
+    /// What others share with it.
+    pub fn handles(&self) -> Handles {
+        self.handles.clone()
     }
 
     fn publish_stats(&self) {
-        if let Ok(mut stats) = self.stats.lock() {
+        if let Ok(mut stats) = self.handles.stats.lock() {
             *stats = self.store.stats();
         }
-        if let Ok(mut in_force) = self.in_force.lock() {
+        if let Ok(mut in_force) = self.handles.in_force.lock() {
             *in_force = self.foresight.in_force();
         }
     }
@@ -245,6 +166,9 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
         let rows = routes.ids.len() / routes.top_k.max(1);
         let top_k = routes.top_k;
         self.foresight.begins(layer, rows, Instant::now());
+        if self.handles.forget.swap(false, Ordering::Relaxed) {
+            self.store.evict_all();
+        }
         let few = rows <= ARRIVAL_ROWS_MAX;
         self.grouped.group(routes, |row, j| if few { row * top_k + j } else { row });
         let tended = self.guard.as_mut().map_or(Ok(()), |guard| guard.tend(&mut self.store));
@@ -277,7 +201,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
         let few = rows <= ARRIVAL_ROWS_MAX;
         let order = if few { Order::Arrival } else { Order::Ascending };
         let records = self.catalog.layer(layer);
-        if let Ok(Some(tap)) = self.tap.lock().as_deref_mut() {
+        if let Ok(Some(tap)) = self.handles.tap.lock().as_deref_mut() {
             tap.layer(device, layer, records.records.len(), routes)?;
         }
         let mut losses = Losses::default();

@@ -4,7 +4,7 @@
 //! that time: experts are read that will probably be asked for. How good guesses are is measured on
 //! every layer, by rank: the router's first choice is foreseen more often than its eighth. Only
 //! ranks that come true often enough are read, so a model whose routers cannot be foreseen costs a
-//! small matrix product now and then.
+//! small matrix product now and then. A large batch needs no guess: it uses nearly all experts.
 
 mod trial;
 
@@ -14,7 +14,7 @@ use fm_format::key::{ExpertIndex, LayerIndex};
 
 use self::trial::Trial;
 
-/// How experts are foreseen.
+/// How the experts of written tokens are foreseen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LookAhead {
     /// Not at all.
@@ -72,7 +72,7 @@ const UNION_SHARE: f64 = 0.9;
 pub const GUESSED_RECORDS: usize = 3;
 
 /// The same for a large batch, whose mixers take long and whose guess is nearly certain.
-pub const SWEPT_RECORDS: usize = 48;
+pub const SWEPT_RECORDS: usize = 128;
 
 /// What is done, and what it gains as far as that was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -143,6 +143,12 @@ pub struct Chosen<'a> {
     pub top_k: usize,
 }
 
+/// Whether a layer of a large batch that used `used` of its `count` experts says that the next one
+/// will need nearly all of its own: no guess, but what a sweep is. So it is read whatever the mode.
+pub fn sweeps(used: usize, count: usize) -> bool {
+    used as f64 >= UNION_SHARE * count as f64
+}
+
 impl Foresight {
     /// Guesses for a model with this many layers.
     pub fn new(mode: LookAhead, layers: usize) -> Self {
@@ -197,12 +203,6 @@ impl Foresight {
             mode => mode,
         };
         InForce { mode, gain: self.trial.gain() }
-    }
-
-    /// Whether a layer that used `used` of its `count` experts says that the next one will need
-    /// nearly all of its own.
-    pub fn sweeps(&self, used: usize, count: usize) -> bool {
-        self.mode != LookAhead::Off && used as f64 >= UNION_SHARE * count as f64
     }
 
     /// Takes a guess, and gives back what of it should be read: ascending, each expert once.
@@ -327,9 +327,7 @@ mod tests {
 
     #[test]
     fn a_sweep_is_foreseen_where_nearly_all_experts_are_used() {
-        let foresight = Foresight::new(LookAhead::Router, 2);
-        assert!(foresight.sweeps(58, 64) && !foresight.sweeps(57, 64));
-        assert!(!Foresight::new(LookAhead::Off, 2).sweeps(64, 64));
+        assert!(sweeps(58, 64) && !sweeps(57, 64));
     }
 
     #[test]

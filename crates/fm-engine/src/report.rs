@@ -61,14 +61,15 @@ pub struct Report {
     pub cold_misses: u64,
     /// Experts that were read again, because they had to go.
     pub capacity_misses: u64,
-    /// How the next layer's experts were to be guessed.
+    /// How the next layer's experts were to be guessed while tokens were written.
     pub look_ahead: &'static str,
     /// How they were in the end: with `auto`, what has measured faster.
     pub look_ahead_in_force: &'static str,
     /// Share of a token's time that `auto` has measured to be saved by a guess, negative for lost;
     /// `null` if it has not measured, or was not asked to.
     pub look_ahead_gain: Option<f64>,
-    /// Records that were read because a guess said so.
+    /// Records that were read before their layer asked for them: those of a guess, and in large
+    /// batches those of the next layer.
     pub foreseen_records: u64,
     /// Of these, the ones that were asked for before they had to go.
     pub foreseen_used: u64,
@@ -353,11 +354,11 @@ impl fmt::Display for Report {
             let gain = measured(self.look_ahead_in_force, self.look_ahead_gain);
             writeln!(
                 f,
-                "look-ahead  {}{gain} · {} records read ahead, {:.1} % of them used, {} in vain",
-                self.look_ahead,
+                "read ahead  {} records, {:.1} % of them used, {} in vain · look-ahead {}{gain}",
                 self.foreseen_records,
                 100.0 * right,
-                Bytes(self.foreseen_wasted_bytes)
+                Bytes(self.foreseen_wasted_bytes),
+                self.look_ahead
             )?;
         }
         if self.released_bytes > 0 {

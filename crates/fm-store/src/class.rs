@@ -104,6 +104,23 @@ impl Class {
         self.mapped as u64 * self.plan.record_bytes as u64
     }
 
+    /// Residents that are neither `needed` nor held leave their slots.
+    pub(crate) fn evict_idle(
+        &mut self,
+        needed: impl Fn(EntryIndex) -> bool,
+        mut evicted: impl FnMut(EntryIndex),
+    ) {
+        // From the last one on, so that low slots are filled first again.
+        for slot in (0..self.occupants.len() as u32).rev() {
+            let Some(entry) = self.occupants[slot as usize] else { continue };
+            if !needed(entry) && self.slab.is_idle(slot) {
+                self.policy.remove(slot);
+                self.vacate(slot);
+                evicted(entry);
+            }
+        }
+    }
+
     /// Gives back the chunk that costs least, if the class can spare one: all its slots are idle,
     /// none is `needed`, and the smallest working set stays. Returns its bytes.
     pub(crate) fn release_chunk(

@@ -7,7 +7,7 @@ use fm_format::{
     record::Catalog,
 };
 
-use crate::{plan::Plan, policy::Standing};
+use crate::{map::ExpertMap, plan::Plan, policy::Standing};
 
 /// An expert's place in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +130,13 @@ impl Entries {
 
     pub(crate) fn find(&self, key: ExpertKey) -> EntryIndex {
         self.layer(key.layer).at(key.expert)
+    }
+
+    /// An expert has lost its slot.
+    pub(crate) fn evicted(&mut self, at: EntryIndex, map: &ExpertMap) {
+        map.evicted(at);
+        let entry = &mut self[at];
+        (entry.residence, entry.foreseen) = (Residence::Absent, Foreseen::No);
     }
 
     /// The most experts that a layer has.

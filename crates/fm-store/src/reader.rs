@@ -69,7 +69,7 @@ pub enum Wait {
 
 /// Fills slots in the background.
 pub trait Reader: Send + fmt::Debug {
-    /// Queues a record; never blocks. The store has at most 64 under way.
+    /// Queues a record; never blocks. The store has at most 128 under way.
     fn submit(&mut self, fetch: Fetch);
 
     /// Gives back a finished record, in any order. Every record comes back exactly once. `None`
@@ -113,7 +113,8 @@ pub struct ReaderOptions {
     /// Which reader.
     pub kind: ReaderKind,
     /// Reads at the device at once: threads, or entries of the ring. Above half a MiB per read 2
-    /// to 4 saturate a disk, and more only delay the expert that is waited for.
+    /// to 4 saturate a disk; a few more cover the time until a thread of busy cores hears of a read
+    /// that is done, and many more only delay the expert that is waited for.
     pub depth: usize,
     /// What the page cache could reasonably hold.
     pub page_cache_bytes: u64,
@@ -122,7 +123,7 @@ pub struct ReaderOptions {
 }
 
 /// [`ReaderOptions::depth`] unless something better is known.
-pub const DEPTH_DEFAULT: usize = 4;
+pub const DEPTH_DEFAULT: usize = 6;
 
 /// [`ReaderOptions::depth`] is brought into this range.
 pub const DEPTH_MAX: usize = 64;

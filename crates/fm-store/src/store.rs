@@ -30,8 +30,9 @@ use crate::{
 };
 
 /// Records that may be on their way at once, over all requests: enough to keep any disk busy while
-/// the caller computes, few enough that an abandoned request is read to its end within 0.1 s.
-pub(crate) const FETCHES_MAX: usize = 64;
+/// the caller computes something else, few enough that an abandoned request does not delay the next
+/// one by more than a layer of a prompt.
+pub(crate) const FETCHES_MAX: usize = 128;
 
 /// With this many records on their way a disk is busy. Reading further ahead is no reason to evict
 /// an expert that is more popular than the one it would make room for: a long scan takes slots in
@@ -322,9 +323,7 @@ impl Store {
     /// Hands a record to the reader.
     fn start(&mut self, entry: EntryIndex, class: usize, taken: Taken) {
         if let Some(evicted) = taken.evicted {
-            self.map.evicted(evicted);
-            let evicted = &mut self.entries[evicted];
-            (evicted.residence, evicted.foreseen) = (Residence::Absent, Foreseen::No);
+            self.entries.evicted(evicted, &self.map);
             self.stats.evictions += 1;
         }
         let entry = &mut self.entries[entry];

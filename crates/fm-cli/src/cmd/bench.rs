@@ -85,7 +85,7 @@ fn workload_args() -> [Arg; 10] {
             .default_value("5"),
         valued("warm-up", "N", "Take in N tokens before anything is measured [default: 512]")
             .value_parser(value_parser!(usize)),
-        switch("cold", "Open the model anew for every prompt: no expert is in memory"),
+        switch("cold", "Forget all experts before every prompt: each one that it needs is read"),
         valued("text", "FILE", "Take prompts from a text instead of the vocabulary's order")
             .value_parser(value_parser!(PathBuf)),
         valued("layer", "N", "The layer of --moe-only [default: the first with experts]")

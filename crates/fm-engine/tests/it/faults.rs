@@ -159,7 +159,7 @@ impl Model {
             Some(guard) => local.guarded(guard),
             None => local,
         };
-        let stats = local.stats();
+        let stats = local.handles().stats;
         let options =
             RunnerOptions { decoder, sessions_max: 3, kv_blocks: 8, marks_max: 0, fingerprint: 0 };
         (Box::new(ModelRunner::new(device, loaded, local, &self.spec, options).unwrap()), stats)

@@ -1,6 +1,6 @@
 //! Placement decides speed, never bits.
 
-use fm_engine::{look_ahead::LookAhead, options::EngineOptions};
+use fm_engine::{Engine, local::read_stats, look_ahead::LookAhead, options::EngineOptions};
 use fm_kernels::backend::Numerics;
 use fm_store::{PolicyKind, reader::IoMode};
 
@@ -43,6 +43,33 @@ fn with_and_without_look_ahead() {
             }
         }
     }
+}
+
+#[test]
+fn a_sweep_reads_the_next_layer_ahead_and_a_token_does_not() {
+    let mut engine = open(&EngineOptions { slots: Some(9), ..EngineOptions::default() });
+    let foreseen = |engine: &Engine| read_stats(&engine.stats_handle()).foreseen_records;
+    let session = engine.runner.open(256).unwrap();
+    bits(engine.runner.as_mut(), session, &prompt()[..12], 1);
+    assert_eq!(foreseen(&engine), 0);
+    bits(engine.runner.as_mut(), session, &prompt(), 64);
+    assert!(foreseen(&engine) > 0);
+}
+
+#[test]
+fn experts_that_are_forgotten_are_read_again() {
+    let mut engine = open(&EngineOptions::default());
+    let session = engine.runner.open(256).unwrap();
+    let read = |engine: &mut Engine| {
+        let before = read_stats(&engine.stats_handle()).records_read;
+        bits(engine.runner.as_mut(), session, &prompt()[..1], 1);
+        read_stats(&engine.stats_handle()).records_read - before
+    };
+    let cold = read(&mut engine);
+    assert!(cold > 0);
+    assert!(read(&mut engine) < cold);
+    engine.forget_experts();
+    assert_eq!(read(&mut engine), cold);
 }
 
 #[test]

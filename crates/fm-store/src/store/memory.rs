@@ -1,11 +1,7 @@
-//! Memory that the store gives back and takes again while it runs.
+//! Memory that the store gives back and takes again while it runs, and residents that it gives up.
 
 use super::{Store, Wait};
-use crate::{
-    class::Class,
-    entries::{EntryIndex, Foreseen, Residence},
-    error::StoreError,
-};
+use crate::{class::Class, entries::EntryIndex, error::StoreError};
 
 impl Store {
     /// Bytes of the experts that one token uses.
@@ -45,6 +41,20 @@ impl Store {
         Ok(taken)
     }
 
+    /// Evicts every expert that nobody asked for or holds, so that what is asked for next is read, as
+    /// after opening. What is known of their popularity stays, and so does the memory.
+    pub fn evict_all(&mut self) {
+        self.sweep();
+        self.wait_for_reads();
+        let Self { classes, entries, map, stats, .. } = self;
+        for class in classes {
+            let mut evicted = Vec::new();
+            class.evict_idle(|entry| entries[entry].pins > 0, |entry| evicted.push(entry));
+            stats.evictions += evicted.len() as u64;
+            evicted.into_iter().for_each(|entry| entries.evicted(entry, map));
+        }
+    }
+
     /// Gives back up to `chunks` chunks of slots, evicting who lives there, and returns their
     /// bytes. Chunks with slots in use stay, and so does the smallest working set.
     pub fn release_chunks(&mut self, chunks: usize) -> u64 {
@@ -60,11 +70,7 @@ impl Store {
                 let needed = |entry: EntryIndex| entries[entry].pins > 0;
                 let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
                 stats.evictions += evicted.len() as u64;
-                for entry in evicted {
-                    map.evicted(entry);
-                    let entry = &mut entries[entry];
-                    (entry.residence, entry.foreseen) = (Residence::Absent, Foreseen::No);
-                }
+                evicted.into_iter().for_each(|entry| entries.evicted(entry, map));
                 Some(bytes)
             });
             match bytes {

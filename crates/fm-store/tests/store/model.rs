@@ -30,6 +30,8 @@ enum Op {
     DropForecast,
     /// Give chunks back.
     Release(usize),
+    /// Evict everybody who may go.
+    EvictAll,
     /// Take chunks back.
     Grow(usize),
 }
@@ -46,6 +48,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::DropForecast),
         1 => (0..3_usize).prop_map(Op::Release),
         1 => (0..3_usize).prop_map(Op::Grow),
+        1 => Just(Op::EvictAll),
     ]
 }
 
@@ -104,6 +107,10 @@ impl Caller {
                 let released = self.store.release_chunks(chunks);
                 assert_eq!(self.store.bytes(), before - released);
             }
+            Op::EvictAll => {
+                self.store.evict_all();
+                self.check_evicted();
+            }
             Op::Grow(chunks) => {
                 let before = self.store.bytes();
                 let grown = self.store.grow(chunks).unwrap();
@@ -128,6 +135,18 @@ impl Caller {
         assert!(keys.clone().count() == LAYERS * EXPERTS);
         for (key, glance) in keys.zip(map.glances()) {
             assert_eq!(glance.is_resident(), self.store.is_resident(key), "{key}");
+        }
+    }
+
+    /// Only what somebody holds or waits for is there.
+    fn check_evicted(&self) {
+        let held = |key: ExpertKey| self.held.iter().any(|(held, _)| *held == key);
+        let owed = |key: ExpertKey| {
+            let mut open = self.open.iter();
+            open.any(|open| open.layer == key.layer && open.owed.contains(&key.expert))
+        };
+        for key in self.world.truth.keys().filter(|_| self.forecasts.is_empty()) {
+            assert!(!self.store.is_resident(*key) || held(*key) || owed(*key), "{key} stayed");
         }
     }
 

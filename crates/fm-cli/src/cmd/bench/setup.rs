@@ -45,7 +45,7 @@ pub(super) struct Work {
     pub(super) same_text: bool,
     pub(super) repeats: usize,
     pub(super) warm_up: usize,
-    /// Whether every prompt meets an engine without experts.
+    /// Whether every prompt finds no expert in memory.
     pub(super) cold: bool,
 }
 
@@ -121,8 +121,7 @@ pub(super) struct Bench {
     pub(super) out_of_core: bool,
     /// The most memory that was seen; probes, which take some for themselves, are not counted.
     pub(super) peak_bytes: Option<u64>,
-    /// `None` only while it is opened anew.
-    engine: Option<Engine>,
+    engine: Engine,
     text: Option<Vec<u32>>,
 }
 
@@ -135,20 +134,12 @@ impl Bench {
         let engine = Engine::load(planned, &setup.places)?;
         let text = setup.text.as_ref().map(|text| tokens_of(&engine, text)).transpose()?;
         let peak_bytes = peak_held_bytes(&setup.places.root);
-        Ok(Self { setup, prober, out_of_core, peak_bytes, engine: Some(engine), text })
-    }
-
-    /// Opens the same model anew, without an expert in memory.
-    pub(super) fn reopen(&mut self) -> Result<(), EngineError> {
-        // Two of them do not fit.
-        self.engine = None;
-        self.engine = Some(Engine::load(self.setup.plan()?, &self.setup.places)?);
-        Ok(())
+        Ok(Self { setup, prober, out_of_core, peak_bytes, engine, text })
     }
 
     /// The open model.
     pub(super) fn engine(&mut self) -> &mut Engine {
-        self.engine.as_mut().expect("it is open, or nobody gets here")
+        &mut self.engine
     }
 
     /// Looks at the memory that is held now.

@@ -22,9 +22,7 @@ pub(super) fn speed(setup: Setup) -> anyhow::Result<(Output, anyhow::Result<()>)
     let about = About::new(&setup, &planned);
     let mut bench = Bench::open(setup, planned)?;
     let about = about.with_engine(bench.engine());
-    if !bench.setup.work.cold {
-        bench.warm_up()?;
-    }
+    bench.warm_up()?;
     let mut speed = Vec::new();
     let mut verdict = Ok(());
     for tokens in bench.setup.work.prefill.clone() {
@@ -47,10 +45,10 @@ fn prefill(bench: &mut Bench, tokens: usize) -> Result<SpeedTest, EngineError> {
     let (resident, wanted) = (!bench.out_of_core, bench.setup.work.repeats);
     let prompt = bench.tokens(0, tokens);
     let measure = || {
-        if cold {
-            bench.reopen()?;
-        }
         let engine = bench.engine();
+        if cold {
+            engine.forget_experts();
+        }
         let (walk, prompted) = Walk::start(engine, [prompt.clone()], tokens)?;
         walk.end(engine);
         bench.note_memory();
