@@ -44,7 +44,7 @@ pub struct Memory<D> {
     disk: D,
     catalog: Arc<Catalog>,
     staging: Vec<Buffer>,
-    /// Bound: 64 records, which the store keeps.
+    /// Bound: 128 records, which the store keeps.
     queue: VecDeque<Fetch>,
     choose: Box<dyn FnMut(usize) -> usize + Send>,
 }
