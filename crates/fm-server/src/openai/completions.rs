@@ -130,17 +130,17 @@ fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, Problem> {
 }
 
 fn prompt(value: &Value, field: &str, model: &Model) -> Result<Prompt, Problem> {
-    let tokens = match value {
-        Value::String(text) => return model.raw(text),
-        Value::Array(tokens) => {
-            let vocab = model.tokenizer.vocab_len() as u64;
-            let token = |value: &Value| value.as_u64().filter(|token| *token < vocab);
-            tokens.iter().map(|value| token(value).map(|token| token as u32)).collect()
-        }
-        _ => None,
+    let prompt = if let Value::String(text) = value {
+        model.raw(text)?
+    } else {
+        let vocab = model.tokenizer.vocab_len() as u64;
+        let token = |value: &Value| value.as_u64().filter(|token| *token < vocab);
+        let token = |value: &Value| token(value).map(|token| token as u32);
+        let tokens = value.as_array().and_then(|tokens| tokens.iter().map(token).collect());
+        let tokens = tokens.ok_or_else(|| Wrong::Kind("a text, or its tokens").at(field))?;
+        model.fitting(Prompt::plain(tokens))?
     };
-    let tokens = tokens.ok_or_else(|| Wrong::Kind("a text, or its tokens").at(field))?;
-    model.fitting(Prompt::plain(tokens))
+    if prompt.tokens.is_empty() { Err(Wrong::Empty.at(field)) } else { Ok(prompt) }
 }
 
 /// What tokens spell, special ones too.

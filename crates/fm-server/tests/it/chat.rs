@@ -180,6 +180,8 @@ fn several_raw_texts_go_on_as_each_alone() {
     assert_eq!(refused(json!([first, 7])), "prompt[1]");
     assert_eq!(refused(json!([[5], [999_999]])), "prompt[1]");
     assert_eq!(refused(json!([999_999])), "prompt");
+    assert_eq!(refused(json!([[5], []])), "prompt[1]", "before the first one is answered");
+    assert_eq!(refused(json!([])), "prompt");
     assert_eq!(refused(json!(vec![first; 33])), "prompt");
 }
 
