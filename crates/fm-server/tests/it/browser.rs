@@ -30,29 +30,44 @@ pub(crate) struct Browser {
     session: String,
 }
 
-/// A browser, or nothing where none is installed; in CI there has to be one.
-pub(crate) fn browser() -> Option<Browser> {
-    let spawned = Command::new("chromedriver")
-        .arg("--port=0")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let Ok(mut driver) = spawned else {
-        assert!(env::var_os("CI").is_none(), "CI has to install chromium and chromium-driver");
-        #[allow(clippy::print_stderr)] // the only way to say that nothing was tested
-        {
-            eprintln!("skipped: there is no chromedriver (Debian: chromium-driver)");
+/// Starts of a driver: it picks a free port, which somebody else may have taken when it listens.
+const STARTS: usize = 5;
+
+/// A driver that listens, and where; nothing where none is installed, and in CI there has to be one.
+fn driver() -> Option<(Child, u16)> {
+    for _ in 0..STARTS {
+        let spawned = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(mut driver) = spawned else {
+            assert!(env::var_os("CI").is_none(), "CI has to install chromium and chromium-driver");
+            #[allow(clippy::print_stderr)] // the only way to say that nothing was tested
+            {
+                eprintln!("skipped: there is no chromedriver (Debian: chromium-driver)");
+            }
+            return None;
+        };
+        let mut said = BufReader::new(driver.stdout.take().unwrap()).lines();
+        let port = said.find_map(|line| {
+            let line = line.unwrap();
+            line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok()
+        });
+        if let Some(port) = port {
+            // What it says later is nobody's concern, but it must be able to say it.
+            thread::spawn(move || said.for_each(drop));
+            return Some((driver, port));
         }
-        return None;
-    };
-    let mut said = BufReader::new(driver.stdout.take().unwrap()).lines();
-    let port = said.find_map(|line| {
-        let line = line.unwrap();
-        line.split_once("successfully on port ")?.1.trim_end_matches('.').parse::<u16>().ok()
-    });
-    // What it says later is nobody's concern, but it must be able to say it.
-    thread::spawn(move || said.for_each(drop));
-    let at = SocketAddr::from(([127, 0, 0, 1], port.unwrap()));
+        driver.wait().unwrap();
+    }
+    panic!("chromedriver found no port in {STARTS} starts");
+}
+
+/// A browser, or nothing where none is installed.
+pub(crate) fn browser() -> Option<Browser> {
+    let (driver, port) = driver()?;
+    let at = SocketAddr::from(([127, 0, 0, 1], port));
     let mut browser = Browser { driver, at, session: String::new() };
     let flags = [
         "--headless=new",
