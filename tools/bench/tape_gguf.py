@@ -52,6 +52,8 @@ def arguments():
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=32768)
     parser.add_argument("--quant", choices=["Q4_K", "Q4_0", "Q8_0"], default="Q4_K")
+    parser.add_argument("--quant-experts", choices=["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"],
+                        help="of routed experts, if another one")
     parser.add_argument("--sigma-b", type=float, default=0.3, help="how much more popular some experts are")
     parser.add_argument("--rho", type=float, default=0.8, help="how slowly the slow part of the code changes")
     parser.add_argument("--alpha", type=float, default=0.349, help="share of the slow part")
@@ -104,6 +106,15 @@ class Noise:
     def bytes(self, count):
         return self.random.integers(0, 2**64, (count + 7) // 8, dtype=np.uint64).view(np.uint8)[:count]
 
+    @staticmethod
+    def std_of_codes(kind):
+        """Standard deviation of random codes under a scale of one."""
+        if kind in (Type.Q4_0, Type.Q8_0):
+            return STD_4_BITS if kind == Type.Q4_0 else STD_8_BITS
+        blocks = np.random.default_rng(7).integers(0, 256, (1000, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+        blocks[:, 0:2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+        return np.std(gguf.quants.dequantize(blocks, kind))
+
     def matrix(self, shape, kind, silent_rows=0):
         """Blocks of a tensor `[..., rows, cols]`; its first rows give zero."""
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -119,7 +130,7 @@ class Noise:
             packed[..., 4:12], packed[..., 12:16] = 0xA0, 0
             packed[..., :silent_rows, :, 0:4] = 0
         else:
-            packed[..., 0:2] = half(std / (STD_4_BITS if kind == Type.Q4_0 else STD_8_BITS))
+            packed[..., 0:2] = half(std / (self.std_of_codes(kind)))
             packed[..., :silent_rows, :, 0:2] = 0
         return packed.reshape(*shape[:-1], -1)
 
@@ -221,9 +232,10 @@ class Tensors:
             self.attention(prefix, gates=2 if hybrid else 1)
         self.f32(prefix + ("post_attention_norm.weight" if hybrid else "ffn_norm.weight"), np.ones(hidden))
         self.f32(prefix + "ffn_gate_inp.weight", router(args.experts, hidden, layer, args.sigma_b))
-        self.noisy(prefix + "ffn_gate_exps.weight", (args.experts, args.ff, hidden))
-        self.noisy(prefix + "ffn_up_exps.weight", (args.experts, args.ff, hidden))
-        self.noisy(prefix + "ffn_down_exps.weight", (args.experts, hidden, args.ff), silent_rows=RESERVED)
+        experts = args.quant_experts and Type[args.quant_experts]
+        self.noisy(prefix + "ffn_gate_exps.weight", (args.experts, args.ff, hidden), kind=experts)
+        self.noisy(prefix + "ffn_up_exps.weight", (args.experts, args.ff, hidden), kind=experts)
+        self.noisy(prefix + "ffn_down_exps.weight", (args.experts, hidden, args.ff), RESERVED, experts)
         if hybrid:
             self.f32(prefix + "ffn_gate_inp_shexp.weight", self.random.standard_normal(hidden) / np.sqrt(hidden))
             self.noisy(prefix + "ffn_gate_shexp.weight", (args.ff, hidden))

@@ -183,7 +183,7 @@ impl Bench {
     }
 
     fn prefill(&self) {
-        for name in ["affine4_g64", "bf16"] {
+        for name in ["affine4_g64", "bf16", "q4_k", "iq2_xxs", "iq3_s"] {
             for (rows, cols) in [(768, 2048), (2048, 768), (2048, 2048)] {
                 for tokens in [2, 4, 8, 32, 128, 512] {
                     let format = quant::by_name(name).expect("it is in the table");
@@ -196,13 +196,28 @@ impl Bench {
     fn prefill_case(&self, shape: MatrixShape, tokens: usize) {
         let MatrixShape { rows, cols, format } = shape;
         let name = format!("prefill {} [{rows}, {cols}] x {tokens}", format.name);
-        if self.skips(&name) {
+        self.prefill_on(&self.device, shape, tokens, &name);
+        for device in &self.integers {
+            if device.arranges(shape) {
+                let name = format!("{name} {}", device.numerics());
+                self.prefill_on(device, shape, tokens, &name);
+            }
+        }
+    }
+
+    fn prefill_on(&self, device: &Cpu, shape: MatrixShape, tokens: usize, name: &str) {
+        if self.skips(name) {
             return;
         }
-        let set = weights(format, shape.bytes());
+        let MatrixShape { rows, cols, format } = shape;
+        let mut set = weights(format, shape.bytes());
+        let arranged = device.arranges(shape);
+        if arranged {
+            device.arrange(shape, &mut set).expect("the host");
+        }
         let x = values(tokens * cols);
-        let mut acts = self.device.acts(tokens, cols).expect("memory");
-        self.device.prepare(View::new(&x, tokens, cols), &mut acts).expect("the host");
+        let mut acts = device.acts(tokens, cols).expect("memory");
+        device.prepare(View::new(&x, tokens, cols), &mut acts).expect("the host");
         let mut y = vec![0.0; tokens * rows];
         let operations = 2.0 * (rows * cols * tokens) as f64;
         let repeats = (1e9 / operations).ceil() as usize;
@@ -211,9 +226,9 @@ impl Bench {
             let peak = fma_probe(self.device.threads());
             let start = Instant::now();
             for _ in 0..repeats {
-                let w = QMatrix { bytes: &set[..], shape, arranged: false };
+                let w = QMatrix { bytes: &set[..], shape, arranged };
                 let y = ViewMut::new(&mut y, tokens, rows);
-                self.device.matmul(w, &acts, y).expect("the host");
+                device.matmul(w, &acts, y).expect("the host");
             }
             let rate = operations * repeats as f64 / start.elapsed().as_secs_f64() / 1e9;
             rounds.push([rate, peak, rate / peak]);

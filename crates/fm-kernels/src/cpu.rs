@@ -24,6 +24,8 @@ mod activation;
 mod arch;
 #[allow(clippy::inline_always)]
 mod attention;
+
+mod codebook;
 #[allow(clippy::inline_always)]
 mod decode;
 #[allow(clippy::inline_always)]

@@ -2,13 +2,36 @@
 //!
 //! Integer arithmetic is exact, so every instruction set gives the same sums.
 
-use super::lanes::LANES;
+use super::{codebook::Codebook, lanes::LANES};
 
 /// Sixteen words in memory: one cache line.
 pub(super) type Line = [u8; 4 * LANES];
 
 /// Sixteen halves of words in memory.
 pub(super) type HalfLine = [u8; 2 * LANES];
+
+/// A byte of ones for every bit that is 1.
+const ALL_BITS: [u32; 16] = {
+    let mut all = [0; 16];
+    let mut at = 0;
+    while at < 16 * 4 {
+        let (bits, bit) = (at / 4, at % 4);
+        all[bits] |= (bits as u32 >> bit & 1) * (0xff << (8 * bit));
+        at += 1;
+    }
+    all
+};
+
+/// Four numbers of a codebook, and their signs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Four {
+    /// The byte of a word that says which entry.
+    pub(super) entry: usize,
+    /// The word of the entry.
+    pub(super) word: usize,
+    /// The bit of a word that is the first one's sign.
+    pub(super) sign: usize,
+}
 
 /// The integer operations of one instruction set, see [`super::lanes::Lanes`].
 pub(super) trait Ints: Copy + Send + Sync + 'static {
@@ -43,6 +66,50 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     fn moved(self, words: Self::I, from: u32, to: u32, mask: u8) -> Self::I;
     /// `table[code]` of every byte; codes are below 16.
     fn mapped(self, table: &[u8; 16], codes: Self::I) -> Self::I;
+    /// Byte `i` is `word >> from[i] & mask`: bits that the word has.
+    #[inline(always)]
+    fn picked(self, words: Self::I, from: [usize; 4], mask: u8) -> Self::I {
+        let mut picked = self.splat_int(0);
+        for (byte, from) in from.into_iter().enumerate() {
+            let place = 8 * byte as i32;
+            let moved = self.shifted(words, from as i32 - place, u32::from(mask) << place);
+            picked = self.union(picked, moved);
+        }
+        picked
+    }
+    /// The upper bit of every byte set where an odd number of those below it are; it was zero.
+    #[inline(always)]
+    fn with_parity(self, words: Self::I) -> Self::I {
+        const ODD: [u8; 16] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0];
+        let low = self.mapped(&ODD, self.field(words, 0, 15));
+        let high = self.mapped(&ODD, self.field(words, 4, 15));
+        self.union(words, self.moved(self.sum_words(low, high), 0, 7, 0x80))
+    }
+    /// Four numbers of an entry and [`Codebook::offset`], those negative whose sign is 1. What `entries` are:
+    /// lower bytes and, of more than 256, what is above.
+    #[inline(always)]
+    fn four<const ENTRIES: usize, const WORDS: usize>(
+        self,
+        book: &Codebook<ENTRIES, WORDS>,
+        entries: [Self::I; 2],
+        signs: Self::I,
+        four: Four,
+    ) -> Self::I {
+        let mut lines = [[0; size_of::<Line>()]; 3];
+        for (line, words) in lines.iter_mut().zip([entries[0], entries[1], signs]) {
+            self.store_words(words, line);
+        }
+        let mut out = [0; size_of::<Line>()];
+        for (lane, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+            let at = |line: &Line| usize::from(line[4 * lane + four.entry]);
+            let numbers = book.words[at(&lines[0]) | at(&lines[1]) << 8][four.word];
+            let signs = u32::from_le_bytes(lines[2].as_chunks().0[lane]) >> four.sign & 15;
+            let negative = numbers & ALL_BITS[signs as usize];
+            let all = u32::from_ne_bytes([book.offset; 4]) + numbers;
+            *out = (all - 2 * negative).to_le_bytes();
+        }
+        self.words(&out)
+    }
     /// `a | b`
     fn union(self, a: Self::I, b: Self::I) -> Self::I;
     /// `sum + Σ codes[i] · x[i]` over the four bytes of every word. Codes have no sign; if they are

@@ -9,12 +9,14 @@ use crate::{
 };
 
 mod affine;
+mod codebooks;
 mod ggml_legacy;
 mod i_quants;
 mod k_quants;
 mod mxfp;
 
 pub(super) use affine::Affine;
+pub(super) use codebooks::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(super) use ggml_legacy::{Legacy, Q8_0};
 pub(super) use i_quants::{Iq4Nl, Iq4Xs};
 pub(super) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -26,7 +28,8 @@ macro_rules! with_panels {
         use fm_format::quant::{FormatKind, GgmlKind, ScaleKind};
 
         use $crate::cpu::panels::formats::{
-            Affine, Iq4Nl, Iq4Xs, Legacy, Mxfp4, Q2K, Q3K, Q4K, Q5K, Q6K, Q8_0,
+            Affine, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Legacy, Mxfp4, Q2K, Q3K, Q4K,
+            Q5K, Q6K, Q8_0,
         };
 
         with_panels! { @rows $format, $panels => $work;
@@ -50,6 +53,11 @@ macro_rules! with_panels {
             FormatKind::Ggml(GgmlKind::Q4K) => Q4K,
             FormatKind::Ggml(GgmlKind::Q5K) => Q5K,
             FormatKind::Ggml(GgmlKind::Q6K) => Q6K,
+            FormatKind::Ggml(GgmlKind::Iq2Xxs) => Iq2Xxs,
+            FormatKind::Ggml(GgmlKind::Iq2Xs) => Iq2Xs,
+            FormatKind::Ggml(GgmlKind::Iq2S) => Iq2S,
+            FormatKind::Ggml(GgmlKind::Iq3Xxs) => Iq3Xxs,
+            FormatKind::Ggml(GgmlKind::Iq3S) => Iq3S,
             FormatKind::Ggml(GgmlKind::Iq4Nl) => Iq4Nl,
             FormatKind::Ggml(GgmlKind::Iq4Xs) => Iq4Xs,
             FormatKind::Ggml(GgmlKind::Mxfp4) => Mxfp4::<false>,

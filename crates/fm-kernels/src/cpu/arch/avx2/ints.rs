@@ -3,7 +3,10 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::ints::{HalfLine, Ints, Line};
+use crate::cpu::{
+    codebook::Codebook,
+    ints::{Four, HalfLine, Ints, Line},
+};
 
 use super::{Avx2, Halves};
 
@@ -67,6 +70,19 @@ impl Ints for Avx2 {
     fn mapped(self, table: &[u8; 16], codes: Words) -> Words {
         // SAFETY: `self` proves the features of `mapped`.
         unsafe { mapped(table, codes) }
+    }
+    #[inline(always)]
+    fn four<const ENTRIES: usize, const WORDS: usize>(
+        self,
+        book: &Codebook<ENTRIES, WORDS>,
+        [lower, upper]: [Words; 2],
+        signs: Words,
+        four: Four,
+    ) -> Words {
+        // SAFETY: `self` proves the features of `fours`; bytes of `upper` count by 256 entries.
+        let low = unsafe { fours(book, [lower.0, upper.0], signs.0, four) };
+        // SAFETY: as above.
+        (low, unsafe { fours(book, [lower.1, upper.1], signs.1, four) })
     }
     #[inline(always)]
     fn union(self, a: Words, b: Words) -> Words {
@@ -169,6 +185,40 @@ fn mapped(table: &[u8; 16], codes: Words) -> Words {
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     let table = _mm256_broadcastsi128_si256(table);
     (_mm256_shuffle_epi8(table, codes.0), _mm256_shuffle_epi8(table, codes.1))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fours<const ENTRIES: usize, const WORDS: usize>(
+    book: &Codebook<ENTRIES, WORDS>,
+    [lower, upper]: [__m256i; 2],
+    signs: __m256i,
+    Four { entry, word, sign }: Four,
+) -> __m256i {
+    let place = 8 * entry as i32;
+    let mut entries = shifted(lower, place, 0xff);
+    if ENTRIES > 256 {
+        let mask = (ENTRIES / 256 - 1) as u32;
+        entries = _mm256_or_si256(entries, shifted(upper, place - 8, mask << 8));
+    }
+    let first = book.words.as_flattened()[word..].as_ptr().cast::<i32>();
+    let numbers = if WORDS == 2 {
+        // SAFETY: the same word of entries that there are: of as many bits as their number has.
+        unsafe { _mm256_i32gather_epi32::<8>(first, entries) }
+    } else {
+        // SAFETY: as above.
+        unsafe { _mm256_i32gather_epi32::<4>(first, entries) }
+    };
+    // The byte with the signs everywhere, and a bit of it for each.
+    let byte = (sign / 8) as u8;
+    let spread = [0, 4, 8, 12].map(|word| i32::from_ne_bytes([word + byte; 4]));
+    let spread = _mm_setr_epi32(spread[0], spread[1], spread[2], spread[3]);
+    let signs = _mm256_shuffle_epi8(signs, _mm256_broadcastsi128_si256(spread));
+    let bits = _mm256_set1_epi32(0x0804_0201 << (sign % 8));
+    let negative = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bits), bits);
+    let negative = _mm256_and_si256(numbers, negative);
+    let all = _mm256_add_epi8(numbers, _mm256_set1_epi8(book.offset as i8));
+    _mm256_sub_epi8(all, _mm256_add_epi8(negative, negative))
 }
 
 #[inline]

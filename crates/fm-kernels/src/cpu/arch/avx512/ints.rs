@@ -4,7 +4,8 @@
 use std::arch::x86_64::*;
 
 use crate::cpu::{
-    ints::{HalfLine, Ints, Line},
+    codebook::{Codebook, EVEN_SIGNS},
+    ints::{Four, HalfLine, Ints, Line},
     lanes::LANES,
 };
 
@@ -60,6 +61,39 @@ impl Ints for Avx512 {
     fn mapped(self, table: &[u8; 16], codes: __m512i) -> __m512i {
         // SAFETY: `self` proves the features of `mapped`.
         unsafe { mapped(table, codes) }
+    }
+    #[inline(always)]
+    fn picked(self, words: __m512i, from: [usize; 4], mask: u8) -> __m512i {
+        // SAFETY: `self` proves the features of `picked`.
+        self.field(unsafe { picked(words, from) }, 0, mask)
+    }
+    #[inline(always)]
+    fn with_parity(self, words: __m512i) -> __m512i {
+        self.looked_up(&EVEN_SIGNS, [words, words])
+    }
+    #[inline(always)]
+    fn four<const ENTRIES: usize, const WORDS: usize>(
+        self,
+        book: &Codebook<ENTRIES, WORDS>,
+        entries: [__m512i; 2],
+        signs: __m512i,
+        four: Four,
+    ) -> __m512i {
+        let at = 8 * four.entry;
+        if WORDS == 2 {
+            let codes = self.looked_up(&book.codes[four.word], entries);
+            // SAFETY: `self` proves the features of `picked`.
+            let codes = unsafe { picked(codes, [at, at + 2, at + 4, at + 6]) };
+            // SAFETY: `self` proves the features of `signed`.
+            unsafe { signed::<2>(self.words(&book.signed), codes, (signs, four.sign)) }
+        } else {
+            let lower = self.looked_up(&book.codes[0], entries);
+            let upper = self.looked_up(&book.codes[1], entries);
+            // SAFETY: `self` proves the features of `picked_of`.
+            let codes = unsafe { picked_of(lower, upper, [at, at + 4]) };
+            // SAFETY: `self` proves the features of `signed`.
+            unsafe { signed::<3>(self.words(&book.signed), codes, (signs, four.sign)) }
+        }
     }
     #[inline(always)]
     fn union(self, a: __m512i, b: __m512i) -> __m512i {
@@ -144,6 +178,84 @@ fn mapped(table: &[u8; 16], codes: __m512i) -> __m512i {
     // SAFETY: sixteen readable bytes of any alignment.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)
+}
+
+/// Eight bits of every word from bit `from[i]` on to byte `i`. What is beyond the word is any.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vbmi")]
+fn picked(words: __m512i, from: [usize; 4]) -> __m512i {
+    let mut picks = [0; 8];
+    for (at, pick) in picks.iter_mut().enumerate() {
+        // Two words are one that turns.
+        *pick = (at / 4 * 32 + from[at % 4]) as u8;
+    }
+    _mm512_multishift_epi64_epi8(_mm512_set1_epi64(i64::from_le_bytes(picks)), words)
+}
+
+impl Avx512 {
+    /// `table[lower byte | upper byte << 8]` for every byte; an index has no more bits than the table has.
+    /// Nothing of it may be left to the compiler's choice: calls would not be shared by words that need the same.
+    #[inline(always)]
+    fn looked_up<const LEN: usize>(
+        self,
+        table: &[u8; LEN],
+        [lower, upper]: [__m512i; 2],
+    ) -> __m512i {
+        const { assert!(LEN.is_power_of_two() && LEN >= 128 && LEN <= 1024) };
+        let mut found = [lower; 8];
+        for (found, table) in found.iter_mut().zip(table.as_chunks::<128>().0) {
+            let (first, last) = table.split_at(64);
+            let first = self.words(first.as_array().expect("half of it"));
+            let last = self.words(last.as_array().expect("half of it"));
+            // SAFETY: `self` proves avx512vbmi.
+            *found = unsafe { _mm512_permutex2var_epi8(first, lower, last) };
+        }
+        // Written out, so that everything stays in registers.
+        macro_rules! halve {
+            ($tables:expr, $bit:expr, $of:expr) => {
+                for i in 0..$tables {
+                    // SAFETY: `self` proves the features of `either`.
+                    found[i] = unsafe { either($of, $bit, found[2 * i], found[2 * i + 1]) };
+                }
+            };
+        }
+        halve!(LEN / 256, 128, lower);
+        halve!(LEN / 512, 1, upper);
+        halve!(LEN / 1024, 2, upper);
+        found[0]
+    }
+}
+
+/// Bytes of `a`, or of `b` where `of` has a bit.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn either(of: __m512i, bit: u8, a: __m512i, b: __m512i) -> __m512i {
+    _mm512_mask_blend_epi8(_mm512_test_epi8_mask(of, _mm512_set1_epi8(bit as i8)), a, b)
+}
+
+/// Nibbles of two words, of each from bits `from` on: to the lower half of a word and to the upper one.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn picked_of(lower: __m512i, upper: __m512i, [a, b]: [usize; 2]) -> __m512i {
+    let from = [a, b, a, b];
+    _mm512_mask_blend_epi16(0xaaaa_aaaa, picked(lower, from), picked(upper, from))
+}
+
+/// What codes of `BITS` and signs from bit `at` on stand for.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn signed<const BITS: usize>(
+    table: __m512i,
+    codes: __m512i,
+    (signs, at): (__m512i, usize),
+) -> __m512i {
+    // A sign goes above its code; above that the table repeats itself. Two words turn in 64 bits.
+    let from = 64 + at - BITS;
+    let signs = picked(signs, [from, from + 1, from + 2, from + 3]);
+    let below = _mm512_set1_epi8((1 << BITS) - 1);
+    // `below ? codes : signs`
+    let codes = _mm512_ternarylogic_epi32::<0b1100_1010>(below, codes, signs);
+    _mm512_permutexvar_epi8(codes, table)
 }
 
 #[inline]

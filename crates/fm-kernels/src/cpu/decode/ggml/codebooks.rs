@@ -1,38 +1,16 @@
 //! ggml's IQ1, IQ2 and IQ3 formats: eight weights are one word of bytes from a table.
 //!
-//! Tables hold what entries stand for, a byte per weight, so a run is two words. Values of `iq1` are
+//! A table has what entries stand for, a byte per weight, so a run is two words of it. Values of `iq1` are
 //! counted in eighths of the scale from -9 on: eight per step of the code, and 0 or 2 for the eighth.
-
-use fm_format::quant::ggml::{
-    grids,
-    iq::{THREE_BIT_VALUES, TWO_BIT_VALUES},
-};
 
 use super::{bytes_of_pairs, half, layout, word};
 use crate::cpu::{
+    codebook::{EVEN_SIGNS, IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS},
     decode::{Decoder, Run},
     lanes::Lanes,
 };
 
 const ONES: u64 = 0x0101_0101_0101_0101;
-
-static IQ1: [u64; 2048] = words(&grids::IQ1, [0, 8, 16, 0]);
-static IQ2_XXS: [u64; 256] = words(&grids::IQ2_XXS, TWO_BIT_VALUES);
-static IQ2_XS: [u64; 512] = words(&grids::IQ2_XS, TWO_BIT_VALUES);
-static IQ2_S: [u64; 1024] = words(&grids::IQ2_S, TWO_BIT_VALUES);
-static IQ3_XXS: [u32; 256] = half_words(&grids::IQ3_XXS, THREE_BIT_VALUES);
-static IQ3_S: [u32; 512] = half_words(&grids::IQ3_S, [1, 3, 5, 7, 9, 11, 13, 15]);
-
-/// Eight signs of which an even number is negative, by the first seven.
-static EVEN_SIGNS: [u8; 128] = {
-    let mut signs = [0; 128];
-    let mut at = 0;
-    while at < 128 {
-        signs[at] = at as u8 | (at.count_ones() as u8 % 2) << 7;
-        at += 1;
-    }
-    signs
-};
 
 /// What a scale's code stands for: `(2 · code + 1) / over`.
 const fn factors(over: f32) -> [f32; 16] {
@@ -48,30 +26,6 @@ const fn factors(over: f32) -> [f32; 16] {
 static ODD: [f32; 16] = factors(1.0);
 static QUARTERS: [f32; 16] = factors(4.0);
 static EIGHTHS: [f32; 16] = factors(8.0);
-
-/// Entries of eight two-bit codes as bytes.
-const fn words<const N: usize>(book: &[u16; N], values: [u8; 4]) -> [u64; N] {
-    let mut words = [0; N];
-    let mut at = 0;
-    while at < N * 8 {
-        let value = values[(book[at / 8] >> (at % 8 * 2) & 3) as usize];
-        words[at / 8] |= (value as u64) << (at % 8 * 8);
-        at += 1;
-    }
-    words
-}
-
-/// Entries of four three-bit codes as bytes.
-const fn half_words<const N: usize>(book: &[u16; N], values: [u8; 8]) -> [u32; N] {
-    let mut words = [0; N];
-    let mut at = 0;
-    while at < N * 4 {
-        let value = values[(book[at / 4] >> (at % 4 * 3) & 7) as usize];
-        words[at / 4] |= (value as u32) << (at % 4 * 8);
-        at += 1;
-    }
-    words
-}
 
 /// The little-endian u16 at `at`.
 #[inline(always)]
@@ -167,7 +121,7 @@ codebook!(
     |block, i| {
         let head = usize::from(short(block, 34 + i / 4 * 2));
         let entry = usize::from(block[2 + i]) | (head >> (i % 4 * 3) & 7) << 8;
-        IQ1[entry] + if head >> 15 == 0 { 2 * ONES } else { 0 }
+        IQ1.eight([entry; 2]) + if head >> 15 == 0 { 2 * ONES } else { 0 }
     },
     |_block, _run| 0, zero 9.0
 );
@@ -185,7 +139,7 @@ codebook!(
     |block, i| {
         let upper = usize::from(block[32 + i / 2] >> (i % 2 * 4));
         let entry = usize::from(block[i]) | (upper & 7) << 8;
-        IQ1[entry] + if upper & 8 == 0 { 2 * ONES } else { 0 }
+        IQ1.eight([entry; 2]) + if upper & 8 == 0 { 2 * ONES } else { 0 }
     },
     |_block, _run| 0, zero 9.0
 );
@@ -195,7 +149,7 @@ codebook!(
     Iq2Xxs, [66, 8, 2],
     |lanes, block| half(lanes, block, 0),
     |block, group| EIGHTHS[(word(block, 6 + 8 * group) >> 28) as usize],
-    |block, i| IQ2_XXS[usize::from(block[2 + i / 4 * 8 + i % 4])],
+    |block, i| IQ2_XXS.eight([usize::from(block[2 + i / 4 * 8 + i % 4]); 2]),
     |block, run| even_signs(word(block, 6 + run / 2 * 8) >> (run % 2 * 14)), zero 0.0
 );
 
@@ -204,7 +158,7 @@ codebook!(
     Iq2Xs, [74, 16, 1],
     |lanes, block| half(lanes, block, 0),
     |block, group| EIGHTHS[nibble(block, 66, group)],
-    |block, i| IQ2_XS[usize::from(short(block, 2 + 2 * i) & 511)],
+    |block, i| IQ2_XS.eight([usize::from(short(block, 2 + 2 * i) & 511); 2]),
     |block, run| {
         let pair = word(block, 2 + 4 * run);
         even_signs(pair >> 9 & 127 | pair >> 25 << 7)
@@ -218,7 +172,7 @@ codebook!(
     |block, group| EIGHTHS[nibble(block, 74, group)],
     |block, i| {
         let upper = usize::from(block[66 + i / 4] >> (i % 4 * 2) & 3);
-        IQ2_S[usize::from(block[2 + i]) | upper << 8]
+        IQ2_S.eight([usize::from(block[2 + i]) | upper << 8; 2])
     },
     |block, run| short(block, 34 + 2 * run), zero 0.0
 );
@@ -229,8 +183,7 @@ codebook!(
     |lanes, block| half(lanes, block, 0),
     |block, group| QUARTERS[(word(block, 66 + 4 * group) >> 28) as usize],
     |block, i| {
-        let four = |at: usize| u64::from(IQ3_XXS[usize::from(block[2 + 2 * i + at])]);
-        four(0) | four(1) << 32
+        IQ3_XXS.eight([usize::from(block[2 + 2 * i]), usize::from(block[3 + 2 * i])])
     },
     |block, run| even_signs(word(block, 66 + run / 2 * 4) >> (run % 2 * 14)), zero 0.0
 );
@@ -244,7 +197,7 @@ codebook!(
         let upper = usize::from(block[66 + i / 4]) << 8 >> (i % 4 * 2);
         let low = usize::from(block[2 + 2 * i]) | upper & 256;
         let high = usize::from(block[3 + 2 * i]) | upper >> 1 & 256;
-        u64::from(IQ3_S[low]) | u64::from(IQ3_S[high]) << 32
+        IQ3_S.eight([low, high])
     },
     |block, run| short(block, 74 + 2 * run), zero 0.0
 );
