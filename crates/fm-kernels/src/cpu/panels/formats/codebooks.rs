@@ -1,8 +1,8 @@
 //! Codes of ggml that are entries of a codebook, in panels; see `fm_format::quant::ggml::iq`.
 //!
 //! Weights come in 32s: a line has the lower bytes of four entries of eight weights, or two lines have those of
-//! four entries of four weights each. Signs lie in the
-//! order of weights; where an even number of eight is negative, seven of them do.
+//! four entries of four weights each. Signs lie in the order of weights; where an even number of eight is
+//! negative, seven of them do.
 
 use super::{Panels, copy_words};
 use crate::cpu::{
@@ -11,9 +11,6 @@ use crate::cpu::{
     lanes::Lanes,
 };
 
-/// Where the signs of four times eight weights begin if there are seven of each.
-const SEVENS: [usize; 4] = [0, 7, 14, 21];
-
 /// Words from byte 2 on, and the scale before them.
 #[inline(always)]
 fn behind_scale(unit: &[u8], words: &mut [u32]) -> [u8; 2] {
@@ -21,10 +18,10 @@ fn behind_scale(unit: &[u8], words: &mut [u32]) -> [u8; 2] {
     [unit[0], unit[1]]
 }
 
-/// `2 · code + 1` times `d`, for a code of `bits` bits from bit `at` of words on.
+/// `2 · code + 1` times `d`, for a code of four bits from bit `at` of words on.
 #[inline(always)]
-fn odd_scale<L: Lanes>(lanes: L, d: L::F, line: &Line, at: usize, bits: u32) -> L::F {
-    let code = lanes.shifted(lanes.words(line), at as i32, (1 << bits) - 1);
+fn odd_scale<L: Lanes>(lanes: L, d: L::F, line: &Line, at: usize) -> L::F {
+    let code = lanes.shifted(lanes.words(line), at as i32, 15);
     lanes.mul(d, lanes.fma(lanes.to_float(code), lanes.splat(2.0), lanes.splat(1.0)))
 }
 
@@ -34,29 +31,23 @@ fn steps(first: usize, step: usize) -> [usize; 4] {
     [first, first + step, first + 2 * step, first + 3 * step]
 }
 
-/// Codes `4 · word ..` of 32, eight of an entry.
+/// Signs of four times eight weights, the seven of each from bit `from` on: an even number is negative.
 #[inline(always)]
-fn of_eights<L: Lanes, const ENTRIES: usize>(
-    lanes: L,
-    book: &Codebook<ENTRIES, 2>,
-    entries: [L::I; 2],
-    signs: L::I,
-    word: usize,
-) -> L::I {
-    let four = Four { entry: word / 2, word: word % 2, sign: 4 * word };
-    lanes.four(book, entries, signs, four)
+fn even_signs<L: Lanes>(lanes: L, words: L::I, from: [usize; 4]) -> L::I {
+    lanes.with_parity(lanes.picked(words, from, 127))
 }
 
-/// Codes `4 · word ..` of 32, four of an entry; `entries` are those of one half of them.
+/// Codes `4 · word ..` of 32 by their signs and entries, of which a line has four.
 #[inline(always)]
-fn of_fours<L: Lanes, const ENTRIES: usize>(
+fn codes_of<L: Lanes, const ENTRIES: usize, const WORDS: usize>(
     lanes: L,
-    book: &Codebook<ENTRIES, 1>,
+    book: &Codebook<ENTRIES, WORDS>,
     entries: [L::I; 2],
     signs: L::I,
     word: usize,
 ) -> L::I {
-    lanes.four(book, entries, signs, Four { entry: word % 4, word: 0, sign: 4 * word })
+    let four = Four { entry: word / WORDS % 4, word: word % WORDS, sign: 4 * word };
+    lanes.four(book, entries, signs, four)
 }
 
 /// `ggml` `IQ2_XXS`: 256 weights in runs of 32, `d · (scale + 1/2) / 4 · ± number`.
@@ -85,13 +76,13 @@ impl Panels for Iq2Xxs {
     }
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
-        (odd_scale(lanes, *d, &unit[2 * run + 1], 28, 4), lanes.splat(0.0))
+        (odd_scale(lanes, *d, &unit[2 * run + 1], 28), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         let entries = [lanes.words(&unit[2 * run]), lanes.splat_int(0)];
-        let signs = lanes.picked(lanes.words(&unit[2 * run + 1]), SEVENS, 127);
-        of_eights(lanes, &codebook::IQ2_XXS, entries, lanes.with_parity(signs), word)
+        let signs = even_signs(lanes, lanes.words(&unit[2 * run + 1]), steps(0, 7));
+        codes_of(lanes, &codebook::IQ2_XXS, entries, signs, word)
     }
 }
 
@@ -127,15 +118,15 @@ impl Panels for Iq2Xs {
     }
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
-        (odd_scale(lanes, *d, &unit[16 + run / 8], 4 * (run % 8), 4), lanes.splat(0.0))
+        (odd_scale(lanes, *d, &unit[16 + run / 8], 4 * (run % 8)), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         let (of, word) = (run / 2, run % 2 * 4 + word);
         let upper = lanes.words(&unit[2 * of + 1]);
         let entries = [lanes.words(&unit[2 * of]), lanes.field(upper, 0, 1)];
-        let signs = lanes.with_parity(lanes.field(upper, 1, 127));
-        of_eights(lanes, &codebook::IQ2_XS, entries, signs, word)
+        let signs = even_signs(lanes, upper, steps(1, 8));
+        codes_of(lanes, &codebook::IQ2_XS, entries, signs, word)
     }
 }
 
@@ -165,14 +156,14 @@ impl Panels for Iq2S {
     }
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
-        (odd_scale(lanes, *d, &unit[18 + run / 8], 4 * (run % 8), 4), lanes.splat(0.0))
+        (odd_scale(lanes, *d, &unit[18 + run / 8], 4 * (run % 8)), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         let (of, word) = (run / 2, run % 2 * 4 + word);
         let upper = lanes.picked(lanes.words(&unit[16 + of / 4]), steps(8 * (of % 4), 2), 3);
         let entries = [lanes.words(&unit[of]), upper];
-        of_eights(lanes, &codebook::IQ2_S, entries, lanes.words(&unit[8 + of]), word)
+        codes_of(lanes, &codebook::IQ2_S, entries, lanes.words(&unit[8 + of]), word)
     }
 }
 
@@ -202,13 +193,13 @@ impl Panels for Iq3Xxs {
     }
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
-        (odd_scale(lanes, *d, &unit[16 + run], 28, 4), lanes.splat(0.0))
+        (odd_scale(lanes, *d, &unit[16 + run], 28), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         let entries = [lanes.words(&unit[2 * run + word / 4]), lanes.splat_int(0)];
-        let signs = lanes.picked(lanes.words(&unit[16 + run]), SEVENS, 127);
-        of_fours(lanes, &codebook::IQ3_XXS, entries, lanes.with_parity(signs), word)
+        let signs = even_signs(lanes, lanes.words(&unit[16 + run]), steps(0, 7));
+        codes_of(lanes, &codebook::IQ3_XXS, entries, signs, word)
     }
 }
 
@@ -239,13 +230,13 @@ impl Panels for Iq3S {
     }
     #[inline(always)]
     fn scale<L: Lanes>(self, lanes: L, unit: &[Line], d: &L::F, run: usize) -> (L::F, L::F) {
-        (odd_scale(lanes, *d, &unit[26], 4 * run, 4), lanes.splat(0.0))
+        (odd_scale(lanes, *d, &unit[26], 4 * run), lanes.splat(0.0))
     }
     #[inline(always)]
     fn codes<L: Lanes>(self, lanes: L, unit: &[Line], run: usize, word: usize) -> L::I {
         let from = steps(8 * (run % 4) + word / 4 * 4, 1);
         let upper = lanes.picked(lanes.words(&unit[16 + run / 4]), from, 1);
         let entries = [lanes.words(&unit[2 * run + word / 4]), upper];
-        of_fours(lanes, &codebook::IQ3_S, entries, lanes.words(&unit[18 + run]), word)
+        codes_of(lanes, &codebook::IQ3_S, entries, lanes.words(&unit[18 + run]), word)
     }
 }
