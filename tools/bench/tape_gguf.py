@@ -10,6 +10,9 @@ c(t) is a random process over token ids, a part of which changes slowly: experts
 to the next as they do in real models. Row t + 1 of the head is proportional to c(t), of equal length for all, so the most likely token
 after t is t + 1: every engine that decodes greedily walks the same tape and meets the same experts.
 
+With `--uncertainty` routers also read what layers write, so that the next layer's router, asked early, is
+sometimes wrong, as it is in real models.
+
 The walk says nothing about experts or attention: it does not change when a layer is skipped. The head
 therefore has noise of 1e-2 outside of the channel, and engines are compared by their logits too.
 
@@ -57,6 +60,7 @@ def arguments():
     parser.add_argument("--sigma-b", type=float, default=0.3, help="how much more popular some experts are")
     parser.add_argument("--rho", type=float, default=0.8, help="how slowly the slow part of the code changes")
     parser.add_argument("--alpha", type=float, default=0.349, help="share of the slow part")
+    parser.add_argument("--uncertainty", type=float, default=0, help="weight of what layers write in what routers say")
     return parser.parse_args()
 
 
@@ -73,8 +77,9 @@ def codes(vocab, rho, alpha):
     return (np.sqrt(alpha) * slow + np.sqrt(1 - alpha) * fast).astype(np.float32)
 
 
-def router(experts, hidden, layer, sigma):
-    """[experts, hidden]: popularity in column 0, quantiles of a normal distribution; then noise."""
+def router(experts, hidden, layer, sigma, uncertainty):
+    """[experts, hidden]: popularity in column 0, quantiles of a normal distribution; then noise, of another
+    size outside of the channel."""
     random = np.random.default_rng(7 * 1000003 + layer)
     quantiles = [NormalDist().inv_cdf((expert + 0.5) / experts) for expert in range(experts)]
     popularity = np.array(quantiles, np.float32)
@@ -82,6 +87,9 @@ def router(experts, hidden, layer, sigma):
     weights = np.zeros((experts, hidden), np.float32)
     weights[:, 0] = sigma * popularity
     weights[:, 1:RESERVED] = random.standard_normal((experts, RESERVED - 1)) / np.sqrt(RESERVED - 1)
+    if uncertainty > 0:
+        outside = random.standard_normal((experts, hidden - RESERVED))
+        weights[:, RESERVED:] = uncertainty * outside / np.sqrt(hidden - RESERVED)
     return weights
 
 
@@ -231,7 +239,7 @@ class Tensors:
         else:
             self.attention(prefix, gates=2 if hybrid else 1)
         self.f32(prefix + ("post_attention_norm.weight" if hybrid else "ffn_norm.weight"), np.ones(hidden))
-        self.f32(prefix + "ffn_gate_inp.weight", router(args.experts, hidden, layer, args.sigma_b))
+        self.f32(prefix + "ffn_gate_inp.weight", router(args.experts, hidden, layer, args.sigma_b, args.uncertainty))
         experts = args.quant_experts and Type[args.quant_experts]
         self.noisy(prefix + "ffn_gate_exps.weight", (args.experts, args.ff, hidden), kind=experts)
         self.noisy(prefix + "ffn_up_exps.weight", (args.experts, args.ff, hidden), kind=experts)

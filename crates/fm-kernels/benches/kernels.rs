@@ -1,7 +1,7 @@
 //! How fast the CPU backend is, and how fast it could be.
 //!
 //! ```text
-//! cargo bench -p fm-kernels -- [threads] [avx512|avx2|portable] [only names that contain this]
+//! cargo bench -p fm-kernels -- [threads] [avx512|avx-vnni|avx2|portable] [only names that contain this]
 //! ```
 //!
 //! Decode reads its weights from a set that no cache holds; every round is preceded by a read of

@@ -151,7 +151,7 @@ impl Kernels for Simd {
         x: &RowSelection<'_>,
         out: &mut [&mut [f32]],
     ) {
-        on_level!(self.level, lanes => panels::dots(lanes, format, panels, x, out));
+        on_level!(self.level, with products, lanes => panels::dots(lanes, format, panels, x, out));
     }
 
     fn dot(&self, a: &[f32], b: &[f32]) -> f32 {

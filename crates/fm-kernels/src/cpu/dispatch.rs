@@ -20,7 +20,9 @@ pub(super) enum Found {
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
+    AvxVnni(Avx2<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2<false>),
     #[cfg(target_arch = "aarch64")]
     Neon(Neon),
     Portable(Portable),
@@ -36,6 +38,12 @@ impl Level {
     #[cfg(target_arch = "x86_64")]
     pub fn avx2() -> Option<Self> {
         Avx2::detect().map(|avx2| Self(Found::Avx2(avx2)))
+    }
+
+    /// The same with products of bytes, AVX-VNNI.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avx_vnni() -> Option<Self> {
+        Avx2::detect().map(|avx2| Self(Found::AvxVnni(avx2)))
     }
 
     /// AVX-512 F, BW, DQ, VL, VBMI and VNNI.
@@ -59,7 +67,7 @@ impl Level {
     /// Everything this machine has, fastest first.
     pub fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        let special = [Self::amx(), Self::avx512(), Self::avx2()];
+        let special = [Self::amx(), Self::avx512(), Self::avx_vnni(), Self::avx2()];
         #[cfg(target_arch = "aarch64")]
         let special = [Self::neon()];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -86,6 +94,8 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Found::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
+            Found::AvxVnni(_) => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
             Found::Avx2(_) => "avx2",
             #[cfg(target_arch = "aarch64")]
             Found::Neon(_) => "neon",
@@ -105,12 +115,24 @@ impl fmt::Display for Level {
     }
 }
 
-/// `on_level!(level, lanes => expression)`: the expression, compiled for every instruction set.
+/// `on_level!(level, lanes => expression)`: the expression, compiled for every instruction set. Where it multiplies
+/// bytes, `on_level!(level, with products, lanes => expression)`: the only thing that some sets differ in.
 macro_rules! on_level {
     ($level:expr, $lanes:ident => $body:expr) => {
+        on_level!($level, $lanes => $body, {
+            let $lanes = $lanes.without_vnni();
+            $body
+        })
+    };
+    ($level:expr, with products, $lanes:ident => $body:expr) => {
+        on_level!($level, $lanes => $body, $body)
+    };
+    ($level:expr, $lanes:ident => $body:expr, $with_vnni:expr) => {
         match $level.0 {
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::dispatch::Found::Avx512($lanes) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::dispatch::Found::AvxVnni($lanes) => $with_vnni,
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::dispatch::Found::Avx2($lanes) => $body,
             #[cfg(target_arch = "aarch64")]

@@ -114,7 +114,8 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
         let mut panels = panels.clone().enumerate();
         while let Some((at, panel)) = panels.next() {
             let first = at * LANES;
-            let other = if rows.len() <= FEW { None } else { panels.next() };
+            let two = rows.len() > FEW && sums_fit::<L>(2 * CODES);
+            let other = if two { panels.next() } else { None };
             let to = (&mut *out, first);
             match (other, rows) {
                 (Some((_, other)), _) => {
@@ -313,6 +314,13 @@ impl<L: Lanes> Run<L> {
 /// Integer sums that the words of a run go to in turns: with a single one a core waits for its latency.
 /// Measured in `docs/experiments/0043`.
 const CHAINS: usize = 2;
+
+/// Whether the integer sums of so many lines stay in registers. With those of two panels in the two integers
+/// of `int15`, AVX2 keeps most of them in memory, and is slower than with one panel:
+/// `docs/experiments/0060`.
+const fn sums_fit<L: Lanes>(lines: usize) -> bool {
+    lines * CHAINS * L::PARTS <= L::CHAINS
+}
 
 /// `sums` and the products of the same run of some panels with run `within` of a block of activations.
 #[inline(always)]

@@ -58,6 +58,10 @@ mod integers {
                     crate::conformance!(maybe super::on(super::Level::avx2(), 1));
                 }
                 #[cfg(target_arch = "x86_64")]
+                mod avx_vnni {
+                    crate::conformance!(maybe super::on(super::Level::avx_vnni(), 1));
+                }
+                #[cfg(target_arch = "x86_64")]
                 mod avx512 {
                     crate::conformance!(maybe super::on(super::Level::avx512(), 1));
                 }

@@ -9,17 +9,24 @@ use super::x86;
 
 mod ints;
 
-/// Proof that this CPU has AVX2, FMA and F16C. The only way to obtain one is [`Avx2::detect`].
+/// Proof that this CPU has AVX2, FMA and F16C, and AVX-VNNI if `VNNI`. The only way to obtain one is
+/// [`Avx2::detect`].
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Avx2(());
+pub(in crate::cpu) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// Asks the CPU.
     pub(in crate::cpu) fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avxvnni"));
         all.then_some(Self(()))
+    }
+
+    /// For what multiplies no bytes, and would only be compiled once more.
+    pub(in crate::cpu) fn without_vnni(self) -> Avx2<false> {
+        Avx2(())
     }
 }
 
@@ -82,7 +89,7 @@ fn pairs(a: Halves, b: Halves, op: impl Fn(__m256, __m256) -> __m256) -> Halves 
     (op(a.0, b.0), op(a.1, b.1))
 }
 
-impl Lanes for Avx2 {
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Tiles = Infallible;
     type Part = __m256;
     type Palette = (__m256, __m256);
@@ -98,11 +105,20 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn run<W: Work>(self, work: W) -> W::Out {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn compiled<W: Work>(lanes: Avx2, work: W) -> W::Out {
+        fn compiled<W: Work>(lanes: Avx2<false>, work: W) -> W::Out {
             work.on(lanes)
         }
-        // SAFETY: `self` proves that the CPU has these features.
-        unsafe { compiled(self, work) }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn with_vnni<W: Work>(lanes: Avx2<true>, work: W) -> W::Out {
+            work.on(lanes)
+        }
+        if VNNI {
+            // SAFETY: `self` proves that the CPU has these features.
+            unsafe { with_vnni(Avx2(()), work) }
+        } else {
+            // SAFETY: as above.
+            unsafe { compiled(Avx2(()), work) }
+        }
     }
 
     #[inline(always)]

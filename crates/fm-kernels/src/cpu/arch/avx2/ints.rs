@@ -18,7 +18,7 @@ fn pair(a: i8, b: i8) -> i32 {
     i32::from(a) & 0xffff | i32::from(b) << 16
 }
 
-impl Ints for Avx2 {
+impl<const VNNI: bool> Ints for Avx2<VNNI> {
     type F = Halves;
     type I = Words;
 
@@ -91,7 +91,10 @@ impl Ints for Avx2 {
     }
     #[inline(always)]
     fn dot<const WIDE: bool>(self, codes: Words, x: [i8; 4], sum: Words) -> Words {
-        if WIDE {
+        if VNNI {
+            // SAFETY: `self` proves the features of `vnni_dot`.
+            unsafe { vnni_dot(codes, x, sum) }
+        } else if WIDE {
             // SAFETY: `self` proves the features of `wide_dot`.
             unsafe { wide_dot(codes, x, sum) }
         } else {
@@ -231,6 +234,15 @@ fn union(a: Words, b: Words) -> Words {
 #[target_feature(enable = "avx2")]
 fn add(a: Words, b: Words) -> Words {
     (_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1))
+}
+
+/// For all codes.
+#[inline]
+#[target_feature(enable = "avx2,avxvnni")]
+fn vnni_dot(codes: Words, x: [i8; 4], sum: Words) -> Words {
+    let x = _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
+    let low = _mm256_dpbusd_avx_epi32(sum.0, codes.0, x);
+    (low, _mm256_dpbusd_avx_epi32(sum.1, codes.1, x))
 }
 
 /// For codes below 128: two products fit 16 bits.
