@@ -120,7 +120,7 @@ impl fmt::Display for Level {
 macro_rules! on_level {
     ($level:expr, $lanes:ident => $body:expr) => {
         on_level!($level, $lanes => $body, {
-            let $lanes = $lanes.without_vnni();
+            let $lanes = $crate::cpu::arch::avx2::Avx2::<false>::from($lanes);
             $body
         })
     };

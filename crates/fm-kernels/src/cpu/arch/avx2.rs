@@ -23,10 +23,12 @@ impl<const VNNI: bool> Avx2<VNNI> {
             && (!VNNI || is_x86_feature_detected!("avxvnni"));
         all.then_some(Self(()))
     }
+}
 
-    /// For what multiplies no bytes, and would only be compiled once more.
-    pub(in crate::cpu) fn without_vnni(self) -> Avx2<false> {
-        Avx2(())
+/// For what multiplies no bytes, and would only be compiled once more.
+impl From<Avx2<true>> for Avx2<false> {
+    fn from(_: Avx2<true>) -> Self {
+        Self(())
     }
 }
 
