@@ -18,13 +18,13 @@ use self::trial::Trial;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LookAhead {
     /// Not at all.
-    #[default]
     Off,
     /// By the next layer's router, on what is known before this layer's experts have run.
     Router,
     /// By what the token before chose.
     LastToken,
     /// As [`LookAhead::Router`] while that is faster, as is measured now and then.
+    #[default]
     Auto,
 }
 

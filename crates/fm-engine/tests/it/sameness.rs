@@ -47,7 +47,11 @@ fn with_and_without_look_ahead() {
 
 #[test]
 fn a_sweep_reads_the_next_layer_ahead_and_a_token_does_not() {
-    let mut engine = open(&EngineOptions { slots: Some(9), ..EngineOptions::default() });
+    let mut engine = open(&EngineOptions {
+        slots: Some(9),
+        look_ahead: LookAhead::Off,
+        ..EngineOptions::default()
+    });
     let foreseen = |engine: &Engine| read_stats(&engine.stats_handle()).foreseen_records;
     let session = engine.runner.open(256).unwrap();
     bits(engine.runner.as_mut(), session, &prompt()[..12], 1);
