@@ -10,6 +10,9 @@ use super::{
 /// Rows of the memory that run side by side: they share the key and hide each other's latency.
 const ROWS: usize = 4;
 
+/// How far ahead the memory is asked for, in bytes; from 4 to 16 KB it is the same, measured in `docs/experiments/0061`.
+const PREFETCH_BYTES: usize = 8 << 10;
+
 /// One token of one head, see [`crate::reference::delta_net::delta_step`].
 ///
 /// ```text
@@ -63,8 +66,9 @@ fn rows_step<L: Lanes, const R: usize>(
     for (i, key) in step.key.chunks(LANES).enumerate() {
         let (at, len, key) = (i * LANES, key.len(), load_some(lanes, key));
         for r in 0..R {
-            let s = load_some(lanes, &state[r * k_dim + at..][..len]);
-            sums[r] = lanes.fma(s, key, sums[r]);
+            let row = &state[r * k_dim + at..][..len];
+            lanes.prefetch_here(row, PREFETCH_BYTES);
+            sums[r] = lanes.fma(load_some(lanes, row), key, sums[r]);
         }
     }
     let mut writes = sums;
