@@ -139,7 +139,7 @@ class Table:
         return one and factor(one, four)
 
     def turns(self):
-        found = self.bench("big.gguf", "--turns", 20, "--decode", 16, *CAP_OPTIONS, cap=CAP)
+        found = self.bench("big.gguf", "--turns", 20, "--decode", 16, *CAP_MEMORY, cap=CAP)
         if not found:
             return None
         held = [turn["held_bytes"] / 1e9 for turn in found["turns"]]
@@ -148,7 +148,7 @@ class Table:
     def long(self):
         """4,000 tokens, of which the second half is measured, under the cap and with all memory there is."""
         options = ["--decode", 2000, "--repeats", 1, "--warm-up", 0, "--context-at", 16]
-        tight = self.speed("big.gguf", *options, *CAP_OPTIONS, cap=CAP)
+        tight = self.speed("big.gguf", *options, *CAP_MEMORY, cap=CAP)
         loose = self.speed("big.gguf", *options)
         if not tight:
             return None

@@ -178,7 +178,8 @@ pub static ENGINE: [OptionRow<EngineOptions>; 13] = [
     OptionRow {
         name: "lookahead",
         value: "MODE",
-        help: "Guess what the next layer needs, and read it while the disk is idle [default: auto, where that measures faster]",
+        help: "Guess what the next layer needs, and read it while the disk is idle [default: auto, \
+               where that measures faster]",
         choices: || LookAhead::names().collect(),
         set: |options, text| LookAhead::by_name(text).map(|mode| options.look_ahead = mode),
     },
