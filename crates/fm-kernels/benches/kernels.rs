@@ -55,6 +55,7 @@ fn main() {
     bench.prefill();
     bench.delta_net();
     bench.attention();
+    bench.written();
     bench.heads();
 }
 
@@ -331,6 +332,50 @@ impl Bench {
         let [us, rate] = medians(&rounds);
         let best = rounds.iter().map(|round| round[1]).fold(0.0, f64::max);
         println!("{name}: {us:.0} us, {rate:.0} GFLOP/s; best {best:.0}");
+    }
+
+    /// Attention of a written token: keys and values of many layers in turns, which no cache holds.
+    fn written(&self) {
+        for (heads, kv_heads, dim) in [(16, 2, 256), (32, 4, 128)] {
+            for tokens in [1024, 8192] {
+                let (k_dim, v_dim) = (dim, dim);
+                let shape =
+                    AttentionShape { heads, kv_heads, k_dim, v_dim, scale: 0.06, window: None };
+                self.written_case(shape, tokens);
+            }
+        }
+    }
+
+    fn written_case(&self, shape: AttentionShape, tokens: usize) {
+        let AttentionShape { heads, kv_heads, k_dim, .. } = shape;
+        let name = format!("written attention {heads} heads of {k_dim} at {tokens}");
+        if self.skips(&name) {
+            return;
+        }
+        let layer_len = tokens * kv_heads * k_dim;
+        let set = weights(quant::by_name("f32").expect("it is in the table"), SET_BYTES);
+        let (layers, blocks) = (SET_BYTES / 8 / layer_len, (tokens / 64) as u32);
+        let pools = [0, 1].map(|_| values(layers * layer_len));
+        let q = values(heads * k_dim);
+        let mut out = vec![0.0; heads * k_dim];
+        let mut rounds = Vec::new();
+        for _ in 0..ROUNDS {
+            let probe = read_probe(&set, self.device.threads());
+            let start = Instant::now();
+            for layer in 0..layers as u32 {
+                let table: Vec<u32> = (layer * blocks..(layer + 1) * blocks).collect();
+                let kv =
+                    KvView { keys: &pools[0], values: Some(&pools[1]), table: &table, sinks: None };
+                let q = View::new(&q, 1, heads * k_dim);
+                let out = ViewMut::new(&mut out, 1, heads * k_dim);
+                self.device.attention(shape, q, &kv, tokens as u32 - 1, out).expect("the host");
+            }
+            let bytes = (layers * layer_len * 8) as f64;
+            let rate = bytes / start.elapsed().as_secs_f64() / 1e9;
+            rounds.push([rate, probe, rate / probe]);
+        }
+        let [rate, probe, share] = medians(&rounds);
+        println!("{name}: {rate:.1} GB/s, memory {probe:.1}, ratio {share:.2}");
     }
 
     /// A matrix for every head: the two of a latent-attention layer.

@@ -10,15 +10,12 @@ use super::{
     lanes::{LANES, Lanes, Sixteen, Work, padded},
 };
 
-/// Keys that run side by side: they share the query and hide each other's latency.
-const KEYS: usize = 4;
+/// Sums of a tile that takes all the registers of AVX-512: of queries and keys, or of queries and vectors of
+/// their outputs. Elsewhere a tile has [`FEW_SUMS`]. What a tile is made of does not change a bit.
+const MANY_SUMS: usize = 16;
 
-/// Vectors of the output that stay in registers while the values of a block stream by.
-const COLUMNS: usize = 4;
-
-/// Queries that run side by side where registers hold [`KEYS`] sums of each: a key or value is loaded
-/// once for all of them. How many does not change a bit.
-const QUERIES: usize = 4;
+/// Sums of a tile that fits where a vector takes several of few registers.
+const FEW_SUMS: usize = 4;
 
 /// Query heads of some rows, see [`crate::reference::attention::attend`]: the same equations in the
 /// same order of blocks and positions. Every query meets a block before the next block is read.
@@ -53,12 +50,7 @@ impl Work for Attend<'_> {
             let q = q.columns(done * k_dim, count * k_dim);
             let sinks = kv.sinks.map(|sinks| &sinks[head + done..][..count]);
             let queries = Queries { shape, q, kv, kv_head, sinks, count, position, stride };
-            let out = &mut out[done * v_dim..];
-            if L::CHAINS >= QUERIES * KEYS {
-                queries.attend::<L, QUERIES>(lanes, out);
-            } else {
-                queries.attend::<L, 1>(lanes, out);
-            }
+            queries.attend(lanes, &mut out[done * v_dim..]);
             done += count;
         }
     }
@@ -96,9 +88,9 @@ struct Seen {
 }
 
 impl Queries<'_> {
-    /// All of them over all blocks, `N` at a time where they see the same positions.
+    /// All of them over all blocks, eight or four at a time where they see the same positions.
     #[inline(always)]
-    fn attend<L: Lanes, const N: usize>(&self, lanes: L, out: &mut [f32]) {
+    fn attend<L: Lanes>(&self, lanes: L, out: &mut [f32]) {
         let queries = self.q.rows * self.count;
         let mut states = [Softmax { peak: f32::NEG_INFINITY, sum: 0.0 }; QUERIES_PER_TASK_MAX];
         let states = &mut states[..queries];
@@ -113,13 +105,24 @@ impl Queries<'_> {
             while at < queries {
                 let seen = self.seen(at, block);
                 // What is seen moves on with the rows: if first and last see the same, all do.
-                if at + N <= queries && self.seen(at + N - 1, block) == seen {
-                    self.meet::<L, N>(lanes, at, (block, seen), states, out);
-                    at += N;
-                } else {
-                    self.meet::<L, 1>(lanes, at, (block, seen), states, out);
-                    at += 1;
+                let alike = |n| at + n <= queries && self.seen(at + n - 1, block) == seen;
+                let few = MANY_SUMS * L::PARTS > L::CHAINS;
+                // With tiles of sixteen sums, four queries and four keys read least where a block comes from
+                // the first cache, eight and two where it comes from memory and goes.
+                let group = match () {
+                    () if alike(8) && (few || queries == 8) => 8,
+                    () if alike(4) => 4,
+                    () => 1,
+                };
+                let part = (block, seen);
+                match (group, few) {
+                    (8, false) => self.meet::<L, 8, 8, 2>(lanes, at, part, states, out),
+                    (8, true) => self.meet::<L, 8, 2, 2>(lanes, at, part, states, out),
+                    (4, false) => self.meet::<L, 4, 4, 4>(lanes, at, part, states, out),
+                    (4, true) => self.meet::<L, 4, 2, 2>(lanes, at, part, states, out),
+                    _ => self.meet::<L, 1, 1, 4>(lanes, at, part, states, out),
                 }
+                at += group;
             }
         }
         for (at, state) in states.iter().enumerate() {
@@ -150,9 +153,10 @@ impl Queries<'_> {
         &self.q.row(at / self.count)[at % self.count * k_dim..][..k_dim]
     }
 
-    /// Queries `at ..` and what they see of a block.
+    /// `G` queries from `at` on and what they see of a block, in tiles of `N` queries and `T` keys or
+    /// vectors of the output: all of them read what a tile reads while the first cache has it.
     #[inline(always)]
-    fn meet<L: Lanes, const N: usize>(
+    fn meet<L: Lanes, const G: usize, const N: usize, const T: usize>(
         &self,
         lanes: L,
         at: usize,
@@ -169,14 +173,14 @@ impl Queries<'_> {
         let keys = &self.kv.keys[lane * k_dim..][..(to - from) * k_dim];
         let values = self.kv.values(self.shape, lane);
         let ahead = if at == 0 { self.ahead(keys, values.0, block) } else { [None; 2] };
-        let (mut q, mut places) = ([self.query(at); N], [self.place(at); N]);
-        for n in 1..N {
+        let (mut q, mut places) = ([self.query(at); G], [self.place(at); G]);
+        for n in 1..G {
             (q[n], places[n]) = (self.query(at + n), self.place(at + n));
         }
-        let mut scores = [[0.0; KV_BLOCK_TOKENS]; N];
-        score(lanes, scale, q, (keys, ahead[0]), &mut scores);
-        let mut fades = [0.0; N];
-        for n in 0..N {
+        let mut scores = [[0.0; KV_BLOCK_TOKENS]; G];
+        score::<L, G, N, T>(lanes, scale, q, (keys, ahead[0]), &mut scores);
+        let mut fades = [0.0; G];
+        for n in 0..G {
             let (state, scores) = (&mut states[at + n], &mut scores[n][..to - from]);
             let higher = largest(lanes, scores, state.peak);
             fades[n] = (state.peak - higher).exp(); // e^-∞ = 0 for the first block
@@ -184,7 +188,7 @@ impl Queries<'_> {
             state.sum = state.sum * fades[n] + exp_sum(lanes, higher, scores);
         }
         let shares = Shares { fades, scores: &scores, tokens: to - from, ahead: ahead[1] };
-        gather(lanes, shares, values, out, (places, v_dim));
+        gather::<L, G, N, T>(lanes, shares, values, out, (places, v_dim));
     }
 
     /// What the first queries of a block ask for, and how far behind what they read it is: while they
@@ -205,45 +209,75 @@ impl Queries<'_> {
 
 /// `scores[n][t] = scale · q[n]·keys[t]`; asks for what lies `ahead` of the keys.
 #[inline(always)]
-fn score<L: Lanes, const N: usize>(
+fn score<L: Lanes, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     scale: f32,
-    q: [&[f32]; N],
+    q: [&[f32]; G],
     (keys, ahead): (&[f32], Option<usize>),
-    scores: &mut [[f32; KV_BLOCK_TOKENS]; N],
+    scores: &mut [[f32; KV_BLOCK_TOKENS]; G],
 ) {
     let k_dim = q[0].len();
-    let tokens = keys.len() / k_dim;
-    let full = tokens / KEYS * KEYS;
     let q = Rows::new(q, k_dim);
-    for t in (0..full).step_by(KEYS) {
-        let mut rows = [&keys[t * k_dim..][..k_dim]; KEYS];
-        for i in 1..KEYS {
-            rows[i] = &keys[(t + i) * k_dim..][..k_dim];
-        }
-        let sums = products(lanes, &q, (&Rows::new(rows, k_dim), ahead));
-        if N == QUERIES {
-            let mut all = [sums[0]; QUERIES];
-            all[..N].copy_from_slice(&sums);
-            let mut tile = [0.0; QUERIES * KEYS];
-            lanes.store(lanes.mul(lanes.splat(scale), lanes.sums_of_tile(all)), &mut tile);
-            for (scores, tile) in scores.iter_mut().zip(tile.as_chunks::<KEYS>().0) {
-                scores[t..t + KEYS].copy_from_slice(tile);
-            }
-        } else {
-            for n in 0..N {
-                let sums = lanes.sums(sums[n]);
-                for i in 0..KEYS {
-                    scores[n][t + i] = scale * sums[i];
-                }
-            }
+    let mut t = 0;
+    let mut tiles = keys.chunks_exact(T * k_dim);
+    for keys in &mut tiles {
+        score_keys::<L, G, N, T>(lanes, scale, &q, (keys, ahead), (scores, t));
+        t += T;
+    }
+    for key in tiles.remainder().chunks_exact(k_dim) {
+        score_keys::<L, G, N, 1>(lanes, scale, &q, (key, ahead), (scores, t));
+        t += 1;
+    }
+}
+
+/// `T` keys, whose scores are those from `t` on.
+#[inline(always)]
+fn score_keys<L: Lanes, const G: usize, const N: usize, const T: usize>(
+    lanes: L,
+    scale: f32,
+    q: &Rows<'_, G>,
+    (keys, ahead): (&[f32], Option<usize>),
+    (scores, t): (&mut [[f32; KV_BLOCK_TOKENS]; G], usize),
+) {
+    let k_dim = keys.len() / T;
+    let mut rows = [&keys[..k_dim]; T];
+    for i in 1..T {
+        rows[i] = &keys[i * k_dim..][..k_dim];
+    }
+    let keys = Rows::new(rows, k_dim);
+    for first in (0..G).step_by(N) {
+        let ahead = ahead.filter(|_| first == 0);
+        let sums = products::<L, G, N, T>(lanes, (q, first), (&keys, ahead));
+        let mut tile = [[0.0; T]; N];
+        add_lanes(lanes, scale, sums, tile.as_flattened_mut());
+        for (scores, tile) in scores[first..].iter_mut().zip(tile) {
+            scores[t..t + T].copy_from_slice(&tile);
         }
     }
-    for t in full..tokens {
-        let key = Rows::new([&keys[t * k_dim..][..k_dim]], k_dim);
-        let sums = products(lanes, &q, (&key, ahead));
-        for n in 0..N {
-            scores[n][t] = scale * lanes.sum(sums[n][0]);
+}
+
+/// The lanes of each sum added up, times `scale`; as many at once as the tile allows.
+#[inline(always)]
+fn add_lanes<L: Lanes, const N: usize, const T: usize>(
+    lanes: L,
+    scale: f32,
+    sums: [[L::F; T]; N],
+    tile: &mut [f32],
+) {
+    let mut all = [[sums[0][0]; FEW_SUMS]; MANY_SUMS / FEW_SUMS];
+    for (n, sums) in sums.iter().enumerate() {
+        for (i, sum) in sums.iter().enumerate() {
+            all[(n * T + i) / FEW_SUMS][(n * T + i) % FEW_SUMS] = *sum;
+        }
+    }
+    if let Ok(tile) = tile.try_into() {
+        lanes.store(lanes.mul(lanes.splat(scale), lanes.sums_of_tile(all)), tile);
+    } else if let Ok(tile) = <&mut [f32; FEW_SUMS]>::try_from(&mut *tile) {
+        *tile = lanes.sums(all[0]);
+        tile.iter_mut().for_each(|sum| *sum *= scale);
+    } else {
+        for (score, sum) in tile.iter_mut().zip(all.as_flattened()) {
+            *score = scale * lanes.sum(*sum);
         }
     }
 }
@@ -272,18 +306,18 @@ impl<'a, const N: usize> Rows<'a, N> {
     }
 }
 
-/// Products of `N` queries and `T` keys, whose lanes are still to be added; one does not depend on
-/// `N` or `T`.
+/// Products of `N` queries from `first` on and `T` keys, whose lanes are still to be added; one does not
+/// depend on `N` or `T`.
 #[inline(always)]
-fn products<L: Lanes, const N: usize, const T: usize>(
+fn products<L: Lanes, const G: usize, const N: usize, const T: usize>(
     lanes: L,
-    q: &Rows<'_, N>,
+    (q, first): (&Rows<'_, G>, usize),
     (keys, ahead): (&Rows<'_, T>, Option<usize>),
 ) -> [[L::F; T]; N] {
     let mut sums = [[lanes.splat(0.0); T]; N];
     for at in 0..keys.vectors[0].len() {
         let mut vectors = [lanes.splat(0.0); N];
-        for (vector, q) in vectors.iter_mut().zip(&q.vectors) {
+        for (vector, q) in vectors.iter_mut().zip(&q.vectors[first..]) {
             *vector = lanes.load(&q[at]);
         }
         for (t, key) in keys.vectors.iter().enumerate() {
@@ -299,7 +333,7 @@ fn products<L: Lanes, const N: usize, const T: usize>(
     }
     if let (Some(heads), Some(tails)) = (&q.tails, &keys.tails) {
         for n in 0..N {
-            let head = lanes.load(&heads[n]);
+            let head = lanes.load(&heads[first + n]);
             for t in 0..T {
                 sums[n][t] = lanes.fma(head, lanes.load(&tails[t]), sums[n][t]);
             }
@@ -314,12 +348,12 @@ fn sixteen(x: &[f32], at: usize) -> &Sixteen {
     x[at..].first_chunk().expect("a whole vector")
 }
 
-/// What the values of a block count for `N` queries.
+/// What the values of a block count for `G` queries.
 #[derive(Clone, Copy)]
-struct Shares<'a, const N: usize> {
+struct Shares<'a, const G: usize> {
     /// Factors on what was gathered before.
-    fades: [f32; N],
-    scores: &'a [[f32; KV_BLOCK_TOKENS]; N],
+    fades: [f32; G],
+    scores: &'a [[f32; KV_BLOCK_TOKENS]; G],
     tokens: usize,
     /// How far behind the values lies what will be read next.
     ahead: Option<usize>,
@@ -328,90 +362,93 @@ struct Shares<'a, const N: usize> {
 /// `out[n] = fade[n] · out[n] + Σ shares[n][t] · values[t]`, positions ascending; `values` come with
 /// their stride, and output `n` has `v_dim` values from `places[n]` on.
 #[inline(always)]
-fn gather<L: Lanes, const N: usize>(
+fn gather<L: Lanes, const G: usize, const N: usize, const C: usize>(
     lanes: L,
-    shares: Shares<'_, N>,
+    shares: Shares<'_, G>,
     (values, stride): (&[f32], usize),
     out: &mut [f32],
-    (mut places, v_dim): ([usize; N], usize),
+    (mut places, v_dim): ([usize; G], usize),
 ) {
     let mut at = 0;
-    while at + COLUMNS * LANES <= v_dim {
-        gather_columns::<L, N, COLUMNS>(lanes, shares, (&values[at..], stride), out, places);
-        at += COLUMNS * LANES;
-        places.iter_mut().for_each(|place| *place += COLUMNS * LANES);
+    while at + C * LANES <= v_dim {
+        gather_columns::<L, G, N, C>(lanes, shares, (&values[at..], stride), out, places);
+        at += C * LANES;
+        places.iter_mut().for_each(|place| *place += C * LANES);
     }
     while at + LANES <= v_dim {
-        gather_columns::<L, N, 1>(lanes, shares, (&values[at..], stride), out, places);
+        gather_columns::<L, G, N, 1>(lanes, shares, (&values[at..], stride), out, places);
         at += LANES;
         places.iter_mut().for_each(|place| *place += LANES);
     }
     if at < v_dim {
-        gather_tail(lanes, shares, (&values[at..], stride), out, (places, v_dim - at));
+        gather_tail::<L, G, N>(lanes, shares, (&values[at..], stride), out, (places, v_dim - at));
     }
 }
 
 /// `C` vectors of each output.
 #[inline(always)]
-fn gather_columns<L: Lanes, const N: usize, const C: usize>(
+fn gather_columns<L: Lanes, const G: usize, const N: usize, const C: usize>(
     lanes: L,
-    Shares { fades, scores, tokens, ahead }: Shares<'_, N>,
+    Shares { fades, scores, tokens, ahead }: Shares<'_, G>,
     (values, stride): (&[f32], usize),
     out: &mut [f32],
-    places: [usize; N],
+    places: [usize; G],
 ) {
-    let mut sums = [[lanes.splat(0.0); C]; N];
-    for n in 0..N {
-        for (c, sum) in sums[n].iter_mut().enumerate() {
-            let before = lanes.load(sixteen(out, places[n] + c * LANES));
-            *sum = lanes.mul(lanes.splat(fades[n]), before);
-        }
-    }
-    for t in 0..tokens {
-        let mut columns = [lanes.splat(0.0); C];
-        let values = &values[t * stride..][..C * LANES];
-        for (values, column) in values.as_chunks().0.iter().zip(&mut columns) {
-            *column = lanes.load(values);
-            if let Some(ahead) = ahead {
-                lanes.prefetch(values, ahead);
+    for first in (0..G).step_by(N) {
+        let ahead = ahead.filter(|_| first == 0);
+        let mut sums = [[lanes.splat(0.0); C]; N];
+        for n in 0..N {
+            for (c, sum) in sums[n].iter_mut().enumerate() {
+                let before = lanes.load(sixteen(out, places[first + n] + c * LANES));
+                *sum = lanes.mul(lanes.splat(fades[first + n]), before);
             }
         }
-        for (sums, scores) in sums.iter_mut().zip(scores) {
-            let share = lanes.splat(scores[t]);
-            for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = lanes.fma(share, column, *sum);
+        for t in 0..tokens {
+            let mut columns = [lanes.splat(0.0); C];
+            let values = &values[t * stride..][..C * LANES];
+            for (values, column) in values.as_chunks().0.iter().zip(&mut columns) {
+                *column = lanes.load(values);
+                if let Some(ahead) = ahead {
+                    lanes.prefetch(values, ahead);
+                }
+            }
+            for (sums, scores) in sums.iter_mut().zip(&scores[first..]) {
+                let share = lanes.splat(scores[t]);
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = lanes.fma(share, column, *sum);
+                }
             }
         }
-    }
-    for n in 0..N {
-        for (c, sum) in sums[n].iter().enumerate() {
-            let out = out[places[n] + c * LANES..].first_chunk_mut().expect("a whole vector");
-            lanes.store(*sum, out);
+        for n in 0..N {
+            for (c, sum) in sums[n].iter().enumerate() {
+                let out = out[places[first + n] + c * LANES..].first_chunk_mut();
+                lanes.store(*sum, out.expect("a whole vector"));
+            }
         }
     }
 }
 
 /// The last `len` values of each output, fewer than a vector: by way of copies that are filled up.
 #[inline(always)]
-fn gather_tail<L: Lanes, const N: usize>(
+fn gather_tail<L: Lanes, const G: usize, const N: usize>(
     lanes: L,
-    shares: Shares<'_, N>,
+    shares: Shares<'_, G>,
     (values, stride): (&[f32], usize),
     out: &mut [f32],
-    (places, len): ([usize; N], usize),
+    (places, len): ([usize; G], usize),
 ) {
-    let (mut block, mut outs) = ([[0.0; LANES]; KV_BLOCK_TOKENS], [[0.0; LANES]; N]);
+    let (mut block, mut outs) = ([[0.0; LANES]; KV_BLOCK_TOKENS], [[0.0; LANES]; G]);
     for (t, value) in block[..shares.tokens].iter_mut().enumerate() {
         *value = padded(&values[t * stride..][..len]);
     }
-    let mut firsts = [0; N];
-    for n in 0..N {
+    let mut firsts = [0; G];
+    for n in 0..G {
         firsts[n] = n * LANES;
         outs[n] = padded(&out[places[n]..][..len]);
     }
     let values = (block.as_flattened(), LANES);
-    gather_columns::<L, N, 1>(lanes, shares, values, outs.as_flattened_mut(), firsts);
-    for n in 0..N {
+    gather_columns::<L, G, N, 1>(lanes, shares, values, outs.as_flattened_mut(), firsts);
+    for n in 0..G {
         out[places[n]..][..len].copy_from_slice(&outs[n][..len]);
     }
 }

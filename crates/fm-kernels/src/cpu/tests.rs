@@ -316,27 +316,33 @@ proptest! {
 /// How many heads share a task depends on the number of threads; what they read does not.
 #[test]
 fn heads_that_share_a_task_do_not_see_each_other() {
-    let window = Some(100);
-    let shape = AttentionShape { heads: 24, kv_heads: 2, k_dim: 40, v_dim: 24, scale: 0.3, window };
+    let (kv_heads, k_dim, v_dim) = (2, 60, 56);
     let noise = |len: usize, seed: f32| -> Vec<f32> {
         (0..len).map(|i| ((i + 1) as f32 * (seed + 0.37)).sin()).collect()
     };
     let (position, rows, table) = (100_u32, 3, [1, 0]);
-    let keys = noise(2 * shape.kv_heads * KV_BLOCK_TOKENS * shape.k_dim, 1.0);
-    let sinks: Vec<f32> = (0..24).map(|head| head as f32 * 0.1).collect();
-    let kv = KvView { keys: &keys, values: None, table: &table, sinks: Some(&sinks) };
-    let q = noise(rows * shape.heads * shape.k_dim, 2.0);
-    let run = |threads, rows: usize| {
-        let device = Cpu::open(threads);
-        let mut out = vec![0.0; rows * shape.heads * shape.v_dim];
-        let q = View::new(&q, rows, shape.heads * shape.k_dim);
-        let view = ViewMut::new(&mut out, rows, shape.heads * shape.v_dim);
-        device.attention(shape, q, &kv, position, view).unwrap();
-        bits(&out)
-    };
-    let one = run(1, rows);
-    for threads in [2, 4, 24] {
-        assert!(run(threads, rows) == one, "{threads} threads");
-        assert!(run(threads, 1) == one[..shape.heads * shape.v_dim], "{threads} threads, one row");
+    let keys = noise(2 * kv_heads * KV_BLOCK_TOKENS * k_dim, 1.0);
+    // Groups of eight, four and one, and those that leave a rest.
+    let cases = Level::all().into_iter().flat_map(|level| [(16, level), (24, level)]);
+    for (heads, level) in cases {
+        let window = Some(100);
+        let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale: 0.3, window };
+        let sinks: Vec<f32> = (0..heads).map(|head| head as f32 * 0.1).collect();
+        let kv = KvView { keys: &keys, values: None, table: &table, sinks: Some(&sinks) };
+        let q = noise(rows * heads * k_dim, 2.0);
+        let run = |threads, rows: usize| {
+            let device = Cpu::with_level(level, threads);
+            let mut out = vec![0.0; rows * heads * v_dim];
+            let q = View::new(&q, rows, heads * k_dim);
+            let view = ViewMut::new(&mut out, rows, heads * v_dim);
+            device.attention(shape, q, &kv, position, view).unwrap();
+            bits(&out)
+        };
+        let one = run(1, rows);
+        for threads in [2, 3, 4, 24] {
+            let case = format!("{level}, {heads} heads, {threads} threads");
+            assert!(run(threads, rows) == one, "{case}");
+            assert!(run(threads, 1) == one[..heads * v_dim], "{case}, one row");
+        }
     }
 }
