@@ -63,6 +63,15 @@ fn decode(block: &[u8], head: usize, value: impl Fn(f32) -> f32, out: &mut [f32]
     }
 }
 
+/// The bits of the f16 that is the 256th part of a code's value, all of which f16 has: it has the same fraction, and
+/// one more bit of exponent, around 15.
+#[inline]
+pub const fn half_of_e4m3(code: u8) -> u16 {
+    let moved = ((code as i8 as i16) << 8 >> 1) as u16 & 0xbfff;
+    // The largest exponent and fraction are no number there, and are one here.
+    if code | 0x80 == 0xff { moved | 0x7e00 } else { moved }
+}
+
 /// The value of a code: a sign, four bits of exponent around 7, three of a fraction, denormals, no
 /// infinities; 0x7f and 0xff are no numbers.
 pub fn e4m3(code: u8) -> f32 {
@@ -79,7 +88,8 @@ static VALUES: [f32; 256] = {
     values
 };
 
-const fn value_of(code: u32) -> f32 {
+/// [`e4m3`], for tables.
+pub const fn value_of(code: u32) -> f32 {
     let (exponent, fraction) = (code >> 3 & 15, code & 7);
     let size = match (exponent, fraction) {
         (15, 7) => f32::NAN,
@@ -104,8 +114,14 @@ mod tests {
                 _ => (1.0 + fraction) * 2.0_f64.powi(exponent - 7),
             };
             let want = if code < 128 { size } else { -size };
-            let found = f64::from(e4m3(code));
-            assert!(found == want || found.is_nan() && want.is_nan(), "{code:#x}: {found} {want}");
+            let half = half::f16::from_bits(half_of_e4m3(code));
+            for found in [f64::from(e4m3(code)), f64::from(half) * 256.0] {
+                let same = found == want || found.is_nan() && want.is_nan();
+                assert!(
+                    same && found.is_sign_positive() == (code < 128),
+                    "{code:#x}: {found} {want}"
+                );
+            }
         }
         assert_eq!((e4m3(0x7e), e4m3(0x81)), (448.0, -1.0 / 512.0));
     }

@@ -7,6 +7,7 @@ use fm_format::quant::affine;
 use super::lanes::{LANES, Lanes, Sixteen, Work};
 
 pub(super) mod ggml;
+pub(super) mod small_floats;
 
 /// What a prefetch brings.
 const LINE_BYTES: usize = 64;

@@ -4,6 +4,8 @@
 //! `arch/`: as one register, as two, or as an array that the compiler vectorises. The arithmetic is
 //! the same lane by lane, so machines with fused multiply-add give the same bits as each other.
 
+use fm_format::quant::fp8;
+
 use super::{ints::Ints, tiles::Tiles};
 
 /// Floats in a vector.
@@ -111,6 +113,16 @@ pub(super) trait Lanes: Ints {
     fn f16(self, bytes: &[u8; 32]) -> Self::F;
     /// Sixteen little-endian bf16.
     fn bf16(self, bytes: &[u8; 32]) -> Self::F;
+    /// Sixteen eight-bit floats, see `fm_format::quant::fp8`.
+    #[inline(always)]
+    fn e4m3(self, codes: &[u8; LANES]) -> Self::F {
+        let mut halves = [[0; 2]; LANES];
+        for (half, code) in halves.iter_mut().zip(codes) {
+            *half = fp8::half_of_e4m3(*code).to_le_bytes();
+        }
+        let halves = halves.as_flattened().try_into().expect("two bytes each");
+        self.mul(self.f16(halves), self.splat(256.0))
+    }
     /// Two little-endian bf16, each in every lane.
     fn bf16_pair(self, bytes: [u8; 4]) -> (Self::F, Self::F);
     /// One little-endian f16 in every lane.

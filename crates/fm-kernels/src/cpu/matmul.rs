@@ -16,7 +16,7 @@ use super::{
     decode::{
         Affine, Bf16, DecodeRows, Decoder, F16, F32, Run, WideAffine, block_runs,
         ggml::{self, codebooks, k_quants},
-        prefetch_block, short_run,
+        prefetch_block, short_run, small_floats,
     },
     lanes::{LANES, Lanes, OnLines, Sixteen, Work},
 };
@@ -79,7 +79,12 @@ pub(super) fn rows_dots<L: Lanes>(
             }
             affine!(2 3 4 5 6 8);
         }
-        FormatKind::Mxfp4 => known(lanes, ggml::Mxfp4Seq, shape, x, out),
+        FormatKind::Mxfp4 => known(lanes, small_floats::Mxfp4, shape, x, out),
+        FormatKind::Nvfp4 => known(lanes, small_floats::Nvfp4, shape, x, out),
+        FormatKind::Mxfp8 => known(lanes, small_floats::Mxfp8, shape, x, out),
+        FormatKind::Fp8 { group: 32 } => buffered(lanes, small_floats::Fp8::<2>, shape, x, out),
+        FormatKind::Fp8 { group: 64 } => buffered(lanes, small_floats::Fp8::<4>, shape, x, out),
+        FormatKind::Fp8 { group: 128 } => known(lanes, small_floats::Fp8::<8>, shape, x, out),
         FormatKind::Ggml(kind) => ggml_rows_dots(lanes, (format, kind), shape, x, out),
         _ => unknown(lanes, format, shape, x, out),
     }

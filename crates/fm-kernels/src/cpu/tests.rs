@@ -77,7 +77,7 @@ mod integers {
 }
 
 use fm_format::quant::{
-    self, FORMATS, FormatKind, QuantFormat, ScaleKind, ggml::fp4::half_of_e8m0,
+    self, FORMATS, FormatKind, QuantFormat, ScaleKind, fp8::e4m3, ggml::fp4::half_of_e8m0,
 };
 use proptest::prelude::*;
 
@@ -343,6 +343,33 @@ fn heads_that_share_a_task_do_not_see_each_other() {
             let case = format!("{level}, {heads} heads, {threads} threads");
             assert!(run(threads, rows) == one, "{case}");
             assert!(run(threads, 1) == one[..heads * v_dim], "{case}, one row");
+        }
+    }
+}
+
+/// All of them, on every level: a row has one, zeros, and meets ones.
+#[test]
+fn eight_bit_floats_are_what_their_bits_say() {
+    let format = quant::by_name("fp8_g128").unwrap();
+    let shape = MatrixShape { rows: 256, cols: 128, format };
+    let mut weights = vec![0; shape.bytes()];
+    for (code, row) in weights.chunks_mut(format.block_bytes).enumerate() {
+        row[..4].copy_from_slice(&3.0_f32.to_le_bytes());
+        row[4 + code % 128] = code as u8;
+    }
+    for level in Level::all() {
+        let device = Cpu::with_level(level, 1);
+        for rows in [1, 3] {
+            let (x, mut y) = (vec![1.0; rows * 128], vec![0.0; rows * 256]);
+            let mut acts = device.acts(rows, 128).unwrap();
+            device.prepare(View::new(&x, rows, 128), &mut acts).unwrap();
+            let w = QMatrix { bytes: &weights[..], shape, arranged: false };
+            device.matmul(w, &acts, ViewMut::new(&mut y, rows, 256)).unwrap();
+            for (at, found) in y.iter().enumerate() {
+                let want = 3.0 * e4m3((at % 256) as u8);
+                let same = *found == want || found.is_nan() && want.is_nan();
+                assert!(same, "{level}, {rows} rows, code {}: {found} {want}", at % 256);
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use super::{
     x86,
 };
 
+mod e4m3;
 mod ints;
 mod sums;
 
@@ -266,6 +267,11 @@ impl Lanes for Avx512 {
         unsafe { widen_bf16(upper) }
     }
 
+    #[inline(always)]
+    fn e4m3(self, codes: &[u8; 16]) -> __m512 {
+        // SAFETY: `self` proves the features of `e4m3::values`.
+        unsafe { e4m3::values(codes) }
+    }
     #[inline(always)]
     fn bf16_pair(self, bytes: [u8; 4]) -> (__m512, __m512) {
         // SAFETY: `self` proves the features of `splat_bf16_pair`.

@@ -2,6 +2,7 @@
 
 use std::{array, convert::Infallible};
 
+use fm_format::quant::fp8;
 use half::{bf16, f16};
 
 use crate::cpu::lanes::{Cache, LANES, Lanes, Sixteen, Work};
@@ -129,6 +130,10 @@ impl Lanes for Portable {
     fn bf16(self, bytes: &[u8; 32]) -> Sixteen {
         let (values, _) = bytes.as_chunks::<2>();
         array::from_fn(|i| bf16::from_le_bytes(values[i]).to_f32())
+    }
+    #[inline(always)]
+    fn e4m3(self, codes: &[u8; 16]) -> Sixteen {
+        codes.map(fp8::e4m3)
     }
 
     #[inline(always)]

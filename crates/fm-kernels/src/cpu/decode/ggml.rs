@@ -155,18 +155,6 @@ block_of_32!(
 );
 
 block_of_32!(
-    /// Four-bit floats in the order of the weights, see `fm_format::quant::mxfp4`.
-    Mxfp4Seq, 17, L::F,
-    |lanes, block| lanes.splat(fp4::half_of_e8m0(block[0])),
-    |scale, block, run| {
-        let pairs = sixteen(lanes, block, 1);
-        let (even, odd) = (lanes.right(pairs, 0, 15), lanes.right(pairs, 4, 15));
-        let codes = lanes.in_turns(even, odd, run);
-        lanes.mul(lanes.signed(lanes.look_up(&fp4::DOUBLED, codes)), *scale)
-    }
-);
-
-block_of_32!(
     /// Four-bit codes of sixteen values.
     Iq4Nl, 18, L::F,
     |lanes, block| half(lanes, block, 0),
