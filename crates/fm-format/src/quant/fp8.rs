@@ -66,7 +66,7 @@ fn decode(block: &[u8], head: usize, value: impl Fn(f32) -> f32, out: &mut [f32]
 /// The bits of the f16 that is the 256th part of a code's value, all of which f16 has: it has the same fraction, and
 /// one more bit of exponent, around 15.
 #[inline]
-pub const fn half_of_e4m3(code: u8) -> u16 {
+pub const fn e4m3_as_f16(code: u8) -> u16 {
     let moved = ((code as i8 as i16) << 8 >> 1) as u16 & 0xbfff;
     // The largest exponent and fraction are no number there, and are one here.
     if code | 0x80 == 0xff { moved | 0x7e00 } else { moved }
@@ -74,6 +74,7 @@ pub const fn half_of_e4m3(code: u8) -> u16 {
 
 /// The value of a code: a sign, four bits of exponent around 7, three of a fraction, denormals, no
 /// infinities; 0x7f and 0xff are no numbers.
+#[inline]
 pub fn e4m3(code: u8) -> f32 {
     VALUES[usize::from(code)]
 }
@@ -114,7 +115,7 @@ mod tests {
                 _ => (1.0 + fraction) * 2.0_f64.powi(exponent - 7),
             };
             let want = if code < 128 { size } else { -size };
-            let half = half::f16::from_bits(half_of_e4m3(code));
+            let half = half::f16::from_bits(e4m3_as_f16(code));
             for found in [f64::from(e4m3(code)), f64::from(half) * 256.0] {
                 let same = found == want || found.is_nan() && want.is_nan();
                 assert!(

@@ -109,10 +109,12 @@ impl Queries<'_> {
                 let few = MANY_SUMS * L::PARTS > L::CHAINS;
                 // With tiles of sixteen sums, four queries and four keys read least where a block comes from
                 // the first cache, eight and two where it comes from memory and goes.
-                let group = match () {
-                    () if alike(8) && (few || queries == 8) => 8,
-                    () if alike(4) => 4,
-                    () => 1,
+                let group = if alike(8) && (few || queries == 8) {
+                    8
+                } else if alike(4) {
+                    4
+                } else {
+                    1
                 };
                 let part = (block, seen);
                 match (group, few) {
@@ -164,6 +166,7 @@ impl Queries<'_> {
         states: &mut [Softmax],
         out: &mut [f32],
     ) {
+        const { assert!(G.is_multiple_of(N) && N * T <= MANY_SUMS) };
         if from == to {
             return;
         }

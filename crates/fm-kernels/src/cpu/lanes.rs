@@ -118,7 +118,7 @@ pub(super) trait Lanes: Ints {
     fn e4m3(self, codes: &[u8; LANES]) -> Self::F {
         let mut halves = [[0; 2]; LANES];
         for (half, code) in halves.iter_mut().zip(codes) {
-            *half = fp8::half_of_e4m3(*code).to_le_bytes();
+            *half = fp8::e4m3_as_f16(*code).to_le_bytes();
         }
         let halves = halves.as_flattened().try_into().expect("two bytes each");
         self.mul(self.f16(halves), self.splat(256.0))

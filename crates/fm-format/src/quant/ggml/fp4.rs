@@ -53,6 +53,7 @@ fn decode_group(half_scale: f32, nibbles: &[u8], out: &mut [f32]) {
 }
 
 /// `2^(scale - 128)`, for [`DOUBLED`] values: the exponent of an f32, with denormals for 0 and 1.
+#[inline]
 pub fn half_of_e8m0(scale: u8) -> f32 {
     f32::from_bits(match scale {
         0 => 0x0020_0000,
@@ -62,6 +63,7 @@ pub fn half_of_e8m0(scale: u8) -> f32 {
 }
 
 /// Half of a scale of `nvfp4`, for [`DOUBLED`] values.
+#[inline]
 pub fn half_of_ue4m3(scale: u8) -> f32 {
     let (exponent, fraction) = (scale >> 3 & 15, f32::from(scale & 7));
     match (scale, exponent) {

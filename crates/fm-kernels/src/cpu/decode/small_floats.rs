@@ -68,7 +68,7 @@ impl<const RUNS: usize> Scaled for Fp8<RUNS> {
     }
     #[inline(always)]
     fn values<L: Lanes>(lanes: L, codes: &[u8], run: usize) -> L::F {
-        lanes.e4m3(codes[run * LANES..].first_chunk().expect("the block has its codes"))
+        eight_bits(lanes, codes, run)
     }
 }
 
@@ -87,7 +87,7 @@ impl Scaled for Mxfp8 {
     }
     #[inline(always)]
     fn values<L: Lanes>(lanes: L, codes: &[u8], run: usize) -> L::F {
-        lanes.mul(Fp8::<2>::values(lanes, codes, run), lanes.splat(2.0))
+        lanes.mul(eight_bits(lanes, codes, run), lanes.splat(2.0))
     }
 }
 
@@ -129,6 +129,12 @@ impl Scaled for Nvfp4 {
         pairs[..LANES / 2].copy_from_slice(codes);
         doubled(lanes, &pairs, run)
     }
+}
+
+/// Run `run` of codes of eight bits.
+#[inline(always)]
+fn eight_bits<L: Lanes>(lanes: L, codes: &[u8], run: usize) -> L::F {
+    lanes.e4m3(codes[run * LANES..].first_chunk().expect("the block has its codes"))
 }
 
 /// Twice the values of half `half` of the pairs of codes, the lower of each pair first.
