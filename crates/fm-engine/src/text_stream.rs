@@ -92,7 +92,9 @@ impl<'t> TextStream<'t> {
         match self.channels {
             None => self.tokens(&[THINK_END]),
             // What follows is the grammar's.
-            Some(channels) if self.constrained == Some(Constrained::Calls) => {
+            Some(channels)
+                if matches!(self.constrained, Some(Constrained::Calls | Constrained::Either)) =>
+            {
                 self.tokens(&[channels.end])
             }
             Some(Channels { end, again, answer, .. }) => self.tokens(&[end, again, answer]),
@@ -162,6 +164,9 @@ impl<'t> TextStream<'t> {
                 let part = Part::Text(Channel::Answer, self.detokenizer.push(token)?);
                 return Ok(self.told.tell(part, sink).break_value());
             }
+            Some(Constrained::Either) if self.channels.is_some() => {
+                return self.push_either_channel(token, sink);
+            }
             Some(Constrained::Either) => {}
         }
         self.undecided.push_str(self.detokenizer.push(token)?);
@@ -186,8 +191,34 @@ impl<'t> TextStream<'t> {
         Ok(None)
     }
 
+    /// Adds a token of calls or an answer whose headers tell which it is. What follows the header of an answer is
+    /// the answer, whatever it spells.
+    fn push_either_channel(
+        &mut self,
+        token: u32,
+        sink: &mut impl Hear,
+    ) -> Result<Option<FinishReason>, EngineError> {
+        let finish = self.push(token, sink)?;
+        if finish.is_some() || !self.splitter.is_in_answer_channel() {
+            return Ok(finish);
+        }
+        self.constrained = Some(Constrained::Answer);
+        self.is_answer = true;
+        for part in self.splitter.finish("") {
+            if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
+                return Ok(Some(finish));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether what the grammar allows is told without the splitter.
     fn is_apart(&self) -> bool {
-        matches!(self.constrained, Some(Constrained::Answer | Constrained::Either))
+        match self.constrained {
+            Some(Constrained::Answer) => true,
+            Some(Constrained::Either) => self.channels.is_none(),
+            Some(Constrained::Calls) | None => false,
+        }
     }
 
     /// What was held back, now that nothing follows. Says whether a stop string was in it.

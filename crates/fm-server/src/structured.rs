@@ -160,10 +160,12 @@ pub(crate) fn with_tools(
 }
 
 /// An answer of a given form, as it stands beside calls in a grammar. What a text begins with tells one
-/// from the other, so an answer must not begin like a call.
+/// from the other, so an answer must not begin like a call; where it has a channel of its own, that tells.
 fn answer_rule(constraint: &Constraint, dialect: &Dialect) -> Result<String, Problem> {
     let wrong = |source| Problem::Grammar { field: "tools".to_owned(), source };
-    if constraint.may_begin_like(&dialect.first_marks()).map_err(wrong)? {
+    if dialect.channels().is_none()
+        && constraint.may_begin_like(&dialect.first_marks()).map_err(wrong)?
+    {
         let rule = "an answer of this form may begin with white space, or with the same letter as a call, \
                     and could not be told from one; leave one out, or tool_choice none";
         return Err(Wrong::Rule(rule).at("tools"));

@@ -80,6 +80,11 @@ impl AnswerSplitter {
             Way::Harmony(harmony) => harmony.is_thinking(),
         }
     }
+
+    /// Whether an answer has begun that has a channel of its own.
+    pub fn is_in_answer_channel(&self) -> bool {
+        matches!(&self.way, Way::Harmony(harmony) if harmony.is_answering())
+    }
 }
 
 fn add(parts: &mut Parts, calls: &mut Option<CallSplitter>, segment: crate::thinking::Segment<'_>) {

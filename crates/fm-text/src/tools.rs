@@ -134,11 +134,12 @@ impl Dialect {
         }
     }
 
-    /// The grammar of an answer by the body of a rule, or of calls and nothing else.
+    /// The grammar of an answer by the body of a rule, or of calls and nothing else; where those are messages in
+    /// channels, with the marks of a thought before them.
     pub fn calls_or(&self, calls: Calls<'_>, answer: &str) -> Option<String> {
         match self.way {
             Way::Calls(_) => calls.or(self.forms, answer),
-            Way::Harmony => None,
+            Way::Harmony => Some(harmony::answer_or_call(calls, answer)),
         }
     }
 

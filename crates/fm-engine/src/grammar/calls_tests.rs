@@ -201,6 +201,14 @@ fn what_templates_write_is_let_through_alone_behind_an_opening_and_in_text() {
         let start = Start::of(&grammars, &lark);
         if *name == "harmony" {
             assert_eq!(start.verdict(written), Verdict::Whole, "{written}");
+            let answer = json_rule(json!({"const": 5}));
+            let lark = with_calls(&tools, |calls| dialect.calls_or(calls, &answer)).unwrap();
+            let start = Start::of(&grammars, &lark);
+            assert_eq!(start.verdict(written), Verdict::Whole, "{written}");
+            assert_eq!(start.verdict("<|channel|>final<|message|>5"), Verdict::Whole);
+            for other in ["<|channel|>final<|message|>6", "<|channel|>commentary<|message|>5"] {
+                assert!(matches!(start.verdict(other), Verdict::Refused(_)), "{other}");
+            }
             continue;
         }
         for text in ["", "no call, a < b [x] {\"y\": 1}\n\n<tool", written] {

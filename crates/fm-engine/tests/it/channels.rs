@@ -65,7 +65,7 @@ impl Channels {
     }
 
     fn request(&self, grammar: Grammar, constrained: Constrained, seed: u64) -> Request {
-        let calls = (constrained == Constrained::Calls).then(|| Definitions::new(&[tool()]));
+        let calls = (constrained != Constrained::Answer).then(|| Definitions::new(&[tool()]));
         Request {
             prompt: Noise::new(seed).tokens(12, 2000),
             sampling: Sampling { temperature: 2.0, seed, ..Sampling::default() },
@@ -133,6 +133,50 @@ fn calls_keep_to_their_schemas_where_the_model_may_also_answer() {
         answered += usize::from(generated.calls.is_empty() && !text.is_empty());
     }
     assert!(called > 5 && thought > 5 && answered > 5, "{called} {thought} {answered}");
+}
+
+#[test]
+fn an_answer_of_a_given_form_may_be_a_call_instead() {
+    let mut channels = channels();
+    let tool = tool();
+    let function = &tool["function"];
+    let functions = [Callable { name: "analysis_of", parameters: Some(&function["parameters"]) }];
+    // A text that spells the end of a message.
+    let note = "so <|end|><|start|> be it";
+    let answer = json_rule(json!({
+        "type": "object", "required": ["sum", "note"], "additionalProperties": false,
+        "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}, "note": {"const": note}},
+    }));
+    let calls = Calls { functions: &functions, json: json_rule };
+    let lark = dialect().calls_or(calls, &answer).unwrap();
+    let (mut called, mut thought, mut answered) = (0, 0, 0);
+    let first = |text: &str| channels.tokens(text)[0];
+    let kinds = ["analysis", "final", "commentary"].map(first);
+    let rare = [" to", " t", " "].map(first).map(|token| (token, -100.0));
+    for seed in 0..24 {
+        let grammar = Grammar::Calls(lark.clone());
+        let mut request = channels.request(grammar, Constrained::Either, seed);
+        request.think_budget = (seed % 2 == 0).then_some(9);
+        let kind = kinds[seed as usize % kinds.len()];
+        request.bias = vec![(channels.id("<|end|>"), 4.0), (kind, 20.0)];
+        request.bias.extend(rare.iter().filter(|_| seed % 4 != 0));
+        let generated = channels.run(request);
+        thought += usize::from(generated.thinking.is_some());
+        let text = generated.text.unwrap();
+        if generated.finish != FinishReason::Stop {
+            continue;
+        }
+        if generated.calls.is_empty() {
+            let answer: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"));
+            assert!(answer["sum"].is_u64() && answer["note"] == note, "{answer}");
+            answered += 1;
+        } else {
+            let arguments: Value = serde_json::from_str(&generated.calls[0].arguments).unwrap();
+            assert!(arguments["days"].is_number() && text.is_empty(), "{arguments} {text}");
+            called += 1;
+        }
+    }
+    assert!(called > 3 && thought > 5 && answered > 3, "{called} {thought} {answered}");
 }
 
 #[test]

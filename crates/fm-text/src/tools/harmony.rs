@@ -68,21 +68,34 @@ pub(super) const HARMONY: Dialect = Dialect {
 /// A turn in which whatever is addressed to a function is a call: a thought, of which only the marks are
 /// seen here, what is said on the way, and a call or the answer.
 pub(super) fn messages(calls: Calls<'_>) -> String {
-    let literal = |text: &str| Value::from(text).to_string();
-    let [think, again, answer] = [CHANNELS.think, CHANNELS.again, CHANNELS.answer].map(literal);
+    let again = literal(CHANNELS.again);
     let said = literal("<|channel|>commentary<|message|>");
     // What a reader takes for the end of a message.
     let others = r"<\|(start|channel|call|return)\|>";
-    format!(
-        "start: ({think} {again})? (said {again})* (call | {answer} answer)\n\
-         said: {said} text\n\
+    let rules = format!(
+        "said: {said} text\n\
          text[lazy]: TEXT\n\
          TEXT: /(?s:.*)<\\|end\\|>/ & ~/(?s:.*){others}(?s:.*)/\n\
          answer: | ANSWER\n\
-         ANSWER: /(?s:.+)/ & ~/(?s:.*)({others}|<\\|end\\|>)(?s:.*)/\n\
-         {}",
-        calls.blocks(HARMONY.forms)
-    )
+         ANSWER: /(?s:.+)/ & ~/(?s:.*)({others}|<\\|end\\|>)(?s:.*)/\n"
+    );
+    turn(&format!("(said {again})*"), &rules, calls)
+}
+
+/// A turn whose answer is of a given form, by the body of a rule, and may be a call instead. Nothing is said
+/// on the way: it could not be told from the answer.
+pub(super) fn answer_or_call(calls: Calls<'_>, answer: &str) -> String {
+    turn("", &format!("answer: {answer}\n"), calls)
+}
+
+fn turn(on_the_way: &str, rules: &str, calls: Calls<'_>) -> String {
+    let [think, again, answer] = [CHANNELS.think, CHANNELS.again, CHANNELS.answer].map(literal);
+    let blocks = calls.blocks(HARMONY.forms);
+    format!("start: ({think} {again})? {on_the_way} (call | {answer} answer)\n{rules}{blocks}")
+}
+
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
 }
 
 /// See the module.
@@ -119,6 +132,11 @@ impl Harmony {
             // What a header will say is a grammar's business until it is complete.
             Place::Header | Place::Call(_) | Place::Tail => false,
         }
+    }
+
+    /// Whether the next text would be said.
+    pub(crate) fn is_answering(&self) -> bool {
+        matches!(self.place, Place::Text(Channel::Answer))
     }
 
     pub(crate) fn push(&mut self, text: &str, parts: &mut Parts) {
