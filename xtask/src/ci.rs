@@ -78,7 +78,12 @@ pub(crate) fn arm() -> ExitCode {
         ),
     ];
     let unset = defaults.into_iter().filter(|(name, _)| env::var_os(name).is_none());
-    match Command::new("cargo").args(words).args(["--", "neon", "level"]).envs(unset).status() {
+    match Command::new("cargo")
+        .args(words)
+        .args(["--", "neon", "i8mm", "level"])
+        .envs(unset)
+        .status()
+    {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => {
             eprintln!(

@@ -4,7 +4,7 @@ use crate::reference::delta_net::DeltaStep;
 
 use super::{
     activation::silu,
-    lanes::{LANES, Lanes, Work, load_some, store_some},
+    lanes::{Cache, LANES, Lanes, Work, load_some, store_some},
 };
 
 /// Rows of the memory that run side by side: they share the key and hide each other's latency.
@@ -67,7 +67,7 @@ fn rows_step<L: Lanes, const R: usize>(
         let (at, len, key) = (i * LANES, key.len(), load_some(lanes, key));
         for r in 0..R {
             let row = &state[r * k_dim + at..][..len];
-            lanes.prefetch_here(row, PREFETCH_BYTES);
+            lanes.prefetch_here(row, PREFETCH_BYTES, Cache::Second);
             sums[r] = lanes.fma(load_some(lanes, row), key, sums[r]);
         }
     }

@@ -64,12 +64,18 @@ impl Level {
         Neon::detect().map(|neon| Self(Found::Neon(neon)))
     }
 
+    /// NEON, and I8MM where many rows are multiplied.
+    #[cfg(target_arch = "aarch64")]
+    pub fn i8mm() -> Option<Self> {
+        Neon::detect_with_tiles().map(|neon| Self(Found::Neon(neon)))
+    }
+
     /// Everything this machine has, fastest first.
     pub fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         let special = [Self::amx(), Self::avx512(), Self::avx_vnni(), Self::avx2()];
         #[cfg(target_arch = "aarch64")]
-        let special = [Self::neon()];
+        let special = [Self::i8mm(), Self::neon()];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let special: [Option<Self>; 0] = [];
         special.into_iter().flatten().chain([Self::portable()]).collect()
@@ -97,6 +103,8 @@ impl Level {
             Found::AvxVnni(_) => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
             Found::Avx2(_) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Found::Neon(neon) if neon.tiles().is_some() => "i8mm",
             #[cfg(target_arch = "aarch64")]
             Found::Neon(_) => "neon",
             Found::Portable(_) => "portable",

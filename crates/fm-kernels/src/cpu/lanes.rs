@@ -44,6 +44,8 @@ pub(super) trait Lanes: Ints {
     const PARTS: usize;
     /// Chains of single registers that stay in registers, with room for operands.
     const CHAINS: usize;
+    /// Whether some machines of this set are such that [`Lanes::asks_first`]. Others need no code for it.
+    const MAY_ASK_FIRST: bool = false;
 
     /// The multiplier of tiles, if this machine has one and it is to be used.
     fn tiles(self) -> Option<Self::Tiles>;
@@ -169,11 +171,20 @@ pub(super) trait Lanes: Ints {
     fn nibbles(self, palette: Self::Palette, codes: Self::Bytes) -> Self::F;
 
     /// Asks for the cache line at `at`, which may lie anywhere: it is a hint.
-    fn ask_for(self, at: *const u8, into: Cache);
-    /// Asks for it into the second cache, between the reads before and behind this call. A compiler collects
-    /// the requests of [`Lanes::ask_for`] where the work that is written out ends, and a burst of them holds
-    /// up the reads behind it; measured in `docs/experiments/0056`.
-    fn ask_for_here(self, at: *const u8);
+    #[inline(always)]
+    fn ask_for(self, at: *const u8, into: Cache) {
+        self.ask_for_here(at, into);
+    }
+    /// The same between the reads before and behind this call. A compiler collects the requests of
+    /// [`Lanes::ask_for`] where the work that is written out ends, and a burst of them holds up the reads
+    /// behind it; measured in `docs/experiments/0056`.
+    fn ask_for_here(self, at: *const u8, into: Cache);
+    /// Whether weights are asked for into the first cache: this machine has places for as many lines on their
+    /// way to it; measured in `docs/experiments/0065`. Only asked where [`Lanes::MAY_ASK_FIRST`].
+    #[inline(always)]
+    fn asks_first(self) -> bool {
+        false
+    }
 
     /// Asks for the cache line `ahead` bytes behind the start of `from`, into the second cache: few lines
     /// can be on their way to the first; measured in `docs/experiments/0046`.
@@ -181,10 +192,10 @@ pub(super) trait Lanes: Ints {
     fn prefetch<T>(self, from: &[T], ahead: usize) {
         self.ask_for(from.as_ptr().cast::<u8>().wrapping_add(ahead), Cache::Second);
     }
-    /// The same, between the reads before and behind it.
+    /// The same into any cache, between the reads before and behind it.
     #[inline(always)]
-    fn prefetch_here<T>(self, from: &[T], ahead: usize) {
-        self.ask_for_here(from.as_ptr().cast::<u8>().wrapping_add(ahead));
+    fn prefetch_here<T>(self, from: &[T], ahead: usize, into: Cache) {
+        self.ask_for_here(from.as_ptr().cast::<u8>().wrapping_add(ahead), into);
     }
     /// The same as [`Lanes::prefetch`] into the first cache, for what the second one has.
     #[inline(always)]

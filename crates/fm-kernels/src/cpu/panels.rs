@@ -25,7 +25,7 @@ use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use super::{
     ints::{HalfLine, Line},
-    lanes::{LANES, Lanes, Sixteen, Work},
+    lanes::{Cache, LANES, Lanes, Sixteen, Work},
     tiles::Tiles,
 };
 use crate::{
@@ -123,7 +123,11 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
                 }
                 (None, [row]) => {
                     let out = out[0][first..].first_chunk_mut().expect("a result per row");
-                    lanes.run(One { format, panel, row, out });
+                    if const { L::MAY_ASK_FIRST } && lanes.asks_first() {
+                        lanes.run(One::<_, CODES, true> { format, panel, row, out });
+                    } else {
+                        lanes.run(One::<_, CODES, false> { format, panel, row, out });
+                    }
                 }
                 (None, rows) => lanes.run(Many { format, panels: [panel], rows, out: to }),
             }
@@ -131,24 +135,26 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     }
 }
 
-/// A panel and one activation row, whose sum stays in a register.
-struct One<'a, P, const CODES: usize> {
+/// A panel and one activation row, whose sum stays in a register; weights are asked for into the first cache or
+/// the second one.
+struct One<'a, P, const CODES: usize, const FIRST: bool> {
     format: P,
     panel: &'a [u8],
     row: &'a [Block<CODES>],
     out: &'a mut Sixteen,
 }
 
-impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
+impl<P: Panels, const CODES: usize, const FIRST: bool> Work for One<'_, P, CODES, FIRST> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         let Self { format, panel, row, out } = self;
+        let into = if FIRST { Cache::First } else { Cache::Second };
         let mut sum = lanes.splat(0.0);
         for (at, blocks) in row.chunks_exact(P::WEIGHTS / BLOCK).enumerate() {
             let (unit, half) = unit::<P>(panel, at);
-            lanes.prefetch_here(half, PREFETCH_BYTES);
+            lanes.prefetch_here(half, PREFETCH_BYTES, into);
             let head = format.head(lanes, unit, half);
             // Written out, so that places and shifts are constants in what is compiled.
             macro_rules! runs {
@@ -156,7 +162,7 @@ impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
                     if $run < P::WEIGHTS / P::RUN {
                         let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
                         for line in of_run::<P>(unit, $run) {
-                            lanes.prefetch_here(line, PREFETCH_BYTES);
+                            lanes.prefetch_here(line, PREFETCH_BYTES, into);
                         }
                         let run = Run::new(lanes, format, unit, &head, $run);
                         [sum] = add(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);

@@ -33,6 +33,12 @@ mod neon {
     crate::conformance!(maybe Level::neon().map(|level| Cpu::with_level(level, 1)));
 }
 
+#[cfg(target_arch = "aarch64")]
+mod i8mm {
+    use crate::cpu::{Cpu, Level};
+    crate::conformance!(maybe Level::i8mm().map(|level| Cpu::with_level(level, 1)));
+}
+
 /// The integer numerics, on every instruction set.
 mod integers {
     macro_rules! numerics {
@@ -68,6 +74,10 @@ mod integers {
                 #[cfg(target_arch = "aarch64")]
                 mod neon {
                     crate::conformance!(maybe super::on(super::Level::neon(), 1));
+                }
+                #[cfg(target_arch = "aarch64")]
+                mod i8mm {
+                    crate::conformance!(maybe super::on(super::Level::i8mm(), 1));
                 }
             }
         };

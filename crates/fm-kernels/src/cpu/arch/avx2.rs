@@ -347,8 +347,8 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         x86::ask_for(at, into);
     }
     #[inline(always)]
-    fn ask_for_here(self, at: *const u8) {
-        x86::ask_for_here(at);
+    fn ask_for_here(self, at: *const u8, into: Cache) {
+        x86::ask_for_here(at, into);
     }
 }
 

@@ -22,6 +22,7 @@ use sums::{halving_sum, halving_sums, halving_tile};
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Avx512 {
     tiles: Option<Amx>,
+    asks_first: bool,
 }
 
 impl Avx512 {
@@ -36,7 +37,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        all.then_some(Self { tiles: None })
+        all.then(|| Self { tiles: None, asks_first: x86::asks_first() })
     }
 
     /// The same with AMX beside it.
@@ -131,6 +132,7 @@ impl Lanes for Avx512 {
 
     const PARTS: usize = 1;
     const CHAINS: usize = 24;
+    const MAY_ASK_FIRST: bool = true;
 
     fn tiles(self) -> Option<Amx> {
         self.tiles
@@ -391,8 +393,12 @@ impl Lanes for Avx512 {
         x86::ask_for(at, into);
     }
     #[inline(always)]
-    fn ask_for_here(self, at: *const u8) {
-        x86::ask_for_here(at);
+    fn ask_for_here(self, at: *const u8, into: Cache) {
+        x86::ask_for_here(at, into);
+    }
+    #[inline(always)]
+    fn asks_first(self) -> bool {
+        self.asks_first
     }
 }
 

@@ -1,27 +1,38 @@
 //! NEON with dot products of bytes: four registers hold the sixteen lanes.
 //!
 //! NEON itself is part of every AArch64 machine; Apple's, Graviton's since the second and Arm's cores since 2018 have the
-//! dot products. `cargo xtask arm` runs the suite of the kernels on it, emulated where need be.
+//! dot products, and later ones products of matrices (`i8mm.rs`). `cargo xtask arm` runs the suite of the kernels on it, emulated where need be.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::{
     arch::{aarch64::*, asm, is_aarch64_feature_detected},
     array,
-    convert::Infallible,
 };
 
 use crate::cpu::lanes::{Cache, LANES, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
+mod i8mm;
 mod ints;
+
+use i8mm::I8mm;
 
 /// Proof that this CPU has dot products of bytes. The only way to obtain one is [`Neon::detect`].
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Neon(());
+pub(in crate::cpu) struct Neon {
+    tiles: Option<I8mm>,
+}
 
 impl Neon {
     /// Asks the CPU.
     pub(in crate::cpu) fn detect() -> Option<Self> {
-        is_aarch64_feature_detected!("dotprod").then_some(Self(()))
+        is_aarch64_feature_detected!("dotprod").then_some(Self { tiles: None })
+    }
+
+    /// The same with products of matrices beside it.
+    pub(in crate::cpu) fn detect_with_tiles() -> Option<Self> {
+        let mut neon = Self::detect()?;
+        neon.tiles = Some(I8mm::detect()?);
+        Some(neon)
     }
 }
 
@@ -92,7 +103,7 @@ fn pairs(
 }
 
 impl Lanes for Neon {
-    type Tiles = Infallible;
+    type Tiles = I8mm;
     type Part = float32x4_t;
     type Palette = (float32x4_t, float32x4_t);
     type Bytes = uint8x16_t;
@@ -100,8 +111,8 @@ impl Lanes for Neon {
     const PARTS: usize = 4;
     const CHAINS: usize = 24;
 
-    fn tiles(self) -> Option<Infallible> {
-        None
+    fn tiles(self) -> Option<I8mm> {
+        self.tiles
     }
 
     #[inline(always)]
@@ -294,20 +305,16 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn ask_for(self, at: *const u8, into: Cache) {
+    fn ask_for_here(self, at: *const u8, into: Cache) {
         match into {
             // SAFETY: a prefetch of any address is a hint and never faults.
             Cache::First => unsafe {
                 asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
             },
-            Cache::Second => self.ask_for_here(at),
-        }
-    }
-    #[inline(always)]
-    fn ask_for_here(self, at: *const u8) {
-        // SAFETY: as above.
-        unsafe {
-            asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+            // SAFETY: as above.
+            Cache::Second => unsafe {
+                asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+            },
         }
     }
 }

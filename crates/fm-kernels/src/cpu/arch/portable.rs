@@ -212,7 +212,5 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn ask_for(self, _: *const u8, _: Cache) {}
-    #[inline(always)]
-    fn ask_for_here(self, _: *const u8) {}
+    fn ask_for_here(self, _: *const u8, _: Cache) {}
 }

@@ -2,7 +2,7 @@
 
 use std::arch::{
     asm,
-    x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
+    x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
 };
 
 use crate::cpu::lanes::Cache;
@@ -20,9 +20,24 @@ pub(super) fn ask_for(at: *const u8, into: Cache) {
 
 /// See [`crate::cpu::lanes::Lanes::ask_for_here`].
 #[inline(always)]
-pub(super) fn ask_for_here(at: *const u8) {
-    // SAFETY: as above.
-    unsafe {
-        asm!("prefetcht1 [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+pub(super) fn ask_for_here(at: *const u8, into: Cache) {
+    match into {
+        // SAFETY: as above.
+        Cache::First => unsafe {
+            asm!("prefetcht0 [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+        },
+        // SAFETY: as above.
+        Cache::Second => unsafe {
+            asm!("prefetcht1 [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+        },
     }
+}
+
+/// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. Zen 4 has 24 places, which a row of
+/// weights fills; Intel's ask for both caches through the same ones (`docs/experiments/0046`).
+pub(super) fn asks_first() -> bool {
+    const AMD: u32 = u32::from_le_bytes(*b"cAMD"); // the last letters of "AuthenticAMD"
+    const ZEN_5: u32 = 0x1a;
+    let family = __cpuid(1).eax;
+    __cpuid(0).ecx == AMD && (family >> 8 & 15) + (family >> 20 & 255) >= ZEN_5
 }
