@@ -47,7 +47,10 @@ mod quantise;
 #[allow(clippy::inline_always)]
 mod rope;
 #[allow(clippy::inline_always)]
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 has tiles"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    expect(dead_code, reason = "only these have tiles")
+)]
 mod tiles;
 #[allow(clippy::inline_always)]
 mod vector;

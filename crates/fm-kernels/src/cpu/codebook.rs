@@ -12,9 +12,11 @@ pub(super) struct Codebook<const ENTRIES: usize, const WORDS: usize> {
     /// Which numbers: those of word `w` are `codes[w][entry]`, two bits each, or, if there is one word, in
     /// nibbles those of its lower half and those of its upper half. A machine that looks up many bytes at a time
     /// has few of these to look up.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "AVX-512 reads it"))]
     pub(super) codes: [[u8; ENTRIES]; 2],
     /// What [`Codebook::codes`] stand for, and behind them what they stand for if the sign is negative, all of
     /// it [`Codebook::offset`] more; again and again.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "AVX-512 reads it"))]
     pub(super) signed: [u8; 64],
     /// The numbers.
     pub(super) words: [[u32; WORDS]; ENTRIES],
