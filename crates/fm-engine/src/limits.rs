@@ -18,7 +18,7 @@ use fm_kernels::cpu::{Level, probe};
 use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, reader};
 use serde::{Deserialize, Serialize};
 
-/// Longest that one probe may take.
+/// Longest that one probe may take, without the touching of its memory.
 const PROBE_TIME: Duration = Duration::from_millis(140);
 
 /// A remembered measurement serves for this long.
@@ -33,9 +33,8 @@ const READ_SLOTS: usize = 4;
 /// A file must be at least this long to say something about the disk.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 
-/// Memory that is read again and again to measure its bandwidth. A cache of 32 MB still has a part of 96 MB at every pass
-/// (15 % too fast on Zen 5, whose last cache forgets what it likes), of 192 MB 2 %, of this nothing that shows:
-/// `docs/experiments/0065`.
+/// Memory that is read again and again to measure its bandwidth. A last cache of 32 MB keeps a part of it from pass to
+/// pass: with 96 MB that is 15 % too fast, with 192 MB 2 %, with this nothing that shows (`docs/experiments/0065`).
 pub const MEMORY_PROBE_BYTES: usize = 256 << 20;
 
 /// Bandwidths of this machine, in bytes per second.

@@ -1,7 +1,8 @@
 //! NEON with dot products of bytes: four registers hold the sixteen lanes.
 //!
 //! NEON itself is part of every AArch64 machine; Apple's, Graviton's since the second and Arm's cores since 2018 have the
-//! dot products, and later ones products of matrices (`i8mm.rs`). `cargo xtask arm` runs the suite of the kernels on it, emulated where need be.
+//! dot products, and later ones products of matrices (`i8mm.rs`). `cargo xtask arm` runs the suite of the kernels on
+//! it, emulated where need be.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::{

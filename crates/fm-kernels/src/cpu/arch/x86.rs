@@ -33,8 +33,8 @@ pub(super) fn ask_for_here(at: *const u8, into: Cache) {
     }
 }
 
-/// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. Zen 4 has 24 places, which a row of
-/// weights fills; Intel's ask for both caches through the same ones (`docs/experiments/0046`).
+/// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. The 24 places of Zen 4 are too few, and on
+/// Intel either cache was as good (`docs/experiments/0046`).
 pub(super) fn asks_first() -> bool {
     const AMD: u32 = u32::from_le_bytes(*b"cAMD"); // the last letters of "AuthenticAMD"
     const ZEN_5: u32 = 0x1a;
