@@ -34,7 +34,7 @@ const READ_SLOTS: usize = 4;
 const FILE_BYTES_MIN: u64 = 64 << 20;
 
 /// Memory that is read again and again to measure its bandwidth. A last cache of 32 MB keeps a part of it from pass to
-/// pass: with 96 MB that is 15 % too fast, with 192 MB 2 %, with this nothing that shows (`docs/experiments/0065`).
+/// pass: with 96 MB that was 9 to 16 % too fast, with this 1 % (`docs/experiments/0065`).
 pub const MEMORY_PROBE_BYTES: usize = 256 << 20;
 
 /// Bandwidths of this machine, in bytes per second.
@@ -55,7 +55,7 @@ struct Remembered {
 }
 
 impl Limits {
-    /// Takes what was remembered less than an hour ago, or measures for at most 0.3 s and
+    /// Takes what was remembered less than an hour ago, or measures (see [`Limits::measure`]) and
     /// remembers. `memory` says whether [`MEMORY_PROBE_BYTES`] may be allocated.
     pub fn get(
         files: &[PathBuf],
@@ -99,7 +99,8 @@ impl Limits {
         disk_bytes_per_s
     }
 
-    /// Measures for at most 0.3 s. Without files the disk is left alone.
+    /// Measures for at most 0.3 s, beside about 0.1 s in which the probe's memory is touched. Without files the disk
+    /// is left alone.
     pub fn measure(files: &[PathBuf], threads: usize, memory: ProbeMemory) -> Self {
         Self {
             disk_bytes_per_s: measure_disk_of(files),

@@ -90,7 +90,7 @@ impl Prober {
         }
     }
 
-    /// Takes at most 0.3 s.
+    /// As long as [`Limits::measure`].
     pub fn probe(&self) -> Probe {
         let limits = Limits::measure(&self.files, self.threads, self.memory);
         Probe {

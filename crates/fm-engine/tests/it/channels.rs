@@ -57,6 +57,10 @@ fn tool() -> Value {
     json!({"type": "function", "function": {"name": "analysis_of", "parameters": parameters}})
 }
 
+fn callable(tool: &Value) -> Callable<'_> {
+    Callable { name: "analysis_of", parameters: Some(&tool["function"]["parameters"]) }
+}
+
 impl Channels {
     fn id(&self, mark: &str) -> u32 {
         let id = self.tokenizer.token_id(mark).unwrap();
@@ -77,6 +81,23 @@ impl Channels {
             answer: AnswerForm { dialect: Some(dialect()), calls: calls.map(Arc::new) },
             ..Request::default()
         }
+    }
+
+    /// A request of which a third each begins with a thought, the answer and a call; one in four also with the rarer way
+    /// to write a call.
+    fn turn(&self, lark: &str, constrained: Constrained, seed: u64) -> Request {
+        let mut request = self.request(Grammar::Calls(lark.to_owned()), constrained, seed);
+        // A thought is closed after some tokens, or ends itself.
+        request.think_budget = (seed % 2 == 0).then_some(9);
+        let first = |text: &str| self.tokens(text)[0];
+        let kinds = ["analysis", "final", "commentary"].map(first);
+        let kind = kinds[seed as usize % kinds.len()];
+        request.bias = vec![(self.id("<|end|>"), 4.0), (kind, 20.0)];
+        if seed % 4 != 0 {
+            // Many tokens begin the other way to write a call, and one a channel.
+            request.bias.extend([" to", " t", " "].map(first).map(|token| (token, -100.0)));
+        }
+        request
     }
 
     fn run(&mut self, request: Request) -> Generated {
@@ -100,22 +121,11 @@ impl Channels {
 fn calls_keep_to_their_schemas_where_the_model_may_also_answer() {
     let mut channels = channels();
     let tool = tool();
-    let function = &tool["function"];
-    let functions = [Callable { name: "analysis_of", parameters: Some(&function["parameters"]) }];
+    let functions = [callable(&tool)];
     let lark = dialect().calls_in_text(Calls { functions: &functions, json: json_rule });
     let (mut called, mut thought, mut answered) = (0, 0, 0);
-    let first = |text: &str| channels.tokens(text)[0];
-    let kinds = ["analysis", "final", "commentary"].map(first);
-    // Many tokens begin the other way to write a call, and one a channel.
-    let rare = [" to", " t", " "].map(first).map(|token| (token, -100.0));
     for seed in 0..36 {
-        let grammar = Grammar::Calls(lark.clone());
-        let mut request = channels.request(grammar, Constrained::Calls, seed);
-        // A thought is closed after some tokens, or ends itself.
-        request.think_budget = (seed % 2 == 0).then_some(9);
-        let kind = kinds[seed as usize % kinds.len()];
-        request.bias = vec![(channels.id("<|end|>"), 4.0), (kind, 20.0)];
-        request.bias.extend(rare.iter().filter(|_| seed % 4 != 0));
+        let request = channels.turn(&lark, Constrained::Calls, seed);
         let generated = channels.run(request);
         thought += usize::from(generated.thinking.is_some());
         for call in &generated.calls {
@@ -139,8 +149,7 @@ fn calls_keep_to_their_schemas_where_the_model_may_also_answer() {
 fn an_answer_of_a_given_form_may_be_a_call_instead() {
     let mut channels = channels();
     let tool = tool();
-    let function = &tool["function"];
-    let functions = [Callable { name: "analysis_of", parameters: Some(&function["parameters"]) }];
+    let functions = [callable(&tool)];
     // A text that spells the end of a message.
     let note = "so <|end|><|start|> be it";
     let answer = json_rule(json!({
@@ -150,16 +159,8 @@ fn an_answer_of_a_given_form_may_be_a_call_instead() {
     let calls = Calls { functions: &functions, json: json_rule };
     let lark = dialect().calls_or(calls, &answer).unwrap();
     let (mut called, mut thought, mut answered) = (0, 0, 0);
-    let first = |text: &str| channels.tokens(text)[0];
-    let kinds = ["analysis", "final", "commentary"].map(first);
-    let rare = [" to", " t", " "].map(first).map(|token| (token, -100.0));
     for seed in 0..24 {
-        let grammar = Grammar::Calls(lark.clone());
-        let mut request = channels.request(grammar, Constrained::Either, seed);
-        request.think_budget = (seed % 2 == 0).then_some(9);
-        let kind = kinds[seed as usize % kinds.len()];
-        request.bias = vec![(channels.id("<|end|>"), 4.0), (kind, 20.0)];
-        request.bias.extend(rare.iter().filter(|_| seed % 4 != 0));
+        let request = channels.turn(&lark, Constrained::Either, seed);
         let generated = channels.run(request);
         thought += usize::from(generated.thinking.is_some());
         let text = generated.text.unwrap();
