@@ -88,12 +88,12 @@ impl Channels {
     fn turn(&self, lark: &str, constrained: Constrained, seed: u64) -> Request {
         let mut request = self.request(Grammar::Calls(lark.to_owned()), constrained, seed);
         // A thought is closed after some tokens, or ends itself.
-        request.think_budget = (seed % 2 == 0).then_some(9);
+        request.think_budget = seed.is_multiple_of(2).then_some(9);
         let first = |text: &str| self.tokens(text)[0];
         let kinds = ["analysis", "final", "commentary"].map(first);
         let kind = kinds[seed as usize % kinds.len()];
         request.bias = vec![(self.id("<|end|>"), 4.0), (kind, 20.0)];
-        if seed % 4 != 0 {
+        if !seed.is_multiple_of(4) {
             // Many tokens begin the other way to write a call, and one a channel.
             request.bias.extend([" to", " t", " "].map(first).map(|token| (token, -100.0)));
         }
