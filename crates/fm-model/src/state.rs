@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fm_kernels::{Backend, backend::DeviceResult};
 
-use delta_state::DeltaState;
+use delta_state::{DeltaMemories, DeltaPool, DeltaState};
 use kv_blocks::{BlockTable, KvPool};
 
 /// One timeline of tokens.
@@ -20,7 +20,7 @@ pub struct Session<B: Backend> {
     /// Blocks of its keys and values.
     pub(crate) table: BlockTable,
     /// One per delta-net layer; none in a session that is kept.
-    pub(crate) delta: Vec<DeltaState<B>>,
+    pub(crate) delta: DeltaMemories<B>,
     /// The delta nets' memories at an earlier position, to fall back to.
     checkpoint: Checkpoint<B>,
     /// The same at positions that forks may start from, ascending.
@@ -36,14 +36,15 @@ pub struct Session<B: Backend> {
 #[derive(Debug)]
 struct Checkpoint<B: Backend> {
     position: u32,
-    delta: Vec<DeltaState<B>>,
+    /// Anything at position 0, where memories are known to be clear.
+    delta: DeltaMemories<B>,
 }
 
 /// The same where nobody writes any more: forks have the marks of their origin.
 #[derive(Debug)]
 pub(crate) struct Mark<B: Backend> {
     pub(crate) position: u32,
-    pub(crate) delta: Arc<Vec<DeltaState<B>>>,
+    pub(crate) delta: Arc<DeltaMemories<B>>,
 }
 
 impl<B: Backend> Clone for Mark<B> {
@@ -53,12 +54,8 @@ impl<B: Backend> Clone for Mark<B> {
 }
 
 impl<B: Backend> Session<B> {
-    /// An empty timeline. `delta` are zeros, and so is `spare`, which holds checkpoints.
-    pub(crate) fn new(
-        context_max: u32,
-        delta: Vec<DeltaState<B>>,
-        spare: Vec<DeltaState<B>>,
-    ) -> Self {
+    /// An empty timeline. `delta` are clear; `spare` will hold checkpoints.
+    pub(crate) fn new(context_max: u32, delta: DeltaMemories<B>, spare: DeltaMemories<B>) -> Self {
         let table = BlockTable::with_room_for(context_max);
         let checkpoint = Checkpoint { position: 0, delta: spare };
         Self {
@@ -76,6 +73,9 @@ impl<B: Backend> Session<B> {
     /// Remembers the present position as the one to fall back to.
     pub(crate) fn set_checkpoint(&mut self, device: &B) -> DeviceResult {
         self.checkpoint.position = self.position;
+        if self.position == 0 {
+            return Ok(());
+        }
         for (from, to) in self.delta.iter().zip(&mut self.checkpoint.delta) {
             from.copy_to(device, to)?;
         }
@@ -83,23 +83,52 @@ impl<B: Backend> Session<B> {
     }
 
     /// Gives the memory of the checkpoint back.
-    pub(crate) fn forget_checkpoint(&mut self) {
-        self.checkpoint = Checkpoint { position: 0, delta: Vec::new() };
+    pub(crate) fn forget_checkpoint(&mut self, memories: &mut DeltaPool<B>) {
+        memories.give(std::mem::take(&mut self.checkpoint.delta));
+        self.checkpoint.position = 0;
+    }
+
+    /// Gives back the marks that `keep` does not name.
+    pub(crate) fn retain_marks(
+        &mut self,
+        memories: &mut DeltaPool<B>,
+        keep: impl Fn(&Mark<B>) -> bool,
+    ) {
+        let gone = self.marks.extract_if(.., |mark| !keep(mark));
+        gone.for_each(|mark| memories.give_shared(mark.delta));
+    }
+
+    /// Gives back everything it remembers.
+    pub(crate) fn forget(mut self, blocks: &mut KvPool<B>, memories: &mut DeltaPool<B>) {
+        blocks.truncate(&mut self.table, 0);
+        self.forget_checkpoint(memories);
+        self.retain_marks(memories, |_| false);
+        memories.give(self.delta);
     }
 
     /// Forgets what a failed step left behind: back to where the memories are whole. Without delta
     /// nets that is where the step began.
-    pub(crate) fn fall_back(&mut self, device: &B, pool: &mut KvPool<B>) -> DeviceResult {
+    pub(crate) fn fall_back(
+        &mut self,
+        device: &B,
+        blocks: &mut KvPool<B>,
+        memories: &mut DeltaPool<B>,
+    ) -> DeviceResult {
         if self.delta.is_empty() {
-            pool.truncate(&mut self.table, self.position);
+            blocks.truncate(&mut self.table, self.position);
             return Ok(());
         }
-        self.position = self.checkpoint.position;
-        self.marks.retain(|mark| mark.position <= self.position);
+        let position = self.checkpoint.position;
+        self.position = position;
+        self.retain_marks(memories, |mark| mark.position <= position);
         for (from, to) in self.checkpoint.delta.iter().zip(&mut self.delta) {
-            from.copy_to(device, to)?;
+            if position == 0 {
+                to.clear(device)?;
+            } else {
+                from.copy_to(device, to)?;
+            }
         }
-        pool.truncate(&mut self.table, self.position);
+        blocks.truncate(&mut self.table, self.position);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use fm_kernels::{
     Backend,
-    backend::{DeltaShape, DeviceResult, KV_BLOCK_TOKENS},
+    backend::{DeviceResult, KV_BLOCK_TOKENS},
 };
 
 use super::RunnerOptions;
@@ -17,7 +17,7 @@ use crate::{
     spec::ModelSpec,
     state::{
         Mark, Session,
-        delta_state::DeltaState,
+        delta_state::{DeltaPool, DeltaState},
         kv_blocks::{KvPool, OutOfBlocks},
     },
 };
@@ -29,8 +29,8 @@ pub(super) struct Sessions<B: Backend> {
     /// In the order of `list`.
     pub(super) names: Vec<SessionId>,
     pub(super) pool: KvPool<B>,
+    memories: DeltaPool<B>,
     next_name: u32,
-    delta_shapes: Vec<DeltaShape>,
     options: RunnerOptions,
 }
 
@@ -40,8 +40,8 @@ impl<B: Backend> Sessions<B> {
             list: Vec::new(),
             names: Vec::new(),
             pool: KvPool::new(device, spec.kv_shapes(), options.kv_blocks)?,
+            memories: DeltaPool::new(spec.delta_layers().map(|layer| layer.shape).collect()),
             next_name: 0,
-            delta_shapes: spec.delta_layers().map(|layer| layer.shape).collect(),
             options,
         })
     }
@@ -66,16 +66,19 @@ impl<B: Backend> Sessions<B> {
         self.at(session).ok_or(RunError::UnknownSession { session })
     }
 
-    fn memories(&self, device: &B) -> DeviceResult<Vec<DeltaState<B>>> {
-        self.delta_shapes.iter().map(|shape| DeltaState::new(device, *shape)).collect()
-    }
-
-    fn new_session(&self, device: &B, context_max: u32) -> Result<Session<B>, RunError> {
+    /// A session that will have taken in `tokens`: if any, its memories are anything, and the caller writes them.
+    fn new_session(
+        &mut self,
+        device: &B,
+        (context_max, tokens): (u32, u32),
+    ) -> Result<Session<B>, RunError> {
         let max = self.options.sessions_max;
         if self.list.iter().filter(|session| !session.kept).count() >= max {
             return Err(RunError::TooManySessions { max });
         }
-        Ok(Session::new(context_max, self.memories(device)?, self.memories(device)?))
+        let pool = &mut self.memories;
+        let delta = if tokens == 0 { pool.take_clear(device)? } else { pool.take(device)? };
+        Ok(Session::new(context_max, delta, pool.take(device)?))
     }
 
     fn add(&mut self, session: Session<B>) -> SessionId {
@@ -87,7 +90,7 @@ impl<B: Backend> Sessions<B> {
     }
 
     pub(super) fn open(&mut self, device: &B, context_max: u32) -> Result<SessionId, RunError> {
-        let session = self.new_session(device, context_max)?;
+        let session = self.new_session(device, (context_max, 0))?;
         Ok(self.add(session))
     }
 
@@ -97,15 +100,15 @@ impl<B: Backend> Sessions<B> {
         (from, tokens): (SessionId, u32),
         context_max: u32,
     ) -> Result<SessionId, RunError> {
-        let origin = &self.list[self.find(from)?];
-        let memories = origin.memories(tokens);
-        let there = tokens == 0 || self.forks_anywhere() || memories.is_some();
-        let there = there && tokens <= origin.position;
-        if !there || tokens > context_max {
+        let at = self.find(from)?;
+        let origin = &self.list[at];
+        let remembered = tokens == 0 || self.forks_anywhere() || origin.memories(tokens).is_some();
+        if !remembered || tokens > origin.position.min(context_max) {
             return Err(RunError::NotThere { session: from, tokens });
         }
-        let mut session = self.new_session(device, context_max)?;
-        for (from, to) in memories.into_iter().flatten().zip(&mut session.delta) {
+        let mut session = self.new_session(device, (context_max, tokens))?;
+        let origin = &self.list[at];
+        for (from, to) in origin.memories(tokens).into_iter().flatten().zip(&mut session.delta) {
             from.copy_to(device, to)?;
         }
         self.pool.share(&origin.table, tokens, &mut session.table);
@@ -117,7 +120,7 @@ impl<B: Backend> Sessions<B> {
     }
 
     pub(super) fn forks_anywhere(&self) -> bool {
-        self.delta_shapes.is_empty()
+        self.memories.shapes().is_empty()
     }
 
     pub(super) fn forkable(&self, session: SessionId, tokens: u32) -> u32 {
@@ -139,7 +142,7 @@ impl<B: Backend> Sessions<B> {
         if !self.list[at].is_whole() || self.marks_left() == 0 {
             return Ok(false);
         }
-        let mut delta = self.memories(device)?;
+        let mut delta = self.memories.take(device)?;
         for (from, to) in self.list[at].delta.iter().zip(&mut delta) {
             from.copy_to(device, to)?;
         }
@@ -149,7 +152,7 @@ impl<B: Backend> Sessions<B> {
 
     pub(super) fn unmark(&mut self, session: SessionId, position: u32) {
         if let Some(at) = self.at(session) {
-            self.list[at].marks.retain(|mark| mark.position != position);
+            self.list[at].retain_marks(&mut self.memories, |mark| mark.position != position);
         }
     }
 
@@ -175,8 +178,10 @@ impl<B: Backend> Sessions<B> {
         let last = session.marks.last().map_or(0, |mark| mark.position);
         if room && !delta.is_empty() && position > last {
             session.marks.push(Mark { position, delta: Arc::new(delta) });
+        } else {
+            self.memories.give(delta);
         }
-        session.forget_checkpoint();
+        session.forget_checkpoint(&mut self.memories);
         session.kept = true;
         self.pool.truncate(&mut session.table, position);
         Ok(())
@@ -199,14 +204,14 @@ impl<B: Backend> Sessions<B> {
     }
 
     pub(super) fn fall_back(&mut self, device: &B, at: usize) -> DeviceResult {
-        self.list[at].fall_back(device, &mut self.pool)
+        self.list[at].fall_back(device, &mut self.pool, &mut self.memories)
     }
 
     pub(super) fn close(&mut self, session: SessionId) {
         if let Some(at) = self.at(session) {
             self.names.swap_remove(at);
-            let mut session = self.list.swap_remove(at);
-            self.pool.truncate(&mut session.table, 0);
+            let session = self.list.swap_remove(at);
+            session.forget(&mut self.pool, &mut self.memories);
         }
     }
 
@@ -221,7 +226,7 @@ impl<B: Backend> Sessions<B> {
         to: &mut dyn Write,
     ) -> Result<(), RunError> {
         let session = &self.list[self.find(session)?];
-        let (position, memories) = (session.position, self.delta_shapes.len());
+        let (position, memories) = (session.position, self.memories.shapes().len());
         let head = Head { position, memories, marks: session_file::marks(session) };
         head.write(self.options.fingerprint, to).map_err(SessionFileError::from)?;
         let blocks = (0..session.table.blocks().len() as u32).map(Piece::Block);
@@ -240,7 +245,7 @@ impl<B: Backend> Sessions<B> {
         from: &mut dyn Saved,
     ) -> Result<SessionId, RunError> {
         let Head { position, memories, marks } = Head::read(self.options.fingerprint, from)?;
-        if memories != self.delta_shapes.len() {
+        if memories != self.memories.shapes().len() {
             return Err(SessionFileError::NotASession.into());
         }
         if position > context_max {
@@ -259,7 +264,7 @@ impl<B: Backend> Sessions<B> {
     pub(super) fn piece_bytes(&self) -> PieceBytes {
         let checksum = size_of::<u64>() as u64;
         let parts = (0..self.pool.parts()).map(|part| 4 * self.pool.part_len(part));
-        let memories = self.delta_shapes.iter().map(|shape| DeltaState::<B>::bytes(*shape));
+        let memories = self.memories.shapes().iter().map(|shape| DeltaState::<B>::bytes(*shape));
         let of = |bytes: u64| if bytes == 0 { 0 } else { bytes + checksum };
         let part_max = parts.clone().chain(memories.clone().map(|bytes| bytes as usize)).max();
         PieceBytes {
@@ -298,12 +303,12 @@ impl<B: Backend> Sessions<B> {
         {
             return Err(RunError::NotThere { session: self.names[base], tokens: shared });
         }
-        let mut session = self.new_session(device, context_max)?;
+        let mut session = self.new_session(device, (context_max, tokens))?;
         if let Some(base) = base {
             self.pool.share(&self.list[base].table, shared, &mut session.table);
         }
         if let Err(error) = self.pool.prepare(device, &mut session.table, shared, tokens) {
-            self.pool.truncate(&mut session.table, 0);
+            session.forget(&mut self.pool, &mut self.memories);
             return Err(error.into());
         }
         let first = session.table.blocks().get(shared as usize / KV_BLOCK_TOKENS);

@@ -140,7 +140,10 @@ fn a_cancelled_step_can_be_repeated<B: Backend<Bytes = [u8]>>(family: &str, devi
     let want = bits(&feed(&mut runner, session, &tokens[..20], 20));
     runner.close(session);
     let session = runner.open(64).unwrap();
-    feed(&mut runner, session, &tokens[..9], 9);
+    cancel(&mut runner, &batch_of(session, &tokens, 0..9), 3);
+    assert_eq!(runner.position(session).unwrap(), 0);
+    let again = bits(&feed(&mut runner, session, &tokens[..9], 9));
+    assert!(again == want[..9], "{family}: the first step");
     checkpoint_at(&mut runner, session, &tokens, 9);
     let batch = batch_of(session, &tokens, 10..20);
     cancel(&mut runner, &batch, 3);
