@@ -20,7 +20,7 @@ use fm_testkit::{
 #[global_allocator]
 static ALLOCATOR: CountingAlloc = CountingAlloc;
 
-fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>) -> u64 {
+fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>, sessions: u32) -> u64 {
     let options = EngineOptions {
         memory: Some(300_000_000),
         context: Some(256),
@@ -31,8 +31,10 @@ fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>) -> u64 {
         ..EngineOptions::default()
     };
     let places = Places { root: "/".into(), cache_dir: None };
-    let mut engine = Engine::open(dir, &options, Load::default(), &places).unwrap();
-    let session = engine.runner.open(256).unwrap();
+    let count = sessions as usize;
+    let load = Load { sessions: count, logits_rows: count, ..Load::default() };
+    let mut engine = Engine::open(dir, &options, load, &places).unwrap();
+    let sessions: Vec<_> = (0..sessions).map(|_| engine.runner.open(256).unwrap()).collect();
     let mut batch = Batch::default();
     // Routes settle within the first sixty tokens: slots and tickets have been used by then. On a busy
     // machine a thread may begin later, and a thread that begins allocates; what a step allocates
@@ -47,12 +49,12 @@ fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>) -> u64 {
             before = count;
         }
         batch.rows.clear();
-        batch.rows.push(Row {
-            session,
-            input: RowInput::Token(position * 7 % 50),
+        batch.rows.extend(sessions.iter().zip(0..).map(|(session, text)| Row {
+            session: *session,
+            input: RowInput::Token((position * 7 + text * 11) % 50),
             position,
             wants: Wants { logits: true, hidden: false, checkpoint: position % 8 == 0 },
-        });
+        }));
         engine.runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
     }
     least
@@ -107,7 +109,11 @@ fn a_steady_step_allocates_nothing() {
     let latent = golden_dir("deepseek_v3").join("mlx-4bit");
     for (dir, few) in [(demo_dir(), 40), (latent, 5)] {
         let name = dir.display();
-        assert_eq!(allocations_of_forty_steps(&dir, None), 0, "{name}: everything in slots");
-        assert_eq!(allocations_of_forty_steps(&dir, Some(few)), 0, "{name}: experts come and go");
+        for sessions in [1, 3] {
+            for slots in [None, Some(few)] {
+                let count = allocations_of_forty_steps(&dir, slots, sessions);
+                assert_eq!(count, 0, "{name}: {sessions} sessions, slots {slots:?}");
+            }
+        }
     }
 }

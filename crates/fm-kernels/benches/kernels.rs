@@ -32,6 +32,9 @@ const SET_BYTES: usize = 1 << 28;
 /// Measurements of one case.
 const ROUNDS: usize = 7;
 
+/// Operations of a measurement of what they cost when they do nothing.
+const FORKS: usize = 100_000;
+
 struct Bench {
     device: Cpu,
     /// The same in integer numerics.
@@ -49,6 +52,7 @@ fn main() {
     let integers = [Numerics::Int15, Numerics::Int8].map(device);
     let bench = Bench { device: device(Numerics::F32), integers, only: argument(2).to_owned() };
     println!("{level}, {threads} threads");
+    bench.forks();
     bench.cached();
     bench.arrange();
     bench.decode();
@@ -62,6 +66,17 @@ fn main() {
 impl Bench {
     fn skips(&self, name: &str) -> bool {
         !name.contains(&self.only)
+    }
+
+    /// What every operation costs that is shared out.
+    fn forks(&self) {
+        let (name, threads) = ("fork and join", self.device.threads());
+        if self.skips(name) {
+            return;
+        }
+        let round = |_| [probe::fork_join(threads, FORKS).as_secs_f64() / FORKS as f64];
+        let [seconds] = medians(&(0..ROUNDS).map(round).collect::<Vec<_>>());
+        println!("{name}: {:.2} us", 1e6 * seconds);
     }
 
     fn decode(&self) {

@@ -12,7 +12,7 @@ use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
     backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
-    host::{Host, Kernels, Parallel, RowSelection},
+    host::{ConvWeight, Host, Kernels, Parallel, RowSelection},
     reference::{delta_net::DeltaStep, quantise::Block},
 };
 
@@ -224,7 +224,7 @@ impl Kernels for Simd {
         self.level.run(attention::Attend { shape, q, kv, head, position, out });
     }
 
-    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
+    fn conv_row(&self, weight: ConvWeight<'_>, history: &mut [&mut [f32]], x: &mut [f32]) {
         self.level.run(delta_net::ConvRow { weight, history, x });
     }
 

@@ -27,13 +27,16 @@ mod expert_rows;
 mod experts;
 mod kernels;
 mod matmul;
+mod places;
 mod view;
 
 pub(crate) use acts::SpacedRows;
 pub use acts::{BlockRows, HostActs, QuantisedRows, RowSelection};
+pub use delta_net::ConvWeight;
 pub use expert_rows::EXPERT_ROWS_PER_PASS;
 pub use experts::EXPERTS_TOGETHER_MAX;
 pub use kernels::{ARRANGED_ROWS_MAX, Kernels, PANEL_ROWS, Parallel, QUERIES_PER_TASK_MAX};
+use places::PlaceLists;
 
 /// A backend in host memory.
 #[derive(Debug)]
@@ -46,12 +49,15 @@ pub struct Host<K> {
     arranging: RefCell<Vec<u8>>,
     /// Rows that chose an expert; likewise.
     gathered: RefCell<HostActs>,
+    /// Where tasks write to; likewise.
+    places: PlaceLists,
 }
 
 impl<K: Kernels> Host<K> {
     pub(crate) fn new(kernels: K) -> Self {
         let gathered = HostActs::new(0, 0, kernels.numerics()).into();
-        Self { kernels, scratch: RefCell::default(), arranging: RefCell::default(), gathered }
+        let (scratch, arranging) = (RefCell::default(), RefCell::default());
+        Self { kernels, scratch, arranging, gathered, places: PlaceLists::default() }
     }
 
     pub(crate) fn into_kernels(self) -> K {
@@ -154,11 +160,12 @@ impl<K: Kernels> Backend for Host<K> {
     fn matmul_each<const N: usize>(
         &self,
         x: &HostActs,
-        mut products: [Product<'_, [u8], Vec<f32>>; N],
+        products: [Product<'_, [u8], Vec<f32>>; N],
     ) -> DeviceResult {
         let x = RowSelection::all(x);
         if x.rows() > 0 && products.iter().all(|product| product.w.arranged) {
-            self.matmul_arranged(&x, &mut products);
+            let ws = products.each_ref().map(|product| product.w);
+            self.matmul_arranged(&x, &ws, &mut products.map(|product| product.y));
         } else {
             for Product { w, y } in products {
                 self.matmul_selected(w, &x, y);
@@ -342,11 +349,9 @@ impl<K: Kernels> Backend for Host<K> {
         &self,
         weight: &Vec<f32>,
         history: &mut Vec<f32>,
-        mut x: ViewMut<'_, Vec<f32>>,
+        x: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
-        for i in 0..x.rows {
-            self.kernels.conv_row(weight, history, x.row(i));
-        }
+        self.conv_rows(weight, history, x);
         Ok(())
     }
 
@@ -406,7 +411,7 @@ impl<K: Kernels> Backend for Host<K> {
             let mut calls = [const { None }; EXPERTS_TOGETHER_MAX];
             let here = EXPERTS_TOGETHER_MAX.min(count - first);
             calls[..here].iter_mut().enumerate().for_each(|(i, at)| *at = Some(call(first + i)));
-            if Self::fuses(&calls[..here]) && scratch.acts.rows_max() >= here {
+            if Self::fuses(&calls, &scratch.acts) {
                 let out = ViewMut { buf: &mut *buf, offset, rows, cols, stride };
                 self.experts_fused(&calls, x, scratch, out);
                 continue;

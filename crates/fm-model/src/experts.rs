@@ -80,9 +80,6 @@ pub trait RoutedExperts<B: Backend>: Send {
     /// A request in flight.
     type Ticket;
 
-    /// All router scores of a layer, `[rows, experts]`: for policies and look-ahead.
-    fn observe(&mut self, _layer: LayerIndex, _scores: &B::Buf) {}
-
     /// Whether a guess at the next layer's routes is worth a router more. Asked once per layer with
     /// up to [`ARRIVAL_ROWS_MAX`] rows; nobody guesses for more.
     fn wants_guess(&mut self) -> bool {
@@ -244,14 +241,16 @@ impl<B: Backend> MoeScratch<B> {
     /// If the device is out of memory.
     pub fn new(device: &B, rows: usize, dims: MoeDims) -> DeviceResult<Self> {
         let MoeDims { hidden, ffn, top_k } = dims;
+        let arrivals = rows.min(ARRIVAL_ROWS_MAX) * top_k;
         Ok(Self {
             expert: ExpertScratch {
                 gate: device.alloc(rows * ffn)?,
                 up: device.alloc(rows * ffn)?,
-                acts: device.acts(rows, ffn)?,
+                // Experts of a few rows are computed together, each with rows of its own.
+                acts: device.acts(rows.max(arrivals), ffn)?,
                 y: device.alloc(rows * hidden)?,
             },
-            results: device.alloc(rows.min(ARRIVAL_ROWS_MAX) * top_k * hidden)?,
+            results: device.alloc(arrivals * hidden)?,
         })
     }
 }

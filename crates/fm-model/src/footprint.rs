@@ -177,7 +177,9 @@ fn scratch_head_row(spec: &ModelSpec) -> u64 {
 
 fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
     let dims = spec.moe_dims(top_k);
-    let results = ARRIVAL_ROWS_MAX * dims.top_k * dims.hidden;
+    // Of experts that are computed together: their results, what gate and up say, and that prepared.
+    let of_choice = 4 * (dims.hidden + 3 * dims.ffn) + 3 * dims.ffn + 512;
+    let arrivals = ARRIVAL_ROWS_MAX * dims.top_k * of_choice;
     let experts = spec.catalog.layers.iter().flatten().map(|layer| layer.records.len());
     // Of a guess at the next layer's routes.
     let guess = 2 * (dims.hidden + experts.max().unwrap_or(0) + dims.top_k) + 32;
@@ -193,7 +195,8 @@ fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
     }
     // Rows of an expert side by side: three bytes per value, and a block between rows.
     let gathered = EXPERT_ROWS_PER_PASS * (3 * dims.hidden + 192);
-    (4 * (results + ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab)
+    (4 * (ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab)
+        + arrivals
         + ARRANGED_ROWS_MAX * row_bytes
         + gathered) as u64
 }

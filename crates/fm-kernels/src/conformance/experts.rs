@@ -175,11 +175,12 @@ impl Case for Experts<'_> {
         let x = device.upload(&noise(4, tokens * hidden))?;
         let mut acts = device.acts(tokens, hidden)?;
         device.prepare(View::new(&x, tokens, hidden), &mut acts)?;
+        let room = all.max(tokens);
         let mut scratch = ExpertScratch {
-            gate: device.alloc(count.max(tokens) * ffn)?,
-            up: device.alloc(count.max(tokens) * ffn)?,
-            acts: device.acts(count.max(tokens), ffn)?,
-            y: device.alloc(count.max(tokens) * hidden)?,
+            gate: device.alloc(room * ffn)?,
+            up: device.alloc(room * ffn)?,
+            acts: device.acts(room, ffn)?,
+            y: device.alloc(room * hidden)?,
         };
         let mut out = device.upload(&noise(5, all * hidden))?;
         if self.one_by_one {
@@ -203,7 +204,9 @@ impl Case for Experts<'_> {
 pub fn experts<B: Backend>(device: &B) {
     for format in &FORMATS {
         let packed: Vec<_> = (0..19).map(|seed| noise_expert(format, seed)).collect();
-        for rows in [vec![], vec![1], vec![1; 8], vec![1, 3, 1], vec![1; 19]] {
+        // One text; several; more experts, and more rows of one, than are computed together.
+        let many = (0..19).map(|at| 1 + at % 2).collect();
+        for rows in [vec![], vec![1], vec![1; 8], vec![1, 3, 1], vec![2, 17, 1], many] {
             let together = Experts { packed: &packed, rows, one_by_one: false };
             together.check(device, tolerance::chained(device.numerics()));
             let bits = |case: &Experts| bits(&case.run(device).expect("the device runs"));

@@ -6,7 +6,7 @@ use fm_format::quant::QuantFormat;
 
 use crate::{
     backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
-    host::{Host, Kernels, Parallel, RowSelection},
+    host::{ConvWeight, Host, Kernels, Parallel, RowSelection},
     reference::{Scalar, delta_net::DeltaStep},
 };
 
@@ -131,11 +131,11 @@ impl Kernels for Wrong {
             Scalar::PLAIN.attend(shape, q.rows(row, 1), kv, position, out);
         }
     }
-    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
-        let before = history.to_vec();
+    fn conv_row(&self, weight: ConvWeight<'_>, history: &mut [&mut [f32]], x: &mut [f32]) {
+        let before: Vec<Vec<f32>> = history.iter().map(|past| past.to_vec()).collect();
         Scalar::PLAIN.conv_row(weight, history, x);
         if self.0 == Mistake::StaleHistory {
-            history.copy_from_slice(&before);
+            history.iter_mut().zip(before).for_each(|(past, before)| past.copy_from_slice(&before));
         }
     }
     fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {

@@ -1,6 +1,6 @@
 //! Gated delta net: one token of one head, and one row of the convolution before it.
 
-use crate::reference::delta_net::DeltaStep;
+use crate::{host::ConvWeight, reference::delta_net::DeltaStep};
 
 use super::{
     activation::silu,
@@ -95,35 +95,32 @@ fn rows_step<L: Lanes, const R: usize>(
 }
 
 /// One row of the causal convolution, see [`crate::Backend::causal_conv`].
-pub(super) struct ConvRow<'a> {
-    pub(super) weight: &'a [f32],
-    pub(super) history: &'a mut [f32],
+pub(super) struct ConvRow<'a, 'p> {
+    pub(super) weight: ConvWeight<'a>,
+    pub(super) history: &'a mut [&'p mut [f32]],
     pub(super) x: &'a mut [f32],
 }
 
-impl Work for ConvRow<'_> {
+impl Work for ConvRow<'_, '_> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         let Self { weight, history, x } = self;
-        let channels = x.len();
-        let taps = history.len() / channels;
+        let taps = history.len();
         for (i, x) in x.chunks_mut(LANES).enumerate() {
             let (at, len) = (i * LANES, x.len());
-            let tap_at = |tap: usize| tap * channels + at;
             let current = load_some(lanes, x);
-            let mut sum = lanes.mul(load_some(lanes, &weight[tap_at(taps)..][..len]), current);
+            let mut sum = lanes.mul(load_some(lanes, weight.at(taps, at, len)), current);
             for tap in 0..taps {
-                let past = load_some(lanes, &history[tap_at(tap)..][..len]);
-                let weight = load_some(lanes, &weight[tap_at(tap)..][..len]);
-                sum = lanes.fma(weight, past, sum);
+                let past = load_some(lanes, &history[tap][at..][..len]);
+                sum = lanes.fma(load_some(lanes, weight.at(tap, at, len)), past, sum);
                 if tap > 0 {
-                    store_some(lanes, past, &mut history[tap_at(tap - 1)..][..len]);
+                    store_some(lanes, past, &mut history[tap - 1][at..][..len]);
                 }
             }
-            if taps > 0 {
-                store_some(lanes, current, &mut history[tap_at(taps - 1)..][..len]);
+            if let Some(newest) = history.last_mut() {
+                store_some(lanes, current, &mut newest[at..][..len]);
             }
             store_some(lanes, silu(lanes, sum), x);
         }

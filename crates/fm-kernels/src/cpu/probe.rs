@@ -1,9 +1,13 @@
 //! What this machine can do at most: ceilings to compare kernels with.
 
+use std::time::{Duration, Instant};
+
 use super::{
     dispatch::Level,
     lanes::{LANES, Lanes, Work},
+    pool::Pool,
 };
+use crate::host::Parallel;
 
 /// Chains of multiply-adds: more than two units of four cycles latency can have in flight.
 const CHAINS: usize = 12;
@@ -25,6 +29,18 @@ pub fn multiply_add(level: Level, rounds: usize) -> f32 {
 /// Reads `bytes`, apart from a short rest. Gives a number that depends on all of them.
 pub fn read(level: Level, bytes: &[u8]) -> f32 {
     level.run(Read { bytes })
+}
+
+/// How long `operations` of `threads` tasks take that do nothing, one behind the other.
+pub fn fork_join(threads: usize, operations: usize) -> Duration {
+    let (pool, mut tasks) = (Pool::new(threads), vec![0_u8; threads]);
+    let started = Instant::now();
+    for _ in 0..operations {
+        pool.for_each_chunk(&mut tasks, 1, |_, task| {
+            std::hint::black_box(task);
+        });
+    }
+    started.elapsed()
 }
 
 struct MultiplyAdd {

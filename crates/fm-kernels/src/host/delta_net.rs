@@ -8,7 +8,14 @@ use crate::{
     },
 };
 
-use super::{Host, Kernels};
+use super::{
+    Host, Kernels,
+    places::{cut, list_rows},
+    view::rows_per_task,
+};
+
+/// A task of a convolution has whole vectors of channels.
+const CHANNELS_ALIGN: usize = 16;
 
 /// Added to the sum of squares before a query or key is normalised.
 const L2_EPS: f32 = 1e-6;
@@ -65,6 +72,31 @@ impl<K: Kernels> Host<K> {
         });
     }
 
+    /// See [`crate::Backend::causal_conv`]: channels are shared out, rows run in order.
+    pub(super) fn conv_rows(
+        &self,
+        weight: &[f32],
+        history: &mut [f32],
+        mut x: ViewMut<'_, Vec<f32>>,
+    ) {
+        let (channels, taps, kernels) = (x.cols, history.len() / x.cols, &self.kernels);
+        let channels_per_task = rows_per_task(kernels, channels, x.rows * channels);
+        let len = channels_per_task.next_multiple_of(CHANNELS_ALIGN);
+        self.places.with(|rows| {
+            rows.extend(history.chunks_exact_mut(channels));
+            list_rows(&mut x, rows);
+            let count = rows.len();
+            self.places.with(|places| {
+                cut(rows, len, places);
+                kernels.for_each_chunk(places, count, |task, rows| {
+                    let weight = ConvWeight { all: weight, channels, first: task * len };
+                    let (history, rows) = rows.split_at_mut(taps);
+                    rows.iter_mut().for_each(|x| kernels.conv_row(weight, history, x));
+                });
+            });
+        });
+    }
+
     /// Brings queries and keys to unit length, and queries to `k_dim^-0.5` on top.
     fn normalise(&self, shape: DeltaShape, qkv: ViewMut<'_, Vec<f32>>) {
         let query_scale = (shape.k_dim as f32).sqrt().recip();
@@ -80,21 +112,39 @@ impl<K: Kernels> Host<K> {
     }
 }
 
-/// One row of the causal convolution: `x` is `[channels]`, see [`crate::Backend::causal_conv`].
-pub(super) fn conv_row(weight: &[f32], history: &mut [f32], x: &mut [f32]) {
-    let channels = x.len();
-    let (past, current) = weight.split_at(weight.len() - channels);
-    let taps = past.len() / channels;
+/// What some channels of a convolution are multiplied with.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvWeight<'a> {
+    /// `[taps, channels]` of all channels.
+    all: &'a [f32],
+    channels: usize,
+    /// The first of those that are meant.
+    first: usize,
+}
+
+impl<'a> ConvWeight<'a> {
+    /// Tap `tap` of `len` channels from `at` on.
+    #[inline]
+    pub(crate) fn at(&self, tap: usize, at: usize, len: usize) -> &'a [f32] {
+        &self.all[tap * self.channels + self.first + at..][..len]
+    }
+}
+
+/// One row of the causal convolution of some channels, see [`crate::Backend::causal_conv`]: `x` and
+/// each of `history` are `[channels]`.
+pub(super) fn conv_row(weight: ConvWeight<'_>, history: &mut [&mut [f32]], x: &mut [f32]) {
+    let taps = history.len();
     for (channel, x) in x.iter_mut().enumerate() {
-        let mut sum = current[channel] * *x;
+        let weight = |tap| weight.at(tap, channel, 1)[0];
+        let mut sum = weight(taps) * *x;
         for tap in 0..taps {
-            sum += past[tap * channels + channel] * history[tap * channels + channel];
+            sum += weight(tap) * history[tap][channel];
         }
         for tap in 1..taps {
-            history[(tap - 1) * channels + channel] = history[tap * channels + channel];
+            history[tap - 1][channel] = history[tap][channel];
         }
-        if taps > 0 {
-            history[(taps - 1) * channels + channel] = *x;
+        if let Some(newest) = history.last_mut() {
+            newest[channel] = *x;
         }
         *x = silu(sum);
     }

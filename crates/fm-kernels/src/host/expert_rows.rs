@@ -6,7 +6,11 @@ use crate::{
     reference::quantise::{BLOCK, Block},
 };
 
-use super::{Host, HostActs, Kernels, PANEL_ROWS, RowSelection, acts::QuantisedMut};
+use super::{
+    Host, HostActs, Kernels, PANEL_ROWS, RowSelection,
+    acts::QuantisedMut,
+    places::{cut, list_rows, take_target},
+};
 
 /// Rows of an expert that are gathered, and whose results a task holds, at a time.
 pub const EXPERT_ROWS_PER_PASS: usize = 64;
@@ -20,8 +24,7 @@ type Weights<'a> = ExpertWeights<'a, [u8], Vec<f32>>;
 type Results = [f32; EXPERT_ROWS_PER_PASS * VALUES_PER_PASS];
 
 impl<K: Kernels> Host<K> {
-    /// Whether an expert can be computed so: arranged weights, no biases, and more than one row, which
-    /// is decoding and must not allocate.
+    /// Whether an expert can be computed so: arranged weights, no biases, and more than one row.
     pub(super) fn fuses_rows(w: &Weights<'_>, rows: &[ExpertRow]) -> bool {
         let arranged = w.gate.arranged && w.up.arranged && w.down.arranged;
         let plain = w.biases.is_none() && w.activation == Activation::Silu;
@@ -73,16 +76,9 @@ impl<K: Kernels> Host<K> {
         blocks: &mut [Block<LINES>],
     ) {
         let (count, blocks_per_row) = (x.rows(), w.gate.shape.rows / BLOCK);
-        // Side by side lie the blocks that one task fills: of all rows the first, then the second.
-        let mut of_rows: Vec<_> =
-            blocks.chunks_mut(blocks.len() / count).map(<[_]>::iter_mut).collect();
-        let mut places = Vec::with_capacity(count * blocks_per_row);
-        for _ in 0..blocks_per_row {
-            places.extend(of_rows.iter_mut().map(|row| row.next().expect("rows are equally long")));
-        }
-        let per_task = self.parts_per_task(blocks_per_row);
-        let kernels = &self.kernels;
-        kernels.for_each_chunk(&mut places, per_task * count, |task, places| {
+        let stride = blocks.len() / count;
+        let (per_task, kernels) = (self.parts_per_task(blocks_per_row), &self.kernels);
+        let task = |task: usize, places: &mut [&mut [Block<LINES>]]| {
             let (mut gate, mut up): (Results, Results) = ([0.0; _], [0.0; _]);
             for (i, places) in places.chunks_mut(count).enumerate() {
                 let first = (task * per_task + i) * BLOCK;
@@ -92,9 +88,16 @@ impl<K: Kernels> Host<K> {
                 let products = gate.chunks_exact_mut(BLOCK).zip(up.chunks_exact(BLOCK));
                 for ((gate, up), place) in products.zip(places) {
                     kernels.silu_mul(up, gate);
-                    kernels.quantise(gate, std::slice::from_mut(*place));
+                    kernels.quantise(gate, place);
                 }
             }
+        };
+        self.places.with(|rows| {
+            rows.extend(blocks.chunks_exact_mut(stride).map(|row| &mut row[..blocks_per_row]));
+            self.places.with(|places| {
+                cut(rows, 1, places);
+                kernels.for_each_chunk(places, per_task * count, task);
+            });
         });
     }
 
@@ -109,25 +112,10 @@ impl<K: Kernels> Host<K> {
         rows: &[ExpertRow],
         (combine, mut out): (Combine, ViewMut<'_, Vec<f32>>),
     ) {
-        let (count, hidden, stride) = (rows.len(), out.cols, out.stride);
-        let parts_per_row = hidden.div_ceil(VALUES_PER_PASS);
-        let mut places: Vec<&mut [f32]> = Vec::new();
-        places.resize_with(count * parts_per_row, Default::default);
-        let mut by_target: Vec<usize> = (0..count).collect();
-        by_target.sort_unstable_by_key(|row| rows[*row].target);
-        let (mut targets, mut next) = (out.spread().chunks_mut(stride), 0);
-        for row in by_target {
-            let target = rows[row].target as usize;
-            let skipped = target.checked_sub(next).expect("every row has a target of its own");
-            let values = targets.nth(skipped).expect("targets are rows of the result");
-            for (part, values) in values[..hidden].chunks_mut(VALUES_PER_PASS).enumerate() {
-                places[part * count + row] = values;
-            }
-            next = target + 1;
-        }
-        let per_task = self.parts_per_task(parts_per_row);
+        let (count, hidden) = (rows.len(), out.cols);
+        let per_task = self.parts_per_task(hidden.div_ceil(VALUES_PER_PASS));
         let kernels = &self.kernels;
-        kernels.for_each_chunk(&mut places, per_task * count, |task, places| {
+        let task = |task: usize, places: &mut [&mut [f32]]| {
             let mut results: Results = [0.0; _];
             for (i, places) in places.chunks_mut(count).enumerate() {
                 let (first, cols) = ((task * per_task + i) * VALUES_PER_PASS, places[0].len());
@@ -146,6 +134,16 @@ impl<K: Kernels> Host<K> {
                     }
                 }
             }
+        };
+        self.places.with(|all| {
+            list_rows(&mut out, all);
+            self.places.with(|targets| {
+                targets.extend(rows.iter().map(|row| take_target(all, row)));
+                self.places.with(|places| {
+                    cut(targets, VALUES_PER_PASS, places);
+                    kernels.for_each_chunk(places, per_task * count, task);
+                });
+            });
         });
     }
 

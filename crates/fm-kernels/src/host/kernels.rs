@@ -13,7 +13,10 @@ use crate::{
     },
 };
 
-use super::{RowSelection, delta_net};
+use super::{
+    RowSelection,
+    delta_net::{self, ConvWeight},
+};
 
 /// How the tasks of one operation are shared out. Which thread runs a task never changes a bit.
 pub trait Parallel: Send + 'static {
@@ -170,8 +173,9 @@ pub trait Kernels: Parallel + Sync {
         }
     }
 
-    /// One row of [`crate::Backend::causal_conv`]: `x` is `[channels]`.
-    fn conv_row(&self, weight: &[f32], history: &mut [f32], x: &mut [f32]) {
+    /// One row of [`crate::Backend::causal_conv`], of some channels: `x` and each row of `history` are
+    /// `[channels]`.
+    fn conv_row(&self, weight: ConvWeight<'_>, history: &mut [&mut [f32]], x: &mut [f32]) {
         delta_net::conv_row(weight, history, x);
     }
 

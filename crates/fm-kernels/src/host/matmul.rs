@@ -1,8 +1,13 @@
 //! Matrix products on the host: weight rows are shared out, each result is one task's alone.
 
-use crate::backend::{Product, QMatrix, ViewMut};
+use fm_format::record::MatrixShape;
 
-use super::{Host, HostActs, Kernels, PANEL_ROWS, RowSelection};
+use crate::backend::{QMatrix, ViewMut};
+
+use super::{
+    Host, HostActs, Kernels, PANEL_ROWS, RowSelection,
+    places::{cut, list_rows},
+};
 
 /// Tasks per thread: enough that a late thread costs little, few enough that a task streams a
 /// long run of weights.
@@ -35,7 +40,7 @@ impl<K: Kernels> Host<K> {
             return;
         }
         if w.arranged {
-            return self.matmul_arranged(x, &mut [Product { w, y }]);
+            return self.matmul_arranged(x, &[w], &mut [y]);
         }
         let rows_per_task = w
             .shape
@@ -64,14 +69,15 @@ impl<K: Kernels> Host<K> {
     pub(super) fn matmul_arranged(
         &self,
         x: &RowSelection<'_>,
-        products: &mut [Product<'_, [u8], Vec<f32>>],
+        ws: &[QMatrix<'_, [u8]>],
+        ys: &mut [ViewMut<'_, Vec<f32>>],
     ) {
         let (kernels, tokens) = (&self.kernels, x.rows());
-        for Product { w, y } in &*products {
+        for (w, y) in ws.iter().zip(&*ys) {
             assert_eq!((y.rows, y.cols), (tokens, w.shape.rows), "y is [rows, w.rows]");
             assert_eq!(x.cols(), w.shape.cols, "weights fit the activations");
         }
-        let panels: usize = products.iter().map(|p| p.w.shape.rows / PANEL_ROWS).sum();
+        let panels: usize = ws.iter().map(|w| w.shape.rows / PANEL_ROWS).sum();
         let least = if tokens == 1 { 1 } else { PANELS_PER_TASK_MIN };
         let tasks = match self.tasks(panels * PANEL_ROWS * x.cols() * tokens) {
             // A row of activations costs nothing to read again.
@@ -82,34 +88,32 @@ impl<K: Kernels> Host<K> {
         let together = if tokens == 1 { 1 } else { 2 };
         let per_task = panels.div_ceil(tasks).max(least).next_multiple_of(together);
         let rows_per_task = per_task * PANEL_ROWS;
-        match products {
-            [Product { w, y }] if tokens == 1 => {
+        match (ws, &mut *ys) {
+            ([w], [y]) if tokens == 1 => {
                 kernels.for_each_chunk(y.row(0), rows_per_task, |task, out| {
-                    dots_across(kernels, [*w], x, task * rows_per_task, out);
+                    dots_across(kernels, &[*w], x, task * rows_per_task, out);
                 });
             }
-            _ if tokens == 1 => self.one_row(x, products, rows_per_task),
-            _ => self.many_rows(x, products, rows_per_task),
+            _ if tokens == 1 => self.one_row(x, (ws, ys), rows_per_task),
+            _ => self.many_rows(x, (ws, ys), rows_per_task),
         }
     }
 
     /// [`Self::matmul_arranged`] of several matrices and one row: results that follow each other are
-    /// shared out, and copied to their places. Decoding allocates nothing.
+    /// shared out, and copied to their places.
     fn one_row(
         &self,
         x: &RowSelection<'_>,
-        products: &mut [Product<'_, [u8], Vec<f32>>],
+        (ws, ys): (&[QMatrix<'_, [u8]>], &mut [ViewMut<'_, Vec<f32>>]),
         rows_per_task: usize,
     ) {
         let kernels = &self.kernels;
-        let rows = products.iter().map(|product| product.w.shape.rows).sum();
-        self.with_scratch(rows, |results| {
+        self.with_scratch(ws.iter().map(|w| w.shape.rows).sum(), |results| {
             kernels.for_each_chunk(results, rows_per_task, |task, out| {
-                let matrices = products.iter().map(|product| product.w);
-                dots_across(kernels, matrices, x, task * rows_per_task, out);
+                dots_across(kernels, ws, x, task * rows_per_task, out);
             });
             let mut results = &*results;
-            for Product { y, .. } in products {
+            for y in ys {
                 let (own, rest) = results.split_at(y.cols);
                 y.row(0).copy_from_slice(own);
                 results = rest;
@@ -121,25 +125,21 @@ impl<K: Kernels> Host<K> {
     fn many_rows(
         &self,
         x: &RowSelection<'_>,
-        products: &mut [Product<'_, [u8], Vec<f32>>],
+        (ws, ys): (&[QMatrix<'_, [u8]>], &mut [ViewMut<'_, Vec<f32>>]),
         rows_per_task: usize,
     ) {
-        let (kernels, tokens, mut weights) = (&self.kernels, x.rows(), Vec::new());
-        let mut parts: Vec<&mut [f32]> = Vec::new();
-        for Product { w, y } in products {
-            let (first, stride, cols) = (weights.len(), y.stride, y.cols);
-            let bytes = w.bytes.chunks(rows_per_task * w.shape.row_bytes());
-            weights.extend(bytes.map(|bytes| (w.shape.format, bytes)));
-            parts.resize_with(weights.len() * tokens, Default::default);
-            for (token, row) in y.spread().chunks_mut(stride).enumerate() {
-                for (task, part) in row[..cols].chunks_mut(rows_per_task).enumerate() {
-                    parts[(first + task) * tokens + token] = part;
-                }
+        let kernels = &self.kernels;
+        self.places.with(|places| {
+            for y in ys {
+                self.places.with(|rows| {
+                    list_rows(y, rows);
+                    cut(rows, rows_per_task, places);
+                });
             }
-        }
-        kernels.for_each_chunk(&mut parts, tokens, |task, out| {
-            let (format, panels) = weights[task];
-            kernels.arranged_dots(format, panels, x, out);
+            kernels.for_each_chunk(places, x.rows(), |task, out| {
+                let (shape, panels) = panels_of(ws, rows_per_task, task);
+                kernels.arranged_dots(shape.format, panels, x, out);
+            });
         });
     }
 
@@ -219,15 +219,32 @@ impl<K: Kernels> Host<K> {
     }
 }
 
+/// The rows of a task, where each matrix is cut into tasks of so many.
+fn panels_of<'a>(
+    ws: &[QMatrix<'a, [u8]>],
+    rows_per_task: usize,
+    mut task: usize,
+) -> (MatrixShape, &'a [u8]) {
+    for QMatrix { bytes, shape, .. } in ws {
+        let mut tasks = bytes.chunks(rows_per_task * shape.row_bytes());
+        let count = tasks.len();
+        if let Some(panels) = tasks.nth(task) {
+            return (*shape, panels);
+        }
+        task -= count;
+    }
+    unreachable!("there are as many tasks as parts of matrices")
+}
+
 /// Rows `first ..` of arranged matrices that follow each other, times one row of activations.
-fn dots_across<'a>(
+fn dots_across(
     kernels: &impl Kernels,
-    matrices: impl IntoIterator<Item = QMatrix<'a, [u8]>>,
+    ws: &[QMatrix<'_, [u8]>],
     x: &RowSelection<'_>,
     mut first: usize,
     mut out: &mut [f32],
 ) {
-    for QMatrix { bytes, shape, .. } in matrices {
+    for QMatrix { bytes, shape, .. } in ws {
         let here = out.len().min(shape.rows.saturating_sub(first));
         let (own, rest) = out.split_at_mut(here);
         if here > 0 {

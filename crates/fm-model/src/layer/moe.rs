@@ -135,7 +135,6 @@ impl<B: Backend> Moe<B> {
     ) -> Result<(), ExpertsFailed> {
         let ViewMut { buf, offset, rows, cols, stride } = out;
         self.route(device, (x, rows), &mut scratch.logits, &mut scratch.routes)?;
-        experts.observe(self.layer, &scratch.routes.scores);
         let ticket = experts.begin(self.layer, &scratch.routes)?;
         if let Some(foresight) = foresight {
             foresight.guess(device, &mut scratch.guess)?;
