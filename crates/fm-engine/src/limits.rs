@@ -15,7 +15,7 @@ use fm_format::{
     },
 };
 use fm_kernels::cpu::{Level, probe};
-use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, reader};
+use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, Ticket, reader};
 use serde::{Deserialize, Serialize};
 
 /// Longest that one probe may take, without the touching of its memory.
@@ -27,8 +27,9 @@ const AGE_MAX: Duration = Duration::from_hours(1);
 /// Bytes of one probe read: larger ones are no faster on any disk we met.
 const READ_BYTES: usize = 2 << 20;
 
-/// Probe reads that may be in memory at once.
-const READ_SLOTS: usize = 4;
+/// Probe reads that are asked for together. As many again are asked for before the last of these have come, so
+/// that the disk always has something to do.
+const READS_TOGETHER: usize = 4;
 
 /// A file must be at least this long to say something about the disk.
 const FILE_BYTES_MIN: u64 = 64 << 20;
@@ -195,28 +196,34 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
     let options =
         reader::ReaderOptions { io: reader::IoMode::Direct, ..reader::ReaderOptions::default() };
     let Ok((reader, _)) = reader::open(&catalog, options) else { return Ok(None) };
-    let budget_bytes = reader.staging_bytes() + (READ_SLOTS * READ_BYTES) as u64;
-    let store_options = StoreOptions {
-        budget_bytes,
-        policy: PolicyKind::Lru,
-        top_k: 1,
-        chunk_bytes: READ_SLOTS * READ_BYTES,
-    };
+    let slots_bytes = 2 * READS_TOGETHER * READ_BYTES;
+    let budget_bytes = reader.staging_bytes() + slots_bytes as u64;
+    let store_options =
+        StoreOptions { budget_bytes, policy: PolicyKind::Lru, top_k: 1, chunk_bytes: slots_bytes };
     let mut store = Store::open(&catalog, store_options, reader)?;
-    let (started, mut read) = (Instant::now(), 0_u64);
-    for first in (0..count).step_by(READ_SLOTS) {
+    let (started, mut records) = (Instant::now(), 0);
+    let mut before = None;
+    for first in (0..count).step_by(READS_TOGETHER) {
         let wanted: Vec<ExpertIndex> =
-            (first..count.min(first + READ_SLOTS)).map(|i| ExpertIndex(i as u16)).collect();
-        let mut ticket = store.request(LayerIndex(0), &wanted)?;
-        while let Some(arrived) = store.next(&mut ticket, Order::Arrival)? {
-            arrived.record?;
-            read += READ_BYTES as u64;
-        }
+            (first..count.min(first + READS_TOGETHER)).map(|i| ExpertIndex(i as u16)).collect();
+        let ticket = store.request(LayerIndex(0), &wanted)?;
+        records += before.replace(ticket).map_or(Ok(0), |ticket| receive(&mut store, ticket))?;
         if started.elapsed() > PROBE_TIME {
             break;
         }
     }
-    Ok(Some(read as f64 / started.elapsed().as_secs_f64()))
+    records += before.map_or(Ok(0), |ticket| receive(&mut store, ticket))?;
+    Ok(Some((records * READ_BYTES) as f64 / started.elapsed().as_secs_f64()))
+}
+
+/// Waits for the records of a request, and says how many there were.
+fn receive(store: &mut Store, mut ticket: Ticket) -> Result<usize, StoreError> {
+    let mut records = 0;
+    while let Some(arrived) = store.next(&mut ticket, Order::Arrival)? {
+        arrived.record?;
+        records += 1;
+    }
+    Ok(records)
 }
 
 /// Bytes per second that `threads` threads read from memory together, over as many passes as fit

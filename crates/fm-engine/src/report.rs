@@ -61,20 +61,9 @@ pub struct Report {
     pub cold_misses: u64,
     /// Experts that were read again, because they had to go.
     pub capacity_misses: u64,
-    /// How the next layer's experts were to be guessed while tokens were written.
-    pub look_ahead: &'static str,
-    /// How they were in the end: with `auto`, what has measured faster.
-    pub look_ahead_in_force: &'static str,
-    /// Share of a token's time that `auto` has measured to be saved by a guess, negative for lost;
-    /// `null` if it has not measured, or was not asked to.
-    pub look_ahead_gain: Option<f64>,
-    /// Records that were read before their layer asked for them: those of a guess, and in large
-    /// batches those of the next layer.
-    pub foreseen_records: u64,
-    /// Of these, the ones that were asked for before they had to go.
-    pub foreseen_used: u64,
-    /// Bytes of the others.
-    pub foreseen_wasted_bytes: u64,
+    /// What was read before it was asked for.
+    #[serde(flatten)]
+    pub ahead: ReadAhead,
     /// Share of the time of generation in which the disk had something to read.
     pub disk_busy_share: Option<f64>,
     /// Bytes of slots that were given back because memory was short.
@@ -178,13 +167,13 @@ impl Report {
         peak_bytes: Option<u64>,
     ) -> Self {
         let Generated { prefill, decode, .. } = generated;
-        let store = add(prefill.store, decode.store);
+        let store = prefill.store + decode.store;
         let weights = engine.footprint.active as f64 * decode.tokens as f64;
         let seconds = decode.elapsed.as_secs_f64();
         let wait_share = (decode.tokens > 0 && seconds > 0.0)
             .then(|| decode.store.wait_ns as f64 / 1e9 / seconds);
         let memory_bytes_per_s = per_second(weights, decode);
-        let (info, in_force) = (&engine.reader, engine.looks_ahead());
+        let info = &engine.reader;
         Self {
             ttft_s: generated.first_token.map(|time| time.as_secs_f64()),
             prefill_tokens: prefill.tokens,
@@ -198,12 +187,7 @@ impl Report {
             hits: store.hits,
             cold_misses: store.cold_misses,
             capacity_misses: store.capacity_misses,
-            look_ahead: engine.look_ahead.name(),
-            look_ahead_in_force: in_force.mode.name(),
-            look_ahead_gain: in_force.gain,
-            foreseen_records: store.foreseen_records,
-            foreseen_used: store.foreseen_used,
-            foreseen_wasted_bytes: wasted_bytes(store),
+            ahead: ReadAhead::of(engine, store),
             disk_busy_share: per_second(decode.store.busy_ns as f64 / 1e9, decode),
             released_bytes: store.released_bytes,
             retries: store.retries,
@@ -229,37 +213,56 @@ impl Report {
     }
 }
 
-/// What `auto` has found, if it has.
-fn measured(in_force: &str, gain: Option<f64>) -> String {
-    gain.map_or_else(String::new, |gain| {
-        format!(": {in_force}, because a guess saves {:.1} % of the time", 100.0 * gain)
-    })
+/// Experts that were read before their layer asked for them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ReadAhead {
+    /// How the next layer's experts were to be guessed while tokens were written.
+    pub look_ahead: &'static str,
+    /// How they were in the end: with `auto`, what has measured faster.
+    pub look_ahead_in_force: &'static str,
+    /// Share of a token's time that `auto` has measured to be saved by a guess, negative for lost;
+    /// `null` if it has not measured, or was not asked to.
+    pub look_ahead_gain: Option<f64>,
+    /// Records that were read before their layer asked for them: those of a guess, and in large
+    /// batches those of the next layer.
+    pub foreseen_records: u64,
+    /// Of these, the ones that were asked for before they had to go.
+    pub foreseen_used: u64,
+    /// Bytes of the others. Those still waiting to come true count.
+    pub foreseen_wasted_bytes: u64,
 }
 
-/// Bytes of the records that were foreseen in vain. Those still waiting to come true count.
-fn wasted_bytes(store: Stats) -> u64 {
-    let wasted = store.foreseen_records.saturating_sub(store.foreseen_used);
-    (wasted as f64 * store.read_bytes as f64 / store.records_read.max(1) as f64) as u64
+impl ReadAhead {
+    /// Of what a store did, and how it stands now.
+    pub fn of(engine: &Engine, store: Stats) -> Self {
+        let in_force = engine.looks_ahead();
+        let wasted = store.foreseen_records.saturating_sub(store.foreseen_used);
+        let record_bytes = store.read_bytes as f64 / store.records_read.max(1) as f64;
+        Self {
+            look_ahead: engine.look_ahead.name(),
+            look_ahead_in_force: in_force.mode.name(),
+            look_ahead_gain: in_force.gain,
+            foreseen_records: store.foreseen_records,
+            foreseen_used: store.foreseen_used,
+            foreseen_wasted_bytes: (wasted as f64 * record_bytes) as u64,
+        }
+    }
 }
 
-fn add(a: Stats, b: Stats) -> Stats {
-    Stats {
-        hits: a.hits + b.hits,
-        cold_misses: a.cold_misses + b.cold_misses,
-        capacity_misses: a.capacity_misses + b.capacity_misses,
-        evictions: a.evictions + b.evictions,
-        sacrifices: a.sacrifices + b.sacrifices,
-        records_read: a.records_read + b.records_read,
-        read_bytes: a.read_bytes + b.read_bytes,
-        read_ns: a.read_ns + b.read_ns,
-        foreseen_records: a.foreseen_records + b.foreseen_records,
-        foreseen_used: a.foreseen_used + b.foreseen_used,
-        released_bytes: a.released_bytes + b.released_bytes,
-        taken_back_bytes: a.taken_back_bytes + b.taken_back_bytes,
-        wait_ns: a.wait_ns + b.wait_ns,
-        busy_ns: a.busy_ns + b.busy_ns,
-        retries: a.retries + b.retries,
-        io_errors: a.io_errors + b.io_errors,
+impl fmt::Display for ReadAhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let right = self.foreseen_used as f64 / self.foreseen_records.max(1) as f64;
+        write!(
+            f,
+            "{} records, {:.1} % of them used, {} in vain · look-ahead {}",
+            self.foreseen_records,
+            100.0 * right,
+            Bytes(self.foreseen_wasted_bytes),
+            self.look_ahead
+        )?;
+        let Some(gain) = self.look_ahead_gain else { return Ok(()) };
+        let (in_force, gain) = (self.look_ahead_in_force, 100.0 * gain);
+        write!(f, ": {in_force}, because a guess saves {gain:.1} % of the time")
     }
 }
 
@@ -349,17 +352,8 @@ impl fmt::Display for Report {
             "numerics    {} · {} threads · reader {} · {} · logits {}",
             self.numerics, self.threads, self.reader, self.checks, self.logits_hash
         )?;
-        if self.foreseen_records > 0 {
-            let right = self.foreseen_used as f64 / self.foreseen_records as f64;
-            let gain = measured(self.look_ahead_in_force, self.look_ahead_gain);
-            writeln!(
-                f,
-                "read ahead  {} records, {:.1} % of them used, {} in vain · look-ahead {}{gain}",
-                self.foreseen_records,
-                100.0 * right,
-                Bytes(self.foreseen_wasted_bytes),
-                self.look_ahead
-            )?;
+        if self.ahead.foreseen_records > 0 {
+            writeln!(f, "read ahead  {}", self.ahead)?;
         }
         if self.released_bytes > 0 {
             let released = Bytes(self.released_bytes);

@@ -1,6 +1,9 @@
 //! What the store did, as plain counters: cheap to copy, subtractable.
 
-use std::ops::Sub;
+use std::{
+    iter::Sum,
+    ops::{Add, Sub},
+};
 
 /// Counters since the store was opened, or between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +52,28 @@ impl Stats {
     pub fn hit_rate(&self) -> f64 {
         self.hits as f64 / (self.hits + self.misses()).max(1) as f64
     }
+
+    /// Counter by counter.
+    fn each(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            hits: of(self.hits, other.hits),
+            cold_misses: of(self.cold_misses, other.cold_misses),
+            capacity_misses: of(self.capacity_misses, other.capacity_misses),
+            evictions: of(self.evictions, other.evictions),
+            sacrifices: of(self.sacrifices, other.sacrifices),
+            records_read: of(self.records_read, other.records_read),
+            read_bytes: of(self.read_bytes, other.read_bytes),
+            read_ns: of(self.read_ns, other.read_ns),
+            foreseen_records: of(self.foreseen_records, other.foreseen_records),
+            foreseen_used: of(self.foreseen_used, other.foreseen_used),
+            released_bytes: of(self.released_bytes, other.released_bytes),
+            taken_back_bytes: of(self.taken_back_bytes, other.taken_back_bytes),
+            wait_ns: of(self.wait_ns, other.wait_ns),
+            busy_ns: of(self.busy_ns, other.busy_ns),
+            retries: of(self.retries, other.retries),
+            io_errors: of(self.io_errors, other.io_errors),
+        }
+    }
 }
 
 impl Sub for Stats {
@@ -56,23 +81,21 @@ impl Sub for Stats {
 
     /// What happened between `earlier` and `self`.
     fn sub(self, earlier: Self) -> Self {
-        Self {
-            hits: self.hits - earlier.hits,
-            cold_misses: self.cold_misses - earlier.cold_misses,
-            capacity_misses: self.capacity_misses - earlier.capacity_misses,
-            evictions: self.evictions - earlier.evictions,
-            sacrifices: self.sacrifices - earlier.sacrifices,
-            records_read: self.records_read - earlier.records_read,
-            read_bytes: self.read_bytes - earlier.read_bytes,
-            read_ns: self.read_ns - earlier.read_ns,
-            foreseen_records: self.foreseen_records - earlier.foreseen_records,
-            foreseen_used: self.foreseen_used - earlier.foreseen_used,
-            released_bytes: self.released_bytes - earlier.released_bytes,
-            taken_back_bytes: self.taken_back_bytes - earlier.taken_back_bytes,
-            wait_ns: self.wait_ns - earlier.wait_ns,
-            busy_ns: self.busy_ns - earlier.busy_ns,
-            retries: self.retries - earlier.retries,
-            io_errors: self.io_errors - earlier.io_errors,
-        }
+        self.each(earlier, |now, earlier| now - earlier)
+    }
+}
+
+impl Add for Stats {
+    type Output = Self;
+
+    /// What happened in both times.
+    fn add(self, other: Self) -> Self {
+        self.each(other, |a, b| a + b)
+    }
+}
+
+impl Sum for Stats {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Add::add)
     }
 }

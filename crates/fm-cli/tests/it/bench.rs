@@ -135,6 +135,25 @@ fn every_figure_is_recorded_in_a_line() {
     assert_eq!(rows[2][column("logits hash")], hash(&value));
     assert_eq!(rows[2][column("description")], "two lines of text");
     assert!(rows[2][column("settings")].starts_with("decode 4 at 16; int15; 2 threads; "));
+    assert!(rows[2][column("settings")].contains("; look-ahead auto; "));
+}
+
+#[test]
+fn turns_and_runs_are_recorded_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("results.tsv");
+    let record = ["--record", file.to_str().unwrap(), "--k", "1"];
+    let turns = bench(&[&["--turns", "2", "--decode", "3"], &record[..]].concat());
+    let runs = bench(&[&["--determinism", "2", "--decode", "3"], &record[..]].concat());
+    let text = fs::read_to_string(&file).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let last_turn = turns["turns"][1]["logits_hash"].as_str().unwrap();
+    let run = runs["determinism"]["hashes"][0].as_str().unwrap();
+    assert_eq!(lines.len(), 4, "{text}");
+    for (line, test, hash) in [(lines[2], "turn 2", last_turn), (lines[3], "2 runs of 3", run)] {
+        assert!(line.contains(test) && line.contains(hash), "{line}");
+        assert!(line.contains("; lossy: "), "{line}");
+    }
 }
 
 #[test]

@@ -113,16 +113,21 @@ pub fn verify(planned: &Planned, layer: LayerIndex) -> Result<Verified, EngineEr
         DeviceChoice::Reference => outputs(Reference::open(), planned, layer)?,
         _ => outputs(planned.cpu(), planned, layer)?,
     };
-    let largest = want.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-    let differences = want.iter().zip(&got).map(|(a, b)| (a - b).abs());
-    // Not-a-number must not get lost.
-    let furthest = differences.fold(0.0_f32, |most, d| if d <= most { most } else { d });
     Ok(Verified {
         numerics,
         values: got.len(),
-        difference: f64::from(furthest / largest),
+        difference: difference(&want, &got),
         tolerance: f64::from(tolerance::chained(numerics)),
     })
+}
+
+/// The largest difference, relative to the largest value; infinite where one is not a number, which no
+/// tolerance allows.
+fn difference(want: &[f32], got: &[f32]) -> f64 {
+    let largest = want.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let differences = want.iter().zip(got).map(|(a, b)| (a - b).abs());
+    let furthest = differences.map(|d| if d.is_nan() { f32::INFINITY } else { d });
+    f64::from(furthest.fold(0.0, f32::max) / largest)
 }
 
 fn outputs<B: Backend<Bytes = [u8]>>(
@@ -268,5 +273,18 @@ fn failed(error: ExpertsFailed) -> EngineError {
         ExpertsFailed::Device(error) => error.into(),
         ExpertsFailed::Lost(lost) => SpoiledReason::from(lost).into(),
         error => unreachable!("experts fail in two ways: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::difference;
+
+    #[test]
+    fn what_is_not_a_number_is_infinitely_wrong() {
+        assert_eq!(difference(&[2.0, -4.0], &[2.0, -3.0]), 0.25);
+        for wrong in [[f32::NAN, -4.0], [2.0, f32::NAN]] {
+            assert_eq!(difference(&[2.0, -4.0], &wrong), f64::INFINITY, "{wrong:?}");
+        }
     }
 }

@@ -6,6 +6,7 @@ use fm_engine::{
     Engine,
     engine::Planned,
     measure::{Discarded, Probe, Rate, Repeat, Spread, Stats, experts::Verified},
+    report::ReadAhead,
 };
 use serde::Serialize;
 
@@ -54,6 +55,10 @@ pub(super) struct About {
     pub(super) cpu: &'static str,
     pub(super) device: &'static str,
     pub(super) policy: &'static str,
+    /// How the next layer's experts are to be guessed while tokens are written.
+    pub(super) look_ahead: &'static str,
+    /// Tokens that were taken in before anything was measured.
+    pub(super) warm_up: usize,
     pub(super) checks: &'static str,
     /// Of the whole model; parts of it say it themselves.
     pub(super) numerics: Option<&'static str>,
@@ -90,6 +95,8 @@ impl About {
             cpu: fm_engine::backends::cpu_features(),
             device: planned.device.name(),
             policy: setup.options.policy.name(),
+            look_ahead: setup.options.look_ahead.name(),
+            warm_up: setup.work.warm_up,
             checks: planned.checks.name(),
             numerics: None,
             reader: None,
@@ -125,6 +132,9 @@ pub(super) struct SpeedTest {
     pub(super) read_bytes_per_token: Option<Spread>,
     /// Share of the requested experts that needed no read.
     pub(super) hit_rate: Option<Spread>,
+    /// What was read before it was asked for, in all repeats.
+    #[serde(flatten)]
+    pub(super) ahead: ReadAhead,
     /// Whether the text was too short and began anew: tokens that come again find their experts.
     pub(super) text_came_again: bool,
     pub(super) logits_hash: String,
@@ -134,7 +144,11 @@ pub(super) struct SpeedTest {
 }
 
 impl SpeedTest {
-    pub(super) fn new(test: String, repeats: Vec<SpeedRepeat>, logits_hash: u128) -> Self {
+    pub(super) fn new(
+        test: String,
+        (repeats, ahead): (Vec<SpeedRepeat>, ReadAhead),
+        logits_hash: u128,
+    ) -> Self {
         let kept: Vec<&SpeedRepeat> =
             repeats.iter().filter(|repeat| repeat.around.discarded.is_none()).collect();
         let spread = |of: fn(&SpeedRepeat) -> Option<f64>| {
@@ -150,6 +164,7 @@ impl SpeedTest {
                 Some(repeat.read_bytes as f64 / repeat.tokens as f64)
             }),
             hit_rate: spread(|repeat| Some(repeat.hit_rate)),
+            ahead,
             text_came_again: false,
             logits_hash: hash_text(logits_hash),
             kept: kept.len(),

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context;
 use fm_engine::measure::Spread;
 
-use super::output::{About, Output, RateTest, SpeedTest};
+use super::output::{About, Determinism, Output, RateTest, SpeedTest, Turn};
 
 const COLUMNS: [&str; 12] = [
     "commit",
@@ -69,15 +69,28 @@ fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
     };
     let speed = output.speed.iter().map(|test| row(&test.test, None, test.into()));
     let rates = output.rates.iter().map(|test| row(&test.test, test.numerics, test.into()));
-    speed.chain(rates).collect()
+    let turns = output.turns.iter().zip(1..);
+    let turns = turns.map(|(turn, i)| {
+        row(&format!("turn {i}, {} tokens then", turn.context), None, turn.into())
+    });
+    let runs = output.determinism.iter();
+    let runs =
+        runs.map(|of| row(&format!("{} runs of {}", of.hashes.len(), of.steps), None, of.into()));
+    speed.chain(rates).chain(turns).chain(runs).collect()
 }
 
 fn settings(about: &About, test: &str, numerics: Option<&str>) -> String {
     let numerics = numerics.or(about.numerics).unwrap_or("no numerics");
     let reader = about.reader.as_deref().unwrap_or("no reader");
+    let lossy: String = about.lossy.iter().map(|lossy| format!("; lossy: {lossy}")).collect();
     format!(
-        "{test}; {numerics}; {} threads; {} bytes in slots; {reader}; policy {}; chunk {}",
-        about.threads, about.slot_bytes, about.policy, about.prefill_chunk
+        "{test}; {numerics}; {} threads; {} bytes in slots; {reader}; policy {}; look-ahead {}; chunk {}; warm-up {}{lossy}",
+        about.threads,
+        about.slot_bytes,
+        about.policy,
+        about.look_ahead,
+        about.prefill_chunk,
+        about.warm_up
     )
 }
 
@@ -111,5 +124,26 @@ impl From<&RateTest> for Figures {
             format!("{}/{}", test.kept, test.discarded),
             String::new(),
         ])
+    }
+}
+
+impl From<&Turn> for Figures {
+    fn from(turn: &Turn) -> Self {
+        Self([
+            turn.tok_s.map_or(String::new(), |tok_s| format!("{tok_s:.4}")),
+            String::new(),
+            format!("{:.4}", turn.ttft_s),
+            String::new(),
+            String::new(),
+            turn.logits_hash.clone(),
+        ])
+    }
+}
+
+impl From<&Determinism> for Figures {
+    fn from(runs: &Determinism) -> Self {
+        let first = runs.hashes.first().filter(|_| runs.equal);
+        let hash = first.map_or("different logits", String::as_str).to_owned();
+        Self([String::new(), String::new(), String::new(), String::new(), String::new(), hash])
     }
 }

@@ -7,6 +7,7 @@ use fm_engine::{
         Discarded, Probe, Repeat, is_steady, repeat,
         walk::{Prompted, Walk, Window, combined_hash},
     },
+    report::ReadAhead,
 };
 use fm_model::{footprint::state_bytes, spec::ModelSpec};
 
@@ -65,9 +66,10 @@ fn prefill(bench: &mut Bench, tokens: usize) -> Result<SpeedTest, EngineError> {
         let counted = Counted { tokens, elapsed, store, logits_hash };
         SpeedRepeat::new(&counted, None, repeat)
     });
+    let ahead = ReadAhead::of(bench.engine(), repeats.iter().map(|r| r.measured.store).sum());
     let name = format!("{} {tokens}", if cold { "cold prefill" } else { "prefill" });
     let hash = repeats.first().map_or(0, |first| first.measured.logits_hash);
-    let mut test = SpeedTest::new(name, rows.collect(), hash);
+    let mut test = SpeedTest::new(name, (rows.collect(), ahead), hash);
     test.ttft_s = test.tok_s.map(|tok_s| tokens as f64 / tok_s.median);
     Ok(test)
 }
@@ -95,6 +97,7 @@ fn decode(bench: &mut Bench, spec: &ModelSpec, depth: usize) -> Result<SpeedTest
     };
     let repeats = repeat(&prober, wanted, measure, discard)?;
     walk.end(bench.engine());
+    let ahead = ReadAhead::of(bench.engine(), repeats.iter().map(|r| r.measured.store).sum());
     let rows = repeats.iter().map(|repeat| {
         let Window { steps, elapsed, store, logits_hash, .. } = repeat.measured;
         let tokens = steps * sessions;
@@ -106,7 +109,7 @@ fn decode(bench: &mut Bench, spec: &ModelSpec, depth: usize) -> Result<SpeedTest
     let hashes = repeats.iter().take(wanted).map(|repeat| repeat.measured.logits_hash);
     let mut test = SpeedTest::new(
         format!("decode {several}{steps} at {depth}"),
-        rows.collect(),
+        (rows.collect(), ahead),
         combined_hash(hashes),
     );
     test.text_came_again = length > bench.distinct();

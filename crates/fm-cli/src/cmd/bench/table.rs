@@ -48,10 +48,11 @@ impl Output {
             about.reader.as_ref().map_or(String::new(), |name| format!(" · reader {name}"));
         writeln!(
             f,
-            "{numerics}{} threads · {}{reader} · policy {} · {} · context {} · chunk {}",
+            "{numerics}{} threads · {}{reader} · policy {} · look-ahead {} · {} · context {} · chunk {}",
             about.threads,
             about.cpu,
             about.policy,
+            about.look_ahead,
             about.checks,
             about.context,
             about.prefill_chunk
@@ -122,6 +123,9 @@ fn speed_row(test: &SpeedTest, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         kept(test.kept, test.discarded),
         test.logits_hash
     )?;
+    if test.ahead.foreseen_records > 0 {
+        write!(f, "\n  read ahead {}", test.ahead)?;
+    }
     if test.text_came_again {
         write!(
             f,
