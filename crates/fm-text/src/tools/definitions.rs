@@ -1,11 +1,15 @@
 //! What may be called: names, and of what kinds the parameters are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-/// References that are followed from one schema to another.
-const REFERENCES_MAX: usize = 8;
+/// What is looked at to tell the kinds of one parameter: references, and entries of lists. Clients write
+/// the schemas, in which each may name all others; of one that takes more, nothing is said.
+const LOOKS_MAX: usize = 256;
+
+/// Lists of schemas, any of which a value may have.
+const CHOICES: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 
 /// A type of JSON schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +28,25 @@ pub(super) enum Kind {
 pub(super) struct Kinds(u8);
 
 impl Kinds {
-    /// Those of a schema, which may refer to definitions of `root`.
+    /// Those of a schema, which may refer to definitions of `root`. Looks at [`LOOKS_MAX`] at most, and at
+    /// the target of no reference twice.
     pub(super) fn of(schema: &Value, root: &Value) -> Self {
-        let mut kinds = Self::default();
-        kinds.add(schema, root, REFERENCES_MAX);
+        let (mut kinds, mut followed) = (Self::default(), HashSet::new());
+        let (mut pending, mut left) = (vec![schema], LOOKS_MAX);
+        while let Some(schema) = pending.pop() {
+            let length = |list: &str| schema[list].as_array().map_or(0, Vec::len);
+            let own = if schema.get("type").is_some() { "type" } else { "enum" };
+            let entries = CHOICES.into_iter().chain([own]).map(length);
+            let reference = schema["$ref"].as_str().and_then(|text| text.strip_prefix('#'));
+            let looks = entries.sum::<usize>() + usize::from(reference.is_some());
+            let Some(rest) = left.checked_sub(looks) else { return Self::default() };
+            left = rest;
+            kinds.add(schema);
+            let choices = CHOICES.iter().filter_map(|list| schema[list].as_array()).flatten();
+            pending.extend(choices);
+            let target = reference.filter(|pointer| followed.insert(*pointer));
+            pending.extend(target.and_then(|pointer| root.pointer(pointer)));
+        }
         kinds
     }
 
@@ -45,26 +64,18 @@ impl Kinds {
         self.0 & !(Kind::String as u8 | Kind::Null as u8) == 0
     }
 
-    fn add(&mut self, schema: &Value, root: &Value, depth: usize) {
-        let Some(depth) = depth.checked_sub(1) else { return };
-        match &schema["type"] {
-            Value::String(name) => self.add_name(name),
-            Value::Array(names) => {
+    /// Adds what a schema says itself.
+    fn add(&mut self, schema: &Value) {
+        match schema.get("type") {
+            Some(Value::String(name)) => self.add_name(name),
+            Some(Value::Array(names)) => {
                 names.iter().filter_map(Value::as_str).for_each(|name| self.add_name(name));
             }
-            _ => {}
-        }
-        for name in ["anyOf", "oneOf", "allOf"] {
-            let choices = schema[name].as_array().into_iter().flatten();
-            choices.for_each(|choice| self.add(choice, root, depth));
-        }
-        let values = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
-        if schema.get("type").is_none() {
-            values.for_each(|value| self.add_value(value));
-        }
-        let target = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
-        if let Some(target) = target.and_then(|pointer| root.pointer(pointer)) {
-            self.add(target, root, depth);
+            Some(_) => {}
+            None => {
+                let values = schema["enum"].as_array().into_iter().flatten();
+                values.chain(schema.get("const")).for_each(|value| self.add_value(value));
+            }
         }
     }
 
@@ -134,5 +145,36 @@ mod tests {
         assert!(kinds(json!({"anyOf": [{"type": "string"}, {"type": "null"}]})).is_text());
         assert!(!kinds(json!({"type": ["string", "number"]})).is_text());
         assert!(kinds(json!({"$ref": "#/$defs/loop"})).is_text());
+    }
+
+    #[test]
+    fn a_schema_that_refers_to_itself_a_thousand_times_is_looked_at_once() {
+        let refer = |count: usize| {
+            let mut choices = vec![json!({"$ref": "#/$defs/a"}); count];
+            choices.push(json!({"type": "integer"}));
+            json!({"$defs": {"a": {"anyOf": choices}}})
+        };
+        let kinds = |root: &Value| Kinds::of(&json!({"$ref": "#/$defs/a"}), root);
+        assert!(kinds(&refer(100)).is(Kind::Integer));
+        // Along every path, four rounds of it would be 10^12 schemas.
+        assert_eq!(kinds(&refer(1000)), Kinds::default());
+    }
+
+    #[test]
+    fn of_a_schema_that_takes_too_long_nothing_is_said() {
+        let list = |count: usize| json!({"enum": vec![1; count]});
+        let chain = |count: usize| {
+            let link = |at: usize| (at.to_string(), json!({"$ref": format!("#/{}", at + 1)}));
+            let mut links: serde_json::Map<_, _> = (0..count).map(link).collect();
+            links.insert(count.to_string(), json!({"type": "integer"}));
+            Value::Object(links)
+        };
+        assert!(Kinds::of(&list(LOOKS_MAX), &Value::Null).is(Kind::Integer));
+        let told = json!({"type": "integer", "enum": vec![1; LOOKS_MAX + 1]});
+        assert!(Kinds::of(&told, &Value::Null).is(Kind::Integer), "its values say nothing more");
+        assert_eq!(Kinds::of(&list(LOOKS_MAX + 1), &Value::Null), Kinds::default());
+        let kinds = |links: &Value| Kinds::of(&links["0"], links);
+        assert!(kinds(&chain(LOOKS_MAX)).is(Kind::Integer));
+        assert_eq!(kinds(&chain(LOOKS_MAX + 1)), Kinds::default());
     }
 }
