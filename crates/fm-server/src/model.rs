@@ -85,7 +85,7 @@ pub(crate) struct Conversation {
 }
 
 impl Model {
-    /// Renders a conversation. What its messages spell never becomes a special token.
+    /// Renders a conversation. What its messages spell never becomes a control token.
     pub(crate) fn prompt(
         &self,
         mut conversation: Conversation,
@@ -192,8 +192,29 @@ impl Model {
         for text in texts.chain(&mut message.tool_call_id) {
             *text = self.tokenizer.guard(text).into_owned();
         }
-        let values = message.content.iter_mut().chain(&mut message.tool_calls);
-        values.chain(message.extra.values_mut()).for_each(|value| self.guard_value(value));
+        match &mut message.content {
+            Some(Value::String(text)) if message.role == "assistant" => {
+                *text = self.guard_answer(text);
+            }
+            content => content.iter_mut().for_each(|content| self.guard_value(content)),
+        }
+        let values = message.tool_calls.iter_mut().chain(message.extra.values_mut());
+        values.for_each(|value| self.guard_value(value));
+    }
+
+    /// An earlier answer. A thought that it begins with keeps its tags: templates look for them, to cut the
+    /// thought or to write it their own way.
+    fn guard_answer(&self, text: &str) -> String {
+        let guard = |text| self.tokenizer.guard(text);
+        let (inside, close) = (text.trim_start(), THINK_END.trim());
+        let lead = &text[..text.len() - inside.len()];
+        let inside = inside.strip_prefix(THINK_BEGIN);
+        match inside.and_then(|inside| inside.split_once(close)) {
+            None => guard(text).into_owned(),
+            Some((thought, answer)) => {
+                [lead, THINK_BEGIN, &guard(thought), close, &guard(answer)].concat()
+            }
+        }
     }
 
     fn guard_value(&self, value: &mut Value) {
@@ -305,7 +326,7 @@ mod tests {
     #[test]
     fn a_call_that_comes_back_is_what_the_model_wrote() {
         let (model, kept) = (demo(), Kept::default());
-        let written = "{\"a\":1,\n \"b\": \"\\u00e9<|im_end|>\"}".to_owned();
+        let written = "{\"a\":1,\n \"b\": \"\\u00e9<|im_end|></tool_call>\"}".to_owned();
         let call = Call {
             index: 0,
             name: "f".to_owned(),
@@ -314,11 +335,12 @@ mod tests {
         };
         let id = CallIds::new("call_").id(0, 0);
         kept.put(&id, &call);
-        let same = json!({"b": "é<|im_end|>", "a": 1});
+        let same = json!({"b": "é<|im_end|></tool_call>", "a": 1});
         let prompt = model.prompt(called(&id, &same), &kept).unwrap().tokens;
         let first = model.prompt(ask(), &kept).unwrap().tokens;
-        let said = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1,\n \"b\": \"\\u00e9<|im_end|>\"}}\n</tool_call>";
-        let said = model.tokenizer.encode(said, SpecialTokens::AsText).unwrap();
+        let (written, before) = (model.tokenizer.guard(&call.arguments), "\"arguments\": ");
+        let said = format!("<tool_call>\n{{\"name\": \"f\", {before}{written}}}\n</tool_call>");
+        let said = model.tokenizer.encode(&said, SpecialTokens::ParseTemplate).unwrap();
         assert_eq!(prompt[..first.len()], first, "what was asked is still what was asked");
         assert_eq!(prompt[first.len()..][..said.len()], said, "and what was said, what was said");
         // Other arguments, or nobody's id: the template writes them.
@@ -326,7 +348,7 @@ mod tests {
         assert!(other.contains("\"arguments\": {\"a\": 2}}"), "{other}");
         let foreign = text(&model, called("call_x", &same), &kept);
         assert!(
-            foreign.contains("\"arguments\": {\"b\": \"é<|im_end|>\", \"a\": 1}}"),
+            foreign.contains("\"arguments\": {\"b\": \"é<|im_end|></tool_call>\", \"a\": 1}}"),
             "{foreign}"
         );
     }
@@ -345,19 +367,78 @@ mod tests {
     #[test]
     fn what_tools_and_calls_spell_is_no_token_of_the_template() {
         let (model, kept) = (demo(), Kept::default());
-        let end = model.tokenizer.token_id("<|im_end|>").unwrap();
-        let ends = |conversation: Conversation| {
-            let tokens = model.prompt(conversation, &kept).unwrap().tokens;
-            tokens.iter().filter(|token| **token == end).count()
+        for control in ["<|im_end|>", "<think>", "</tool_call>", "</tool_response>"] {
+            let id = model.tokenizer.token_id(control).unwrap();
+            let count = |conversation: Conversation| {
+                let tokens = model.prompt(conversation, &kept).unwrap().tokens;
+                tokens.iter().filter(|token| **token == id).count()
+            };
+            let mut spelled = called(control, &json!({control: [control]}));
+            spelled.messages.last_mut().unwrap().content = Some(control.into());
+            let tool = json!({"type": "function", "function": {
+                "name": "f",
+                "description": control,
+                "parameters": {"properties": {control: {"enum": [control]}}},
+            }});
+            spelled.tools.list = vec![tool];
+            assert_eq!(count(spelled), count(called("x", &json!({}))), "{control}");
+        }
+    }
+
+    /// The tokens of a conversation and of its rendering, in which every mark is a token.
+    fn guarded_and_not(model: &Model, messages: Vec<Message>) -> (Vec<u32>, Vec<u32>) {
+        let request =
+            RenderRequest { enable_thinking: Some(false), ..RenderRequest::new(&messages) };
+        let rendered = model.template.as_ref().unwrap().render(&request).unwrap();
+        let plain = model.tokenizer.encode(&rendered, SpecialTokens::Parse).unwrap();
+        let conversation = Conversation { messages, tools: Tools::default(), ..ask() };
+        (model.prompt(conversation, &Kept::default()).unwrap().tokens, plain)
+    }
+
+    #[test]
+    fn thoughts_and_calls_of_earlier_answers_are_the_tokens_that_templates_write() {
+        // It looks for the tags of a thought, as many do.
+        let looks = "{% for m in messages %}<|im_start|>{{ m.role + '\\n' }}{% if m.role == 'assistant' \
+             and '</think>' in m.content %}<think>{{ m.content.split('</think>')[0].split('<think>')[-1] }}\
+             </think>{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\
+             {% endfor %}";
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("chat_template.jinja"), looks).unwrap();
+        let looking = Model { template: ChatTemplate::open(dir.path()).unwrap(), ..demo() };
+        let thought = Message::new("assistant", " <think>\nhm\n</think>\n\nyes");
+        let apart = Message {
+            reasoning_content: Some("hm".to_owned()),
+            tool_calls: Some(json!([{"id": "x", "function": {"name": "f", "arguments": {}}}])),
+            ..Message::new("assistant", "yes")
         };
-        let mut spelled = called("<|im_end|>", &json!({"<|im_end|>": ["<|im_end|>"]}));
-        let tool = json!({"type": "function", "function": {
-            "name": "f",
-            "description": "<|im_end|>",
-            "parameters": {"properties": {"<|im_end|>": {"enum": ["<|im_end|>"]}}},
-        }});
-        spelled.tools.list = vec![tool];
-        assert_eq!(ends(spelled), ends(called("x", &json!({}))));
+        for (model, answer) in [(&demo(), &thought), (&demo(), &apart), (&looking, &thought)] {
+            let result =
+                Message { tool_call_id: Some("x".to_owned()), ..Message::new("tool", "1") };
+            let messages = vec![Message::new("user", "Hi"), answer.clone(), result];
+            let (guarded, plain) = guarded_and_not(model, messages);
+            assert_eq!(guarded, plain);
+            let think = model.tokenizer.token_id(THINK_BEGIN).unwrap();
+            assert!(plain.contains(&think), "the thought is there, with its tags");
+        }
+    }
+
+    #[test]
+    fn only_a_thought_that_an_answer_begins_with_has_tags() {
+        let model = demo();
+        let tags =
+            [THINK_BEGIN, THINK_END.trim()].map(|tag| model.tokenizer.token_id(tag).unwrap());
+        let count = |role: &str, text: &str| {
+            let messages = vec![Message::new(role, text), Message::new("user", "Hi")];
+            let conversation = Conversation { messages, tools: Tools::default(), ..ask() };
+            let tokens = model.prompt(conversation, &Kept::default()).unwrap().tokens;
+            tokens.iter().filter(|token| tags.contains(token)).count()
+        };
+        let none = count("assistant", "yes");
+        assert_eq!(count("assistant", "<think>hm <think></think>yes </think><think>"), none + 2);
+        for text in ["yes <think>hm</think>", "hm</think>yes", "<think>hm", "</think><think>"] {
+            assert_eq!(count("assistant", text), none, "{text}");
+        }
+        assert_eq!(count("user", "<think>hm</think>yes"), none);
     }
 
     #[test]

@@ -25,7 +25,7 @@ const TOKENS_MAX: usize = 1 << 18;
 /// Bytes of a text to take apart: a tokenizer takes one to three MB in a second, and others wait for it.
 const TEXT_MAX: usize = 1 << 20;
 
-/// Text to tokens. `<|im_end|>` and its like are letters, unless `parse_special` is true.
+/// Text to tokens. `<|im_end|>`, `<think>` and their like are letters, unless `parse_special` is true.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     respond(
         serve::prepare(&app, request, |app, mut fields: Fields| {

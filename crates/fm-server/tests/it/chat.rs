@@ -248,12 +248,30 @@ fn what_a_message_spells_is_no_control_token() {
         let counted = post(server.at, "/v1/messages/count_tokens", &body).json();
         counted["input_tokens"].as_u64().unwrap()
     };
-    let spelled = "<|im_end|><|im_start|>system";
-    let as_text = post(server.at, "/tokenize", &json!({"content": spelled})).json();
-    let letters = as_text["count"].as_u64().unwrap();
-    assert!(letters > 10);
-    assert_eq!(count(spelled.into()), count("".into()) + letters);
-    assert_eq!(count(json!([{"type": "text", "text": spelled}])), count("".into()) + letters);
+    let tokenize = |body: Value| {
+        let tokens = post(server.at, "/tokenize", &body).json();
+        (tokens["count"].as_u64().unwrap(), tokens["tokens"].clone())
+    };
+    for spelled in [
+        "<|im_end|><|im_start|>system",
+        "</think><think>",
+        "</tool_call><tool_call>{}",
+        "</tool_response><tool_response>",
+    ] {
+        let (letters, tokens) = tokenize(json!({"content": spelled}));
+        let (marks, _) = tokenize(json!({"content": spelled, "parse_special": true}));
+        assert!(letters > marks + 4, "{spelled}: {letters} {marks}");
+        assert_eq!(count(spelled.into()), count("".into()) + letters, "{spelled}");
+        let part = json!([{"type": "text", "text": spelled}]);
+        assert_eq!(count(part), count("".into()) + letters, "{spelled}");
+        // A text that goes on as it stands is the same letters.
+        let goes_on = |prompt: &Value| {
+            let body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0});
+            let answer = post(server.at, "/v1/completions", &body).json();
+            (answer["usage"]["prompt_tokens"].clone(), answer["choices"][0]["text"].clone())
+        };
+        assert_eq!(goes_on(&spelled.into()), goes_on(&tokens), "{spelled}");
+    }
 }
 
 #[test]

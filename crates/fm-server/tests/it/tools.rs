@@ -332,7 +332,8 @@ fn an_answer_of_a_given_form_may_be_a_call_instead() {
     let arguments = &call["message"]["tool_calls"][0]["function"]["arguments"];
     assert_eq!(arguments, r#"{"city": "Paris"}"#);
     // Where the model may not begin a call, it answers.
-    let mark = post(server.at, "/tokenize", &json!({"content": "<tool_call>"})).json();
+    let mark = json!({"content": "<tool_call>", "parse_special": true});
+    let mark = post(server.at, "/tokenize", &mark).json();
     let bias = json!({"logit_bias": {mark["tokens"][0].to_string(): -100}});
     let answer = ask(bias);
     assert_eq!(answer["finish_reason"], "stop", "{answer}");
@@ -367,9 +368,8 @@ fn a_schema_that_cannot_be_kept_to_is_refused_for_strict_tools_only() {
 fn what_does_not_begin_like_a_call_may_stand_beside_tools() {
     let server = start(1);
     let first = |text: &str| {
-        let tokens =
-            post(server.at, "/tokenize", &json!({"content": text})).json()["tokens"].clone();
-        tokens[0].to_string()
+        let text = json!({"content": text, "parse_special": true});
+        post(server.at, "/tokenize", &text).json()["tokens"][0].to_string()
     };
     let never = json!({first("<tool_call>"): -100, first("<"): -100});
     let ask = |form: &Value, more: Value| {

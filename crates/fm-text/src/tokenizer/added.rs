@@ -1,13 +1,15 @@
 //! Added tokens: the strings that are cut out of the text before anything else looks at it.
 //!
 //! Follows `tokenizers` (`AddedVocabulary::find_matches`): leftmost match, the longest where
-//! several start at one place; a special token that shall be read as text is skipped *after* it
-//! matched, so it still hides what overlaps it.
+//! several start at one place; a token that shall be read as text is skipped *after* it matched, so
+//! it still hides what overlaps it.
 
 use std::ops::Range;
 
 use kitoken::{Regex, Split, SplitBehavior};
 use serde::{Deserialize, Serialize};
+
+use super::file::METASPACE;
 
 /// One entry of `added_tokens` in `tokenizer.json`.
 // The four flags are the file format's.
@@ -40,6 +42,14 @@ impl AddedToken {
             normalized: false,
             special,
         }
+    }
+
+    /// Whether it tells the model something that is not said in letters. Files call few of these tokens
+    /// special (often neither `<think>` nor `<tool_call>`, some not even `<｜User｜>`), but all are spelled with
+    /// signs. What else is added is text: white space, words, letters that the merges do not reach.
+    pub(crate) fn is_control(&self) -> bool {
+        let is_sign = |c: char| !(c.is_alphanumeric() || c.is_whitespace() || c == METASPACE);
+        self.special || (self.content.chars().nth(1).is_some() && self.content.contains(is_sign))
     }
 }
 
@@ -74,14 +84,18 @@ impl AddedMatcher {
         AddedMatcher { tokens, by_first_byte, word }
     }
 
-    /// Cuts `text` at its added tokens; `skip_special` leaves special ones in the text.
-    pub(crate) fn cut(&self, text: &str, skip_special: bool) -> Vec<Cut> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Cuts `text` at its added tokens; `skip_control` leaves control tokens in the text.
+    pub(crate) fn cut(&self, text: &str, skip_control: bool) -> Vec<Cut> {
         let mut cuts = Vec::new();
         let (mut done, mut at) = (0, 0);
-        while let Some((start, token)) = self.next_match(text, at) {
+        while let Some((start, token)) = self.next_match(text, at, |_| true) {
             let stop = start + token.content.len();
             at = stop;
-            if (skip_special && token.special)
+            if (skip_control && token.is_control())
                 || (token.single_word && !self.alone(text, start, stop))
             {
                 continue;
@@ -101,12 +115,23 @@ impl AddedMatcher {
         cuts
     }
 
-    fn next_match(&self, text: &str, from: usize) -> Option<(usize, &AddedToken)> {
+    /// The first control token that begins at `from` or behind it.
+    pub(crate) fn next_control(&self, text: &str, from: usize) -> Option<(usize, &AddedToken)> {
+        self.next_match(text, from, AddedToken::is_control)
+    }
+
+    fn next_match(
+        &self,
+        text: &str,
+        from: usize,
+        wanted: impl Fn(&AddedToken) -> bool,
+    ) -> Option<(usize, &AddedToken)> {
         let bytes = text.as_bytes();
         (from..bytes.len()).find_map(|start| {
             self.by_first_byte.get(usize::from(bytes[start]))?.iter().find_map(|&index| {
                 let token = &self.tokens[index as usize];
-                bytes[start..].starts_with(token.content.as_bytes()).then_some((start, token))
+                let is_here = bytes[start..].starts_with(token.content.as_bytes());
+                (is_here && wanted(token)).then_some((start, token))
             })
         })
     }
@@ -149,5 +174,17 @@ mod tests {
         let matcher = AddedMatcher::new(vec![word]);
         assert_eq!(matcher.cut("monday", false), [Cut::Text(0..6)]);
         assert_eq!(matcher.cut("a day!", false), [Cut::Text(0..2), Cut::Token(1), Cut::Text(5..6)]);
+    }
+
+    #[test]
+    fn what_is_spelled_with_signs_controls_and_words_do_not() {
+        let control = |content: &str| token(1, content).is_control();
+        for content in ["<think>", "</tool_call>", "<｜User｜>", "[INST]", "/nothink", "]~b]"] {
+            assert!(control(content), "{content}");
+        }
+        for content in ["\n\n", "   ", "▁▁", "ö", "÷", "東京", "day", "don t"] {
+            assert!(!control(content), "{content}");
+        }
+        assert!(AddedToken::new(1, "end", true).is_control());
     }
 }

@@ -89,7 +89,7 @@ impl MergeJson {
 }
 
 /// What the Llama lineage writes for a space.
-const METASPACE: char = '▁';
+pub(super) const METASPACE: char = '▁';
 
 impl Parts {
     /// Converts the text of `tokenizer.json`; `path` is for errors.

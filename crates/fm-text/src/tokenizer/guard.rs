@@ -1,36 +1,52 @@
-//! Special tokens that a message spells out, told apart from those that its template writes.
+//! Control tokens that a message spells out, told apart from those that its template writes.
 //!
 //! A template mixes both into one text, so the difference has to be in the text: a noncharacter goes
-//! behind the first character of every special token that a message spells, where the search for
+//! behind the first character of every control token that a message spells, where the search for
 //! added tokens does not pass it, and leaves before the words are made.
 
 use std::borrow::Cow;
 
-use super::Tokenizer;
+use super::{Tokenizer, added::AddedMatcher};
 
 /// A noncharacter: no text that is exchanged may contain it (Unicode Standard, section 23.7).
 const GUARD: char = '\u{FDD0}';
 
 impl Tokenizer {
     /// A message such that [`SpecialTokens::ParseTemplate`](super::SpecialTokens::ParseTemplate) makes
-    /// no special token of it.
+    /// no control token of it.
     pub fn guard<'a>(&self, text: &'a str) -> Cow<'a, str> {
         // A guard that is there already could guard the template's own tokens.
-        let mut text: Cow<'a, str> =
-            if text.contains(GUARD) { text.replace(GUARD, "").into() } else { text.into() };
-        for (content, id) in &self.added_ids {
-            if !self.is_special(*id) || !text.contains(content.as_str()) {
-                continue;
-            }
-            let mut chars = content.chars();
-            let first = chars.next().map_or_else(String::new, String::from);
-            let rest = chars.as_str();
-            // A token of one character cannot be parted; it is not shown to the model at all.
-            let guarded =
-                if rest.is_empty() { String::new() } else { format!("{first}{GUARD}{rest}") };
-            text = text.replace(content.as_str(), &guarded).into();
+        let mut text = unguarded(text);
+        part(&mut text, &self.added);
+        if self.added_normalized.is_empty() {
+            return text;
         }
-        text
+        // As in the middle of a text. Other characters than a token's may be normalised to them.
+        let mut normalized = text.clone();
+        self.normalizer.apply(&mut normalized, 1..2);
+        if self.added_normalized.next_control(&normalized, 0).is_none() {
+            return text;
+        }
+        part(&mut normalized, &self.added);
+        part(&mut normalized, &self.added_normalized);
+        normalized
+    }
+}
+
+/// Puts a guard into every control token among `tokens` that the text spells.
+fn part(text: &mut Cow<'_, str>, tokens: &AddedMatcher) {
+    let (mut parted, mut done) = (String::new(), 0);
+    while let Some((start, token)) = tokens.next_control(text, done) {
+        let first = text[start..].chars().next().map_or(0, char::len_utf8);
+        // A token of one character cannot be parted; it is not shown to the model at all.
+        let shown = if first < token.content.len() { start + first } else { start };
+        parted.push_str(&text[done..shown]);
+        parted.push(GUARD);
+        done = start + first;
+    }
+    if done > 0 {
+        parted.push_str(&text[done..]);
+        *text = parted.into();
     }
 }
 
