@@ -142,7 +142,8 @@ fn thinking(
         None => Fields::of(json!({}), "")?,
     };
     let effort = effort.or(words.text("reasoning_effort")?);
-    let thinking = fields.flag("enable_thinking")?.or(words.flag("enable_thinking")?);
+    let thinking = fields.flag("enable_thinking")?;
+    let thinking = thinking.or(words.flag("enable_thinking")?).or(words.flag("thinking")?);
     words.end(&[])?;
     conversation.enable_thinking =
         thinking.or(effort.as_ref().map(|effort| !matches!(effort.as_str(), "none" | "minimal")));

@@ -26,6 +26,9 @@ const FUEL: u64 = 20_000_000;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
+/// Names for whether the model shall think: in most templates, and in those of `DeepSeek` since V3.1.
+const THINKING_NAMES: [&str; 2] = ["enable_thinking", "thinking"];
+
 /// The chat template of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -49,7 +52,8 @@ pub struct RenderRequest<'a> {
     pub written: Option<&'a HashMap<String, String>>,
     /// Whether to end with the start of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Whether the model shall think first; `None` leaves it to the template.
+    /// Whether the model shall think first, for templates that call it so or `thinking`; `None` leaves it
+    /// to them.
     pub enable_thinking: Option<bool>,
     /// Further variables that this template knows, such as `reasoning_effort`.
     pub variables: Option<&'a Map<String, serde_json::Value>>,
@@ -232,7 +236,8 @@ impl ChatTemplate {
             ("add_generation_prompt", Value::from(request.add_generation_prompt)),
             ("strftime_now", Value::from_function(strftime_now)),
         ];
-        let thinking = request.enable_thinking.map(|on| ("enable_thinking", Value::from(on)));
+        let thinking = request.enable_thinking.into_iter();
+        let thinking = thinking.flat_map(|on| THINKING_NAMES.map(|name| (name, Value::from(on))));
         let special = self.special_tokens.iter();
         let further = request.variables.into_iter().flatten();
         Value::from_pairs(

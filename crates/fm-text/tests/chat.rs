@@ -71,6 +71,21 @@ fn thinking_can_be_turned_off_and_the_prompt_left_out() {
 }
 
 #[test]
+fn templates_hear_under_either_name_whether_to_think() {
+    let conversation = [Message::new("user", "Hi")];
+    for name in ["enable_thinking", "thinking"] {
+        let text =
+            format!("{{% if {name} is defined %}}{{{{ {name} }}}}{{% else %}}open{{% endif %}}");
+        let template = template(&text);
+        let said = [None, Some(true), Some(false)].map(|enable_thinking| {
+            let request = RenderRequest { enable_thinking, ..RenderRequest::new(&conversation) };
+            template.render(&request).unwrap()
+        });
+        assert_eq!(said, ["open", "True", "False"], "{name}");
+    }
+}
+
+#[test]
 fn tools_calls_and_answers_of_tools_are_written_out() {
     let conversation = messages(json!([
         {"role": "user", "content": "Weather?"},

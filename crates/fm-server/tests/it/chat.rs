@@ -85,6 +85,24 @@ fn a_streamed_answer_is_the_whole_one_with_thinking_logprobs_and_choices() {
 }
 
 #[test]
+fn thinking_is_switched_in_the_words_of_any_template() {
+    let server = start(1);
+    let ask = |more: &Value| {
+        let mut body = json!({"max_tokens": 8});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = post(server.at, CHAT, &sum(&body)).json();
+        (answer["choices"][0]["message"].clone(), answer["usage"]["prompt_tokens"].clone())
+    };
+    let off = ask(&json!({"enable_thinking": false}));
+    assert_ne!(ask(&json!({"enable_thinking": true})), off);
+    for name in ["enable_thinking", "thinking"] {
+        assert_eq!(ask(&json!({"chat_template_kwargs": {name: false}})), off, "{name}");
+        let both = json!({"enable_thinking": false, "chat_template_kwargs": {name: true}});
+        assert_eq!(ask(&both), off, "the field goes before {name}");
+    }
+}
+
+#[test]
 fn stop_strings_bias_and_length_end_an_answer() {
     let server = start(1);
     let story = json!({

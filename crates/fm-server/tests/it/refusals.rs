@@ -42,6 +42,7 @@ const OPENAI: &[(&str, &str)] = &[
     ("presence_penalty", "3"),
     ("reasoning_effort", "\"some\""),
     ("chat_template_kwargs", r#"{"messages": []}"#),
+    ("thinking", "true"),
     ("tools", "{}"),
     ("tools", r#"[{"type": "function", "function": {"name": "a b"}}]"#),
     ("tools", r#"[{"type": "function", "function": {"name": "f", "parameters": []}}]"#),
