@@ -28,7 +28,10 @@ use crate::{
 pub(crate) const TOKENS_MAX: u64 = 1 << 24;
 
 /// Stop strings of a request.
-pub(crate) const STOPS_MAX: usize = 16;
+const STOPS_MAX: usize = 16;
+
+/// Bytes of a stop string. As much of an answer may be held back.
+const STOP_BYTES_MAX: usize = 1 << 10;
 
 /// Answers to one request.
 const CHOICES_MAX: u64 = 8;
@@ -102,12 +105,21 @@ impl Manner {
     /// Takes the fields of both of OpenAI's interfaces.
     pub(crate) fn take_openai(fields: &mut Fields, model: &Model) -> Result<Self, Problem> {
         let mut manner = Self::take(fields, model)?;
-        manner.stop = fields.texts("stop", STOPS_MAX)?;
+        manner.stop = stops(fields, "stop")?;
         manner.choices = fields.count("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
         manner.bias = bias(fields, model.tokenizer.vocab_len())?;
         manner.constraint = structured::take_openai(fields, &model.grammars)?;
         Ok(manner)
     }
+}
+
+/// Stop strings, by their name in an interface.
+pub(crate) fn stops(fields: &mut Fields, field: &str) -> Result<Vec<String>, Problem> {
+    let stops = fields.texts(field, STOPS_MAX)?;
+    if stops.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
+        return Err(Wrong::Long(STOP_BYTES_MAX).at(field));
+    }
+    Ok(stops)
 }
 
 /// `{"token": bias}`

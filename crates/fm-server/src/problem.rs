@@ -124,6 +124,8 @@ pub(crate) enum Wrong {
     Range(f64, f64),
     #[error("it may have at most {0} entries")]
     Many(usize),
+    #[error("a text of it may have at most {0} bytes")]
+    Long(usize),
     #[error("it must not be empty")]
     Empty,
     #[error("this server does not know this field")]

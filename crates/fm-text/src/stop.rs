@@ -2,13 +2,16 @@
 //!
 //! Text that might be the start of a stop string is held back until the next piece decides; all
 //! other text passes through at once. A stop string is not shown, nor is anything after it.
+//!
+//! A byte of text costs a constant number of steps per string, on average: the strings come from clients,
+//! and the text passes on a thread that all of them share.
 
 use crate::error::TextError;
 
 /// Looks for the earliest of several strings in a stream.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
-    stops: Vec<String>,
+    stops: Vec<Stop>,
     /// Text that is not shown yet. Between two calls it is a proper prefix of a stop string.
     held: String,
     shown: String,
@@ -24,14 +27,28 @@ pub struct StopPush<'a> {
     pub stopped: Option<usize>,
 }
 
+/// One of the strings, and how much of it has come.
+///
+/// Source: Knuth, Morris, Pratt, *Fast Pattern Matching in Strings*, 1977.
+#[derive(Clone, Debug)]
+struct Stop {
+    text: Vec<u8>,
+    /// For every beginning of `text`, the longest shorter beginning that it ends with.
+    borders: Vec<usize>,
+    /// The longest beginning of `text` that what has come ends with, but not all of it.
+    begun: usize,
+    /// Where in the held text it was found first.
+    found: Option<usize>,
+}
+
 impl StopStrings {
     /// Where several strings match, the match that starts first wins; an empty list never stops.
     ///
     /// # Errors
     /// If one of the strings is empty: it would match everywhere.
     pub fn new(stops: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, TextError> {
-        let stops: Vec<String> = stops.into_iter().map(Into::into).collect();
-        if let Some(index) = stops.iter().position(String::is_empty) {
+        let stops: Vec<Stop> = stops.into_iter().map(|text| Stop::new(text.into())).collect();
+        if let Some(index) = stops.iter().position(|stop| stop.text.is_empty()) {
             return Err(TextError::EmptyStopString { index });
         }
         Ok(StopStrings { stops, held: String::new(), shown: String::new(), stopped: None })
@@ -43,6 +60,7 @@ impl StopStrings {
         if self.stopped.is_some() {
             return StopPush { emit: "", stopped: self.stopped };
         }
+        self.stops.iter_mut().for_each(|stop| stop.read(text, self.held.len()));
         self.held.push_str(text);
         let found = self.first_match();
         // A match that is complete may be preceded by one that is not: "bc" is here, but the "abcd"
@@ -57,6 +75,7 @@ impl StopStrings {
         };
         self.shown.push_str(&self.held[..decided]);
         self.held.drain(..decided);
+        self.stops.iter_mut().filter_map(|stop| stop.found.as_mut()).for_each(|at| *at -= decided);
         if self.stopped.is_some() {
             self.held.clear();
         }
@@ -77,24 +96,49 @@ impl StopStrings {
     /// Where the earliest match starts, and which of the stop strings it is.
     fn first_match(&self) -> Option<(usize, usize)> {
         let stops = self.stops.iter().enumerate();
-        let matches = stops.filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)));
+        let matches = stops.filter_map(|(i, stop)| Some((stop.found?, i)));
         // Of two that start together the shorter one is complete first, however the text arrives.
-        matches.min_by_key(|(start, i)| (*start, self.stops[*i].len(), *i))
+        matches.min_by_key(|(start, i)| (*start, self.stops[*i].text.len(), *i))
     }
 
     /// The first place in the held text from where on it is the start of a stop string.
     fn first_possible_start(&self) -> usize {
-        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
-        let from = self.held.len().saturating_sub(longest);
-        let starts = (from..self.held.len()).filter(|&start| self.held.is_char_boundary(start));
-        let could_start = |rest: &str| {
-            self.stops.iter().any(|stop| stop.len() > rest.len() && stop.starts_with(rest))
-        };
-        starts
-            .into_iter()
-            .find(|&start| could_start(&self.held[start..]))
-            .unwrap_or(self.held.len())
+        self.held.len() - self.stops.iter().map(|stop| stop.begun).max().unwrap_or(0)
     }
+}
+
+impl Stop {
+    fn new(text: String) -> Self {
+        let text = text.into_bytes();
+        let mut borders = vec![0; text.len()];
+        for end in 1..text.len() {
+            borders[end] = longer(&text, &borders, borders[end - 1], text[end]);
+        }
+        Self { text, borders, begun: 0, found: None }
+    }
+
+    /// Reads more text, which begins at `at` of the held text.
+    fn read(&mut self, more: &str, at: usize) {
+        if self.found.is_some() {
+            // Matches that end later start later.
+            return;
+        }
+        for (byte, end) in more.bytes().zip(at + 1..) {
+            self.begun = longer(&self.text, &self.borders, self.begun, byte);
+            if self.begun == self.text.len() {
+                (self.begun, self.found) = (0, Some(end - self.text.len()));
+                return;
+            }
+        }
+    }
+}
+
+/// How long a beginning of `text` it is that ends with `byte`, behind one of `begun` bytes.
+fn longer(text: &[u8], borders: &[usize], mut begun: usize, byte: u8) -> usize {
+    while begun > 0 && text[begun] != byte {
+        begun = borders[begun - 1];
+    }
+    begun + usize::from(text[begun] == byte)
 }
 
 #[cfg(test)]
@@ -168,6 +212,21 @@ mod tests {
         let mut matcher = StopStrings::new(["abcd", "bc"]).unwrap();
         matcher.push("xabc");
         assert_eq!(matcher.finish(), StopPush { emit: "a", stopped: Some(1) });
+    }
+
+    #[test]
+    fn a_long_stop_string_that_nearly_came_costs_no_more_than_its_length() {
+        // A comparison for every place would be 10^13 bytes.
+        let nearly = "a".repeat(1 << 22);
+        let mut matcher = StopStrings::new([format!("{nearly}b")]).unwrap();
+        let mut push = |text: &str| {
+            let push = matcher.push(text);
+            (push.emit.len(), push.stopped)
+        };
+        assert_eq!(push(&nearly), (0, None));
+        assert_eq!(push("ac"), (nearly.len() + 2, None));
+        assert_eq!(push(&nearly), (0, None));
+        assert_eq!(push("ab"), (1, Some(0)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{TOLERATED, conversation, error, refuse, refuse_unsupported};
 use crate::{
     answer::{CallPiece, Piece, Requested},
-    ask::{Ask, Manner, STOPS_MAX, TOKENS_MAX},
+    ask::{Ask, Manner, TOKENS_MAX, stops},
     fields::Fields,
     kept::CallIds,
     problem::{Problem, Wrong},
@@ -89,7 +89,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?;
     let max_tokens = max_tokens.ok_or_else(|| Wrong::Missing.at("max_tokens"))?;
     manner.max_tokens = Some(max_tokens as usize);
-    manner.stop = fields.texts("stop_sequences", STOPS_MAX)?;
+    manner.stop = stops(&mut fields, "stop_sequences")?;
     let stop = manner.stop.clone();
     let stream = fields.flag("stream")?.unwrap_or(false);
     let (ask, model) = read_prompt(app, fields, manner)?;

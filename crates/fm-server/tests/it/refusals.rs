@@ -226,6 +226,29 @@ fn bodies_that_are_no_requests() {
 }
 
 #[test]
+fn stop_strings_have_a_length() {
+    let server = start(1);
+    let messages = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    let prompt = json!({"prompt": "Hi", "max_tokens": 1});
+    for (path, body, field) in [
+        ("/v1/chat/completions", &messages, "stop"),
+        ("/v1/completions", &prompt, "stop"),
+        ("/v1/messages", &messages, "stop_sequences"),
+    ] {
+        let ask = |bytes: usize| {
+            let mut body = body.clone();
+            body[field] = json!(["a", "x".repeat(bytes)]);
+            post(server.at, path, &body)
+        };
+        assert_eq!(ask(1024).status, 200, "{path}");
+        let refused = ask(1025);
+        assert_eq!(refused.status, 400, "{path}");
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert_eq!(message, format!("{field}: a text of it may have at most 1024 bytes"));
+    }
+}
+
+#[test]
 fn without_the_key_and_from_elsewhere() {
     let door = Door { key: Some("secret".to_owned()), loopback: true, ..Door::default() };
     let server = start_with(1, None, door);
