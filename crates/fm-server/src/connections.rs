@@ -47,7 +47,7 @@ const HEAD_HURRIED: Duration = Duration::from_secs(2);
 /// Until the next attempt, where the system cannot give a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a client is waited for.
+/// How long a client is waited for, and waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// For the head of a request, also on a connection that has had some; less where places are rare.
@@ -56,6 +56,8 @@ pub struct Patience {
     pub body: Duration,
     /// For room to write, while there is none.
     pub reader: Duration,
+    /// For the next event of a stream; then it gets one that says nothing.
+    pub silence: Duration,
 }
 
 impl Default for Patience {
@@ -64,6 +66,7 @@ impl Default for Patience {
             head: Duration::from_secs(30),
             body: Duration::from_mins(1),
             reader: Duration::from_mins(1),
+            silence: Duration::from_secs(10),
         }
     }
 }

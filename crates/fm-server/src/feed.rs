@@ -14,10 +14,7 @@ use std::{
 
 use axum::{
     extract::State,
-    response::{
-        IntoResponse, Response,
-        sse::{Event, Sse},
-    },
+    response::{Response, sse::Event},
 };
 use fm_engine::{ExpertMap, Glance};
 use futures_core::Stream;
@@ -27,7 +24,7 @@ use tokio::{
     time::{Instant, Interval, MissedTickBehavior, interval},
 };
 
-use crate::{openai, problem::Problem, serve::App};
+use crate::{openai, problem::Problem, serve::App, stream};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(250);
@@ -59,7 +56,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (since, seen) = (Instant::now(), Vec::new());
-    Sse::new(Feed { app, ticks, since, seen, greeted: false, _place: place }).into_response()
+    stream::events(Feed { app, ticks, since, seen, greeted: false, _place: place })
 }
 
 impl Stream for Feed {

@@ -42,6 +42,9 @@ pub(crate) const TOLERATED: &[&str] = &[
     "cache_control",
 ];
 
+/// The comment of a stream that has nothing to tell: chunks have no word for that.
+const KEEP_ALIVE: &str = "keep-alive";
+
 /// The error object.
 pub(crate) fn error(problem: &Problem) -> Value {
     let status = problem.status();

@@ -90,7 +90,7 @@ pub(crate) struct App {
     pub(crate) bounds: Bounds,
     bodies: Bodies,
     door: Door,
-    patience: Patience,
+    pub(crate) patience: Patience,
 }
 
 impl std::fmt::Debug for dyn Submit {

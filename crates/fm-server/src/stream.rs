@@ -5,21 +5,26 @@ use std::{
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
 };
 
-use axum::response::{
-    IntoResponse, Response,
-    sse::{Event, KeepAlive, Sse},
+use axum::{
+    http::{HeaderName, HeaderValue},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, Sse},
+    },
 };
 use futures_core::Stream;
 use serde_json::Value;
+use tokio::time::{Interval, interval};
 
-use crate::answer::{Answer, Piece, Requested};
+use crate::{
+    answer::{Answer, Piece, Requested},
+    serve::App,
+};
 
-/// A comment is sent when nothing else has been for so long: a prompt may take minutes, and proxies
-/// close what is silent.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// nginx passes on what it has collected, unless a response says otherwise.
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Turns pieces into the events of an interface.
 pub(crate) trait Encode: Send + Unpin + 'static {
@@ -28,6 +33,10 @@ pub(crate) trait Encode: Send + Unpin + 'static {
 
     /// Events of a piece.
     fn piece(&mut self, out: &mut Out, choice: usize, piece: Piece);
+
+    /// What is sent when nothing else has been for a while: a prompt may take minutes, and proxies and
+    /// clients give up what is silent. Clients that count events do not count comments.
+    fn keep_alive(&mut self, out: &mut Out);
 
     /// Events after the last one, unless a piece was a failure.
     fn close(&mut self, out: &mut Out, requested: &Requested);
@@ -49,6 +58,11 @@ impl Out {
         self.0.push_back(Event::default().event(name).data(data.to_string()));
     }
 
+    /// A comment, which clients skip.
+    pub(crate) fn comment(&mut self, text: &str) {
+        self.0.push_back(Event::default().comment(text));
+    }
+
     /// An event of fixed text.
     pub(crate) fn text(&mut self, text: &str) {
         self.0.push_back(Event::default().data(text));
@@ -59,6 +73,8 @@ struct Events<E> {
     answer: Answer,
     encode: E,
     out: Out,
+    /// Since the last event.
+    silence: Interval,
     /// Whether the last event has been made.
     ended: bool,
 }
@@ -67,16 +83,18 @@ impl<E: Encode> Stream for Events<E> {
     type Item = Result<Event, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { answer, encode, out, ended } = &mut *self;
+        let Self { answer, encode, out, silence, ended } = &mut *self;
         loop {
             if let Some(event) = out.0.pop_front() {
+                silence.reset();
                 return Poll::Ready(Some(Ok(event)));
             }
             if *ended {
                 return Poll::Ready(None);
             }
             match answer.poll(context) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending if silence.poll_tick(context).is_pending() => return Poll::Pending,
+                Poll::Pending => encode.keep_alive(out),
                 Poll::Ready(Some((choice, piece))) => {
                     *ended = matches!(piece, Piece::Failed(_));
                     encode.piece(out, choice, piece);
@@ -91,10 +109,20 @@ impl<E: Encode> Stream for Events<E> {
 }
 
 /// The response that streams an answer.
-pub(crate) fn respond(answer: Answer, mut encode: impl Encode) -> Response {
+pub(crate) fn respond(app: &App, answer: Answer, mut encode: impl Encode) -> Response {
     let mut out = Out::default();
     encode.open(&mut out, &answer.tally.requested);
-    let events = Events { answer, encode, out, ended: false };
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
-    Sse::new(events).keep_alive(keep_alive).into_response()
+    let mut silence = interval(app.patience.silence);
+    silence.reset();
+    events(Events { answer, encode, out, silence, ended: false })
+}
+
+/// The response that streams events.
+pub(crate) fn events<S>(stream: S) -> Response
+where
+    S: Stream<Item = Result<Event, Infallible>> + Send + 'static,
+{
+    let mut response = Sse::new(stream).into_response();
+    response.headers_mut().insert(BUFFERING, HeaderValue::from_static("no"));
+    response
 }

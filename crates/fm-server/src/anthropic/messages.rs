@@ -56,10 +56,8 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let (ask, form) = serve::prepare(&app, request, read).await?;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
-        return Ok(stream::respond(
-            answer,
-            MessageStream { form, block: None, blocks: 0, end: None },
-        ));
+        let stream = MessageStream { form, block: None, blocks: 0, end: None };
+        return Ok(stream::respond(&app, answer, stream));
     }
     let (mut wholes, answer) = serve::whole(answer, 1).await?;
     let Generated { text, thinking, calls, finish, .. } = *wholes.remove(0).generated;
@@ -227,6 +225,10 @@ impl Encode for MessageStream {
     fn open(&mut self, out: &mut Out, requested: &Requested) {
         let message = self.form.message(&json!([]), &usage(requested));
         out.named(&json!({"type": "message_start", "message": message}));
+        self.keep_alive(out);
+    }
+
+    fn keep_alive(&mut self, out: &mut Out) {
         out.named(&json!({"type": "ping"}));
     }
 

@@ -10,7 +10,9 @@ use fm_engine::generate::Generated;
 use fm_text::Channel;
 use serde_json::{Value, json};
 
-use super::{TOLERATED, error, finish_reason, logprobs, message, refuse, thinking, usage};
+use super::{
+    KEEP_ALIVE, TOLERATED, error, finish_reason, logprobs, message, refuse, thinking, usage,
+};
 use crate::{
     answer::{Answer, CallPiece, Piece, Requested, TokenOdds},
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
@@ -51,7 +53,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         let odds = vec![Vec::new(); choices];
-        return Ok(stream::respond(answer, ChatStream { form, odds }));
+        return Ok(stream::respond(&app, answer, ChatStream { form, odds }));
     }
     let (wholes, answer) = serve::whole(answer, choices).await?;
     Ok(axum::Json(form.completion(&wholes, &answer)).into_response())
@@ -216,6 +218,10 @@ impl Encode for ChatStream {
             let delta = json!({"role": "assistant", "content": ""});
             self.chunk(out, (index, &delta), &Value::Null, None);
         }
+    }
+
+    fn keep_alive(&mut self, out: &mut Out) {
+        out.comment(KEEP_ALIVE);
     }
 
     fn piece(&mut self, out: &mut Out, index: usize, piece: Piece) {

@@ -10,7 +10,8 @@ use fm_text::{Detokenizer, SpecialText};
 use serde_json::{Value, json};
 
 use super::{
-    TOLERATED, chat::stream_options, error, finish_reason, legacy_odds::LegacyOdds, refuse, usage,
+    KEEP_ALIVE, TOLERATED, chat::stream_options, error, finish_reason, legacy_odds::LegacyOdds,
+    refuse, usage,
 };
 use crate::{
     answer::{OddsOf, Piece, Requested},
@@ -53,7 +54,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let (ask, form) = serve::prepare(&app, request, read).await?;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
-        return Ok(stream::respond(answer, form));
+        return Ok(stream::respond(&app, answer, form));
     }
     let (wholes, answer) = serve::whole(answer, form.choices.len()).await?;
     let choices = wholes.into_iter().zip(&form.echoes).enumerate().map(|(index, (whole, echo))| {
@@ -180,6 +181,10 @@ impl Encode for Form {
         for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
             out.data(&self.frame(&json!([choice((index, echo), &Value::Null, None)])));
         }
+    }
+
+    fn keep_alive(&mut self, out: &mut Out) {
+        out.comment(KEEP_ALIVE);
     }
 
     fn piece(&mut self, out: &mut Out, index: usize, piece: Piece) {

@@ -79,7 +79,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let (ask, form) = serve::prepare(&app, request, read).await?;
     let mut answer: Answer = ask.submit(&app, PATH)?;
     if form.stream {
-        return Ok(stream::respond(answer, Writer::new(form)));
+        return Ok(stream::respond(&app, answer, Writer::new(form)));
     }
     let mut writer = Writer::new(form);
     while let Some((_, piece)) = answer.next().await {

@@ -63,6 +63,11 @@ fn the_feed_tells_of_the_machine_and_of_what_it_did() {
     );
 
     let mut feed = send(server.at, "GET /feed", &[], "");
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        head.push_str(&feed.line());
+    }
+    assert!(head.contains("x-accel-buffering: no\r\n"), "{head}");
     feed.line_after("\"ms\":");
     ask(&server, 12);
     // What was used is told, once.

@@ -8,7 +8,7 @@ use std::{
 use fm_engine::{generate::Event, schedule::Update};
 use fm_server::{Door, Patience, Submit};
 use fm_text::Channel;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     client::{get, post, say, send},
@@ -19,7 +19,7 @@ use crate::{
 const SOON: Duration = Duration::from_millis(300);
 
 fn impatient(submit: Option<Arc<dyn Submit>>) -> Running {
-    let patience = Patience { head: SOON, body: SOON, reader: SOON };
+    let patience = Patience { head: SOON, body: SOON, reader: SOON, ..Patience::default() };
     start_for(1, submit, Door { loopback: true, ..Door::default() }, patience)
 }
 
@@ -91,4 +91,43 @@ fn a_server_that_ends_does_not_wait_for_who_says_nothing() {
     let _idle = [say(server.at, ""), say(server.at, HEAD)];
     assert_eq!(get(server.at, "/health").status, 200, "the others have been let in before");
     server.end();
+}
+
+/// Somebody who waits for an answer that does not come, until it breaks off.
+fn kept_waiting(path: &str, mut body: Value, sign: &str) -> String {
+    let kept = Arc::<Mutex<Vec<_>>>::default();
+    let patience = Patience { silence: Duration::from_millis(2), ..Patience::default() };
+    let submit: Arc<dyn Submit> = Arc::new(Script::Keep(Arc::clone(&kept)));
+    let door = Door { loopback: true, ..Door::default() };
+    let server = start_for(1, Some(submit), door, patience);
+    body["stream"] = true.into();
+    let mut pending = send(server.at, &format!("POST {path}"), &[], &body.to_string());
+    let mut told = String::new();
+    for _ in 0..200 {
+        told.push_str(&pending.line());
+        if told.matches(sign).count() == 4 {
+            break;
+        }
+    }
+    kept.lock().unwrap().clear();
+    told + &pending.rest()
+}
+
+#[test]
+fn a_stream_that_has_nothing_to_tell_says_so_in_the_words_of_its_interface() {
+    let said = json!([{"role": "user", "content": "hi"}]);
+    for (path, body, sign) in [
+        ("/v1/chat/completions", json!({"messages": said}), ": keep-alive"),
+        ("/v1/completions", json!({"prompt": "hi"}), ": keep-alive"),
+        ("/v1/messages", json!({"messages": said, "max_tokens": 5}), "event: ping"),
+        ("/v1/responses", json!({"input": "hi"}), "event: response.in_progress"),
+    ] {
+        let told = kept_waiting(path, body, sign);
+        assert!(told.contains("x-accel-buffering: no\r\n"), "{told}");
+        let end = told.rfind("the engine ended before").unwrap_or_else(|| panic!("{told}"));
+        assert!(told[..end].matches(sign).count() >= 4, "{told}");
+        let numbers = told.split("\"sequence_number\":").skip(1);
+        let numbers = numbers.map(|rest| rest.split(',').next().unwrap().parse().unwrap());
+        assert!(numbers.enumerate().all(|(at, number): (usize, usize)| at == number), "{told}");
+    }
 }

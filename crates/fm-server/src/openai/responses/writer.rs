@@ -156,6 +156,12 @@ impl Writer {
         frame
     }
 
+    /// An event of the response as it is so far.
+    fn going(&mut self, out: &mut Out, kind: &str) {
+        let frame = self.frame("in_progress");
+        self.event(out, kind, json!({"response": frame}));
+    }
+
     fn event(&mut self, out: &mut Out, kind: &str, fields: Value) {
         let mut event = Map::new();
         event.insert("type".to_owned(), format!("response.{kind}").into());
@@ -281,10 +287,12 @@ fn usage(requested: &Requested) -> Value {
 
 impl Encode for Writer {
     fn open(&mut self, out: &mut Out, _: &Requested) {
-        for kind in ["created", "in_progress"] {
-            let frame = self.frame("in_progress");
-            self.event(out, kind, json!({"response": frame}));
-        }
+        self.going(out, "created");
+        self.going(out, "in_progress");
+    }
+
+    fn keep_alive(&mut self, out: &mut Out) {
+        self.going(out, "in_progress");
     }
 
     fn piece(&mut self, out: &mut Out, _: usize, piece: Piece) {
