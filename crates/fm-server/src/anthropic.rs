@@ -110,10 +110,6 @@ pub(crate) fn conversation(
             }
         }
     }
-    if messages.last().is_some_and(|message| message.role == "assistant") {
-        let wrong = Wrong::Unsupported("the continuation of an assistant's message");
-        return Err(wrong.at("messages"));
-    }
     let thinking = thinking(fields, manner)?;
     let tools = Tools::take_anthropic(fields)?;
     if thinking && tools.choice.is_forced() {

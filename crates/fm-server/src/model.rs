@@ -85,12 +85,30 @@ pub(crate) struct Conversation {
 }
 
 impl Model {
-    /// Renders a conversation. What its messages spell never becomes a control token.
+    /// The prompt of a conversation that shall be answered.
     pub(crate) fn prompt(
+        &self,
+        conversation: Conversation,
+        kept: &Kept,
+    ) -> Result<Prompt, Problem> {
+        let (rendered, mut prompt) = self.render(conversation, kept)?;
+        prompt.tokens = self.encode(&rendered, SpecialTokens::ParseTemplate)?;
+        self.fitting(prompt)
+    }
+
+    /// Tokens of a conversation, however many: who asks wants to know how much to leave out.
+    pub(crate) fn count(&self, conversation: Conversation, kept: &Kept) -> Result<usize, Problem> {
+        let (rendered, _) = self.render(conversation, kept)?;
+        Ok(self.tokenizer.encode(&rendered, SpecialTokens::ParseTemplate)?.len())
+    }
+
+    /// The text of a conversation, and all of its prompt but the tokens. What its messages spell never
+    /// becomes a control token.
+    fn render(
         &self,
         mut conversation: Conversation,
         kept: &Kept,
-    ) -> Result<Prompt, Problem> {
+    ) -> Result<(String, Prompt), Problem> {
         let template = self.template.as_ref().ok_or(Problem::NoTemplate)?;
         let tools = std::mem::take(&mut conversation.tools);
         let dialect = check(template, &tools)?;
@@ -141,8 +159,7 @@ impl Model {
             prompt.thinking = ThinkingState::Closed;
         }
         rendered.push_str(&prompt.opening);
-        prompt.tokens = self.encode(&rendered, SpecialTokens::ParseTemplate)?;
-        self.fitting(prompt)
+        Ok((rendered, prompt))
     }
 
     /// Arguments of calls as the model wrote them, by the ids of those that are still known. What they

@@ -16,6 +16,7 @@ use crate::{
     ask::{Ask, Manner, TOKENS_MAX, stops},
     fields::Fields,
     kept::CallIds,
+    model::Conversation,
     problem::{Problem, Wrong},
     serve::{self, App},
     stream::{self, Encode, Out},
@@ -40,11 +41,12 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
     answer(app, request).await.unwrap_or_else(|problem| refuse(&problem))
 }
 
-/// Counts the tokens of a conversation.
+/// Counts the tokens of a conversation, also of one that is too long, or not anybody's turn to answer.
 pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
     let read = |app: &Arc<App>, mut fields: Fields| {
         let manner = super::manner(&mut fields, &app.model)?;
-        Ok(read_prompt(app, fields, manner)?.0.prompt_tokens())
+        let (conversation, ..) = read_conversation(app, fields, manner)?;
+        app.model.count(conversation, &app.kept)
     };
     match serve::prepare(&app, request, read).await {
         Ok(tokens) => axum::Json(json!({"input_tokens": tokens})).into_response(),
@@ -90,25 +92,30 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     manner.stop = stops(&mut fields, "stop_sequences")?;
     let stop = manner.stop.clone();
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let (ask, model) = read_prompt(app, fields, manner)?;
-    let ids = ask.ids.clone();
+    let (conversation, manner, model) = read_conversation(app, fields, manner)?;
+    if conversation.messages.last().is_some_and(|message| message.role == "assistant") {
+        let wrong = Wrong::Unsupported("the continuation of an assistant's message");
+        return Err(wrong.at("messages"));
+    }
+    let prompts = vec![app.model.prompt(conversation, &app.kept)?];
+    let ids = CallIds::new("toolu_");
+    let ask = Ask { prompts, manner, ids: ids.clone() };
     Ok((ask, Form { id: serve::new_id("msg_"), ids, model, stream, stop }))
 }
 
-/// Reads what messages and counts have in common, and the model's name.
-fn read_prompt(
+/// Reads what messages and counts have in common; with the model's name.
+fn read_conversation(
     app: &App,
     mut fields: Fields,
     mut manner: Manner,
-) -> Result<(Ask, String), Problem> {
+) -> Result<(Conversation, Manner, String), Problem> {
     let conversation = conversation(&mut fields, &mut manner)?;
     manner.constraint = structured::take_anthropic(&mut fields, &app.model.grammars)?;
     structured::with_tools(&mut manner, &conversation, &app.model)?;
     refuse_unsupported(&mut fields)?;
     let name = fields.text("model")?.unwrap_or_else(|| app.model.name.clone());
     fields.end(TOLERATED)?;
-    let prompt = app.model.prompt(conversation, &app.kept)?;
-    Ok((Ask { prompts: vec![prompt], manner, ids: CallIds::new("toolu_") }, name))
+    Ok((conversation, manner, name))
 }
 
 fn usage(requested: &Requested) -> Value {

@@ -129,3 +129,24 @@ fn turns_of_one_role_are_one_turn() {
     let together = json!([{"role": "user", "content": "a\nb"}]);
     assert_eq!(count(apart), count(together));
 }
+
+#[test]
+fn conversations_that_cannot_be_answered_are_counted() {
+    let server = start(1);
+    let said = json!({"role": "user", "content": "a"});
+    let both = |messages: Value| {
+        let counted = post(server.at, "/v1/messages/count_tokens", &json!({"messages": messages}));
+        assert_eq!(counted.status, 200, "{}", counted.body);
+        let answered = post(server.at, MESSAGES, &json!({"messages": messages, "max_tokens": 1}));
+        (counted.json()["input_tokens"].as_u64().unwrap(), answered.status)
+    };
+    let (alone, status) = both(json!([said]));
+    assert_eq!(status, 200);
+    let (begun, status) = both(json!([said, {"role": "assistant", "content": "b"}]));
+    assert!(begun > alone && status == 400, "{begun} {alone} {status}");
+    // Longer than the context, and so long that no more than that is looked at when it is answered.
+    for words in [3000, 100_000] {
+        let (long, status) = both(json!([{"role": "user", "content": "word ".repeat(words)}]));
+        assert!(long > words as u64 && status == 400, "{long} {status}");
+    }
+}
