@@ -21,6 +21,8 @@ const NESTS_MAX: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct Fields {
     map: Map<String, Value>,
+    /// Where in the body they are; nothing if they are the body.
+    path: String,
     /// Where the request comes from.
     peer: Option<IpAddr>,
 }
@@ -33,7 +35,7 @@ impl Fields {
             return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
         }
         match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Self { map, peer: None }),
+            Ok(Value::Object(map)) => Ok(Self { map, path: String::new(), peer: None }),
             Ok(_) => Err(Problem::Body { source: None }),
             Err(error) => Err(Problem::Body { source: Some(error) }),
         }
@@ -55,11 +57,18 @@ impl Fields {
         hasher.finish()
     }
 
-    pub(crate) fn of(value: Value, field: &str) -> Result<Self, Problem> {
+    /// The fields of an object within the body, with dots and indices.
+    pub(crate) fn of(value: Value, path: impl Into<String>) -> Result<Self, Problem> {
+        let path = path.into();
         match value {
-            Value::Object(map) => Ok(Self { map, peer: None }),
-            _ => Err(Wrong::Kind("an object").at(field)),
+            Value::Object(map) => Ok(Self { map, path, peer: None }),
+            _ => Err(Wrong::Kind("an object").at(path)),
         }
+    }
+
+    /// Where a field is in the body.
+    pub(crate) fn path_of(&self, field: &str) -> String {
+        if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
     /// Adds a field, unless the body has it.
@@ -80,7 +89,7 @@ impl Fields {
         match self.take(field) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(Wrong::Kind("a string").at(field)),
+            Some(_) => Err(Wrong::Kind("a string").at(self.path_of(field))),
         }
     }
 
@@ -88,7 +97,7 @@ impl Fields {
         match self.take(field) {
             None => Ok(None),
             Some(Value::Bool(flag)) => Ok(Some(flag)),
-            Some(_) => Err(Wrong::Kind("true or false").at(field)),
+            Some(_) => Err(Wrong::Kind("true or false").at(self.path_of(field))),
         }
     }
 
@@ -97,7 +106,7 @@ impl Fields {
         field: &str,
         range: RangeInclusive<f32>,
     ) -> Result<Option<f32>, Problem> {
-        self.take(field).map(|value| float(&value, field, &range)).transpose()
+        self.take(field).map(|value| float(&value, &self.path_of(field), &range)).transpose()
     }
 
     /// A whole number; `1.0` is one, as in JSON.
@@ -108,11 +117,16 @@ impl Fields {
     ) -> Result<Option<u64>, Problem> {
         let Some(value) = self.take(field) else { return Ok(None) };
         let whole = value.as_f64().filter(|number| number.fract() == 0.0);
-        let Some(number) = whole else { return Err(Wrong::Kind("a whole number").at(field)) };
+        let Some(number) = whole else {
+            return Err(Wrong::Kind("a whole number").at(self.path_of(field)));
+        };
         let exact = value.as_u64().or((number >= 0.0).then_some(number as u64));
         match exact.filter(|count| range.contains(count)) {
             Some(count) => Ok(Some(count)),
-            None => Err(Wrong::Range(*range.start() as f64, *range.end() as f64).at(field)),
+            None => {
+                Err(Wrong::Range(*range.start() as f64, *range.end() as f64)
+                    .at(self.path_of(field)))
+            }
         }
     }
 
@@ -120,7 +134,8 @@ impl Fields {
     pub(crate) fn seed(&mut self) -> Result<Option<u64>, Problem> {
         let Some(value) = self.take("seed") else { return Ok(None) };
         let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
-        seed.map(Some).ok_or_else(|| Wrong::Kind("a whole number of 64 bits").at("seed"))
+        seed.map(Some)
+            .ok_or_else(|| Wrong::Kind("a whole number of 64 bits").at(self.path_of("seed")))
     }
 
     /// A string, or a list of up to `max`; none of them empty.
@@ -131,12 +146,12 @@ impl Fields {
             Some(one) => vec![one],
         };
         if list.len() > max {
-            return Err(Wrong::Many(max).at(field));
+            return Err(Wrong::Many(max).at(self.path_of(field)));
         }
         let texts = list.into_iter().map(|value| match value {
-            Value::String(text) if text.is_empty() => Err(Wrong::Empty.at(field)),
+            Value::String(text) if text.is_empty() => Err(Wrong::Empty.at(self.path_of(field))),
             Value::String(text) => Ok(text),
-            _ => Err(Wrong::Kind("a string or a list of strings").at(field)),
+            _ => Err(Wrong::Kind("a string or a list of strings").at(self.path_of(field))),
         });
         texts.collect()
     }
@@ -145,8 +160,8 @@ impl Fields {
         match self.take(field) {
             None => Ok(None),
             Some(Value::Array(list)) if list.len() <= max => Ok(Some(list)),
-            Some(Value::Array(_)) => Err(Wrong::Many(max).at(field)),
-            Some(_) => Err(Wrong::Kind("a list").at(field)),
+            Some(Value::Array(_)) => Err(Wrong::Many(max).at(self.path_of(field))),
+            Some(_) => Err(Wrong::Kind("a list").at(self.path_of(field))),
         }
     }
 
@@ -154,7 +169,7 @@ impl Fields {
         match self.take(field) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(map)),
-            Some(_) => Err(Wrong::Kind("an object").at(field)),
+            Some(_) => Err(Wrong::Kind("an object").at(self.path_of(field))),
         }
     }
 
@@ -166,7 +181,9 @@ impl Fields {
         harmless: impl Fn(&Value) -> bool,
     ) -> Result<(), Problem> {
         match self.take(field) {
-            Some(value) if !harmless(&value) => Err(Wrong::Unsupported(what).at(field)),
+            Some(value) if !harmless(&value) => {
+                Err(Wrong::Unsupported(what).at(self.path_of(field)))
+            }
             _ => Ok(()),
         }
     }
@@ -175,7 +192,7 @@ impl Fields {
     pub(crate) fn end(mut self, tolerated: &[&str]) -> Result<(), Problem> {
         self.map.retain(|field, value| !value.is_null() && !tolerated.contains(&field.as_str()));
         match self.map.keys().next() {
-            Some(field) => Err(Wrong::Unknown.at(field.as_str())),
+            Some(field) => Err(Wrong::Unknown.at(self.path_of(field))),
             None => Ok(()),
         }
     }
@@ -215,6 +232,8 @@ pub(crate) fn float(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn fields(json: &str) -> Fields {
@@ -246,6 +265,12 @@ mod tests {
         some.take("a");
         assert_eq!(some.end(&["user"]).unwrap_err().field(), Some("b"));
         assert!(fields(r#"{"c": null}"#).end(&[]).is_ok(), "null is absent");
+        let inside = || Fields::of(json!({"n": {"m": 1}}), "a[2]").unwrap();
+        assert_eq!(inside().end(&[]).unwrap_err().field(), Some("a[2].n"));
+        assert_eq!(inside().text("n").unwrap_err().field(), Some("a[2].n"));
+        let mut outer = inside();
+        let inner = Fields::of(outer.take("n").unwrap(), outer.path_of("n")).unwrap();
+        assert_eq!(inner.end(&[]).unwrap_err().field(), Some("a[2].n.m"));
         for many in ["1,".repeat(VALUES_MAX), "[],".repeat(NESTS_MAX), "{},".repeat(NESTS_MAX)] {
             let parsed = Fields::parse(format!("{{\"a\": [{many}1]}}").as_bytes());
             assert!(matches!(parsed, Err(Problem::BodyTooMany { .. })), "{}", &many[..2]);

@@ -63,10 +63,10 @@ pub(crate) fn take_openai(
 ) -> Result<Option<Constraint>, Problem> {
     let mut wishes = Vec::new();
     wishes.extend(response_format(fields)?);
-    take(fields, "", &FIELDS, &mut wishes)?;
+    take(fields, &FIELDS, &mut wishes)?;
     if let Some(value) = fields.take("structured_outputs") {
         let mut members = Fields::of(value, "structured_outputs")?;
-        take(&mut members, "structured_outputs.", &MEMBERS, &mut wishes)?;
+        take(&mut members, &MEMBERS, &mut wishes)?;
         members.end(&[])?;
     }
     fields.refuse("grammar", "GBNF; structured_outputs.grammar takes Lark", |_| false)?;
@@ -105,10 +105,10 @@ pub(crate) fn take_anthropic(
     let mut wishes = Vec::new();
     if let Some(config) = fields.take("output_config") {
         let mut config = Fields::of(config, "output_config")?;
-        wishes.extend(output_format(&mut config, "format", "output_config.format")?);
+        wishes.extend(output_format(&mut config, "format")?);
         config.end(&["effort"])?;
     }
-    wishes.extend(output_format(fields, "output_format", "output_format")?);
+    wishes.extend(output_format(fields, "output_format")?);
     compile(wishes, grammars)
 }
 
@@ -208,7 +208,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wish>, Problem> {
             let field = "response_format.json_schema";
             let value = format.take("json_schema").ok_or_else(|| Wrong::Missing.at(field))?;
             let mut named = Fields::of(value, field)?;
-            let field = format!("{field}.schema");
+            let field = named.path_of("schema");
             let schema = named.take("schema").ok_or_else(|| Wrong::Missing.at(field.as_str()))?;
             // Strict or not: what is taken is kept to.
             named.end(&["name", "description", "strict"])?;
@@ -220,13 +220,13 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wish>, Problem> {
     Ok(wish)
 }
 
-fn output_format(fields: &mut Fields, name: &str, path: &str) -> Result<Option<Wish>, Problem> {
+fn output_format(fields: &mut Fields, name: &str) -> Result<Option<Wish>, Problem> {
     let Some(value) = fields.take(name) else { return Ok(None) };
-    let mut format = Fields::of(value, path)?;
+    let mut format = Fields::of(value, fields.path_of(name))?;
     if format.text("type")?.as_deref() != Some("json_schema") {
-        return Err(Wrong::Kind("json_schema").at(format!("{path}.type")));
+        return Err(Wrong::Kind("json_schema").at(format.path_of("type")));
     }
-    let field = format!("{path}.schema");
+    let field = format.path_of("schema");
     let schema = format.take("schema").ok_or_else(|| Wrong::Missing.at(field.as_str()))?;
     format.end(&["name"])?;
     Ok(Some((field, Grammar::JsonSchema(schema))))
@@ -234,12 +234,11 @@ fn output_format(fields: &mut Fields, name: &str, path: &str) -> Result<Option<W
 
 fn take(
     fields: &mut Fields,
-    path: &str,
     kinds: &[(&str, Kind)],
     wishes: &mut Vec<Wish>,
 ) -> Result<(), Problem> {
     for (name, kind) in kinds {
-        let field = format!("{path}{name}");
+        let field = fields.path_of(name);
         let grammar = match kind {
             Kind::Json => fields.take(name).map(|value| schema(value, &field)).transpose()?,
             Kind::Regex => fields.text(name)?.map(Grammar::Regex),

@@ -71,7 +71,7 @@ impl Tools {
             }
             let function = tool.take("function").ok_or_else(|| Wrong::Missing.at(field))?;
             let field = format!("{field}.function");
-            function_of(Fields::of(function, &field)?, "parameters", &field)
+            function_of(Fields::of(function, field)?, "parameters")
         })?;
         let (chosen, allowed) = allowed(fields.take("tool_choice"), "allowed_tools")?;
         let choice = match chosen {
@@ -92,7 +92,7 @@ impl Tools {
             if tool.text("type")?.as_deref() != Some("function") {
                 return Err(Wrong::Unsupported("tools other than functions").at(field));
             }
-            function_of(tool, "parameters", field)
+            function_of(tool, "parameters")
         })?;
         let (choice, allowed) = allowed(fields.take("tool_choice"), "")?;
         let choice = match choice.as_ref().map(|choice| (choice, choice["type"].as_str())) {
@@ -114,7 +114,7 @@ impl Tools {
                 let what = "tools of this type; send one with an input_schema";
                 return Err(Wrong::Unsupported(what).at(field));
             }
-            function_of(tool, "input_schema", field)
+            function_of(tool, "input_schema")
         })?;
         let mut tools = Self { list, strict, ..Self::default() };
         let mut names = HashSet::new();
@@ -240,25 +240,19 @@ fn each(
 }
 
 /// The envelope and its function, and whether it is strict. Fields that templates do not know are left out.
-fn function_of(mut fields: Fields, schema: &str, field: &str) -> Result<(Value, bool), Problem> {
-    let at = |name: &str| format!("{field}.{name}");
-    let name = fields.text("name").map_err(|_| Wrong::Kind("a string").at(at("name")))?;
-    let name = name.ok_or_else(|| Wrong::Missing.at(at("name")))?;
+fn function_of(mut fields: Fields, schema: &str) -> Result<(Value, bool), Problem> {
+    let name = fields.text("name")?.ok_or_else(|| Wrong::Missing.at(fields.path_of("name")))?;
     if !valid_name(&name) {
         let letters = "up to 128 letters, digits and characters of _-.:";
-        return Err(Wrong::Kind(letters).at(at("name")));
+        return Err(Wrong::Kind(letters).at(fields.path_of("name")));
     }
     let mut function = Map::new();
     function.insert("name".to_owned(), name.into());
-    let description = fields.text("description");
-    let description = description.map_err(|_| Wrong::Kind("a string").at(at("description")))?;
-    if let Some(description) = description {
+    if let Some(description) = fields.text("description")? {
         function.insert("description".to_owned(), description.into());
     }
-    let strict =
-        fields.flag("strict").map_err(|_| Wrong::Kind("true or false").at(at("strict")))?;
-    let parameters = fields.object(schema).map_err(|_| Wrong::Kind("an object").at(at(schema)))?;
-    let mut parameters = parameters.unwrap_or_default();
+    let strict = fields.flag("strict")?;
+    let mut parameters = fields.object(schema)?.unwrap_or_default();
     // Templates go through the properties of every function.
     if !parameters.contains_key("type") {
         parameters.insert("type".to_owned(), "object".into());

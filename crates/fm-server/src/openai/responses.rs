@@ -19,7 +19,7 @@ use crate::{
     fields::Fields,
     kept::CallIds,
     model::Conversation,
-    problem::{Problem, Wrong},
+    problem::Problem,
     serve::{self, App},
     stream, structured,
     tools::Tools,
@@ -174,8 +174,7 @@ fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation
         None => None,
         Some(value) => {
             let mut reasoning = Fields::of(value, "reasoning")?;
-            let effort = reasoning.text("effort");
-            let effort = effort.map_err(|_| Wrong::Kind("a string").at("reasoning.effort"))?;
+            let effort = reasoning.text("effort")?;
             // Thinking is never summarised: it is all there.
             reasoning.end(&["summary", "generate_summary", "context"])?;
             effort
