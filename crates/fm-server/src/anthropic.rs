@@ -14,6 +14,7 @@ use crate::{
     problem::{Problem, Wrong},
     serve::{REQUEST_IDS, new_id},
     tools::Tools,
+    turns,
 };
 
 /// Messages of a request.
@@ -105,7 +106,7 @@ pub(crate) fn conversation(
         for next in content::read(&role, &content, &format!("{field}.content"))? {
             match messages.last_mut() {
                 // Turns of one role that follow each other are one turn; results are apart.
-                Some(last) if last.role == role && next.role == role => content::join(last, next),
+                Some(last) if last.role == role && next.role == role => turns::append(last, next),
                 _ => messages.push(next),
             }
         }

@@ -35,6 +35,7 @@ mod structured;
 mod texts;
 mod tokens;
 mod tools;
+mod turns;
 mod watch;
 
 pub use answer::{Requested, Submit};

@@ -14,6 +14,7 @@ use crate::{
     late_system,
     problem::Problem,
     tools::{Choice, Tools},
+    turns,
 };
 
 /// What a thinking block begins with.
@@ -120,6 +121,7 @@ impl Model {
         if late_system::are_in(messages) && !template.keeps_system_in_place() {
             late_system::tell(messages);
         }
+        turns::join_refused(messages, template);
         let written = self.written(messages, kept);
         name_results(messages);
         messages.iter_mut().for_each(|message| self.guard(message));
@@ -458,17 +460,36 @@ mod tests {
         assert_eq!(count("user", "<think>hm</think>yes"), none);
     }
 
+    fn with_template(template: &str) -> Model {
+        let id = (std::process::id(), std::thread::current().id());
+        let dir = std::env::temp_dir().join(format!("fm-server-model-{id:?}"));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("chat_template.jinja"), template).unwrap();
+        let model = Model { template: ChatTemplate::open(&dir).unwrap(), ..demo() };
+        std::fs::remove_dir_all(&dir).unwrap();
+        model
+    }
+
     #[test]
     fn a_template_without_tools_refuses_them() {
-        let dir = std::env::temp_dir().join(format!("fm-server-model-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let open = |template: &str| {
-            std::fs::write(dir.join("chat_template.jinja"), template).unwrap();
-            let model = Model { template: ChatTemplate::open(&dir).unwrap(), ..demo() };
-            model.prompt(ask(), &Kept::default()).unwrap_err()
-        };
-        assert!(matches!(open("{{ messages[0].content }}"), Problem::NoTools));
-        assert!(matches!(open("{{ tools }} write <some_call>"), Problem::NoDialect));
-        std::fs::remove_dir_all(&dir).unwrap();
+        let refused =
+            |template| with_template(template).prompt(ask(), &Kept::default()).unwrap_err();
+        assert!(matches!(refused("{{ messages[0].content }}"), Problem::NoTools));
+        assert!(matches!(refused("{{ tools }} write <some_call>"), Problem::NoDialect));
+    }
+
+    #[test]
+    fn a_template_that_takes_turns_strictly_sees_one_turn_of_what_follows_each_other() {
+        let strict = "{%- for m in messages -%}\
+                      {%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}\
+                      {{- raise_exception('roles must alternate') -}}{%- endif -%}\
+                      {{ m.role }}:{{ m.content }} {% endfor -%}";
+        let said =
+            [("user", "a"), ("user", "b"), ("system", "c"), ("assistant", "d"), ("user", "e")];
+        let messages = said.map(|(role, text)| Message::new(role, text)).into();
+        let conversation = Conversation { messages, ..Conversation::default() };
+        let prompt = text(&with_template(strict), conversation, &Kept::default());
+        let told = "user:a\nb\n<system-reminder>\nc\n</system-reminder> assistant:d user:e ";
+        assert_eq!(prompt, told);
     }
 }

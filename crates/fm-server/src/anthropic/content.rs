@@ -44,21 +44,6 @@ pub(super) fn read(role: &str, content: &Value, field: &str) -> Result<Vec<Messa
     Ok(results)
 }
 
-/// Adds the next message of the same role.
-pub(super) fn join(last: &mut Message, next: Message) {
-    let texts = [last.content.take(), next.content].into_iter().flatten();
-    let texts = texts.filter_map(|text| text.as_str().map(str::to_owned));
-    let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
-    last.content = Some(texts.join("\n").into());
-    let thoughts = [last.reasoning_content.take(), next.reasoning_content].into_iter().flatten();
-    last.reasoning_content = thoughts.reduce(|first, second| first + "\n" + &second);
-    match (last.tool_calls.as_mut().and_then(Value::as_array_mut), next.tool_calls) {
-        (Some(calls), Some(Value::Array(more))) => calls.extend(more),
-        (None, Some(calls)) => last.tool_calls = Some(calls),
-        _ => {}
-    }
-}
-
 fn string<'b>(block: &'b Value, name: &str, field: &str) -> Result<&'b str, Problem> {
     block[name].as_str().ok_or_else(|| Wrong::Kind("a string").at(format!("{field}.{name}")))
 }
