@@ -242,6 +242,8 @@ pub struct Requested {
     pub hit_rate: f64,
     /// Bytes read while it ran.
     pub read_bytes: u64,
+    /// Types of tools that the model was not told of.
+    pub left_out: Vec<&'static str>,
     /// Why it ended; `gone` if its client went first.
     pub finish: &'static str,
     /// The hash of its logits.
@@ -282,7 +284,7 @@ impl fmt::Display for Requested {
         write!(
             f,
             "{} prompt={} cached={} restored={} written={} queue={:.3}s prefill={:.3}s ttft={:.3}s decode={:.3}s {:.1} tok/s \
-             hits={:.1}% read={} finish={}",
+             hits={:.1}% read={}",
             self.path,
             self.prompt_tokens,
             self.cached_tokens,
@@ -294,9 +296,12 @@ impl fmt::Display for Requested {
             self.decode.as_secs_f64(),
             self.decode_tok_s(),
             100.0 * self.hit_rate,
-            self.read_bytes,
-            self.finish
-        )
+            self.read_bytes
+        )?;
+        if !self.left_out.is_empty() {
+            write!(f, " left_out={}", self.left_out.join(","))?;
+        }
+        write!(f, " finish={}", self.finish)
     }
 }
 

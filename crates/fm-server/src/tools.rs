@@ -1,11 +1,14 @@
 //! What a request says about tools, in the one shape that templates know: OpenAI's.
 
+mod namespaces;
+
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
 use fm_text::tools::{Callable, valid_name};
 
+pub(crate) use self::namespaces::Namespaces;
 use crate::{
     fields::Fields,
     problem::{Problem, Wrong},
@@ -20,6 +23,19 @@ const BYTES_MAX: usize = 2 << 20;
 /// Lists and objects within each other, in a tool.
 const DEPTH_MAX: usize = 64;
 
+/// Types of the Responses API that agents send with every request and a model can do without: whoever
+/// serves the original runs them, or the model writes something else than JSON for them.
+const LEFT_OUT: [&str; 8] = [
+    "custom",
+    "image_generation",
+    "local_shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+];
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
@@ -30,6 +46,9 @@ pub(crate) struct Tools {
     pub(crate) strict: Vec<bool>,
     /// Calls of an answer, if there is a limit.
     pub(crate) calls_max: Option<usize>,
+    pub(crate) namespaces: Namespaces,
+    /// Types of tools that the model is not told of.
+    pub(crate) left_out: Vec<&'static str>,
 }
 
 /// Whether there shall be a call.
@@ -71,9 +90,10 @@ impl Tools {
             }
             let function = tool.take("function").ok_or_else(|| Wrong::Missing.at(field))?;
             let field = format!("{field}.function");
-            function_of(Fields::of(function, field)?, "parameters")
+            Ok([function_of(Fields::of(function, field)?, "parameters")?])
         })?;
-        let (chosen, allowed) = allowed(fields.take("tool_choice"), "allowed_tools")?;
+        let namespaces = Namespaces::default();
+        let (chosen, allowed) = allowed(fields.take("tool_choice"), "allowed_tools", &namespaces)?;
         let choice = match chosen {
             None => Choice::Auto,
             Some(Value::String(word)) => Choice::of_word(&word, OPENAI_CHOICES)?,
@@ -82,28 +102,40 @@ impl Tools {
                 _ => return Err(Wrong::Kind(OPENAI_CHOICES).at("tool_choice")),
             },
         };
-        Self { list, choice, strict, calls_max: calls_max(fields)? }.only(allowed)?.checked()
+        let calls_max = calls_max(fields)?;
+        Self { list, choice, strict, calls_max, ..Self::default() }.only(allowed)?.checked()
     }
 
-    /// Takes the same of the Responses API, where functions have no envelope.
+    /// Takes the same of the Responses API, where functions have no envelope, but may be in namespaces.
     pub(crate) fn take_responses(fields: &mut Fields) -> Result<Self, Problem> {
+        let mut namespaces = Namespaces::beside(fields.peek("tools"));
+        let mut without = Vec::new();
         let (list, strict) = each(fields, |tool, field| {
             let mut tool = Fields::of(tool, field)?;
-            if tool.text("type")?.as_deref() != Some("function") {
-                return Err(Wrong::Unsupported("tools other than functions").at(field));
+            match tool.text("type")?.as_deref() {
+                Some("function") => Ok(vec![function_of(tool, "parameters")?]),
+                Some("namespace") => namespaces.take(tool, &mut without),
+                kind => {
+                    without.push(left_out(kind, field)?);
+                    Ok(Vec::new())
+                }
             }
-            function_of(tool, "parameters")
         })?;
-        let (choice, allowed) = allowed(fields.take("tool_choice"), "")?;
+        without.sort_unstable();
+        without.dedup();
+        let (choice, allowed) = allowed(fields.take("tool_choice"), "", &namespaces)?;
         let choice = match choice.as_ref().map(|choice| (choice, choice["type"].as_str())) {
             None => Choice::Auto,
             Some((Value::String(word), _)) => Choice::of_word(word, RESPONSES_CHOICES)?,
-            Some((named, Some("function"))) if named["name"].is_string() => {
-                Choice::Named(named["name"].as_str().unwrap_or_default().to_owned())
+            Some((named, Some("function"))) => {
+                let wrong = || Wrong::Kind(RESPONSES_CHOICES).at("tool_choice");
+                Choice::Named(namespaces.called_of(named).ok_or_else(wrong)?)
             }
             Some(_) => return Err(Wrong::Kind(RESPONSES_CHOICES).at("tool_choice")),
         };
-        Self { list, choice, strict, calls_max: calls_max(fields)? }.only(allowed)?.checked()
+        let calls_max = calls_max(fields)?;
+        let tools = Self { list, choice, strict, calls_max, namespaces, left_out: without };
+        tools.only(allowed)?.checked()
     }
 
     /// Takes `tools` and `tool_choice` of Anthropic's interface.
@@ -114,7 +146,7 @@ impl Tools {
                 let what = "tools of this type; send one with an input_schema";
                 return Err(Wrong::Unsupported(what).at(field));
             }
-            function_of(tool, "input_schema")
+            Ok([function_of(tool, "input_schema")?])
         })?;
         let mut tools = Self { list, strict, ..Self::default() };
         let mut names = HashSet::new();
@@ -194,6 +226,7 @@ const RESPONSES_CHOICES: &str = "auto, none, required or {\"type\": \"function\"
 fn allowed(
     choice: Option<Value>,
     envelope: &str,
+    namespaces: &Namespaces,
 ) -> Result<(Option<Value>, Option<Vec<String>>), Problem> {
     let choice = match choice {
         Some(choice) if choice["type"] == "allowed_tools" => choice,
@@ -201,8 +234,8 @@ fn allowed(
     };
     let inside = if envelope.is_empty() { &choice } else { &choice[envelope] };
     let name = |tool: &Value| {
-        let name = tool["name"].as_str().or(tool["function"]["name"].as_str());
-        name.map(str::to_owned)
+        let inside = || tool["function"]["name"].as_str().map(str::to_owned);
+        namespaces.called_of(tool).or_else(inside)
     };
     let names = inside["tools"].as_array().map(|tools| tools.iter().map(name).collect());
     let wrong = || Wrong::Kind("a mode and a list of functions").at("tool_choice");
@@ -216,36 +249,42 @@ fn calls_max(fields: &mut Fields) -> Result<Option<usize>, Problem> {
     Ok((!parallel).then_some(1))
 }
 
-fn each(
+fn each<R: IntoIterator<Item = (Value, bool)>>(
     fields: &mut Fields,
-    read: impl Fn(Value, &str) -> Result<(Value, bool), Problem>,
+    mut read: impl FnMut(Value, &str) -> Result<R, Problem>,
 ) -> Result<(Vec<Value>, Vec<bool>), Problem> {
     let list = fields.list("tools", TOOLS_MAX)?.unwrap_or_default();
-    let mut bytes = 0;
-    let tools = list.into_iter().enumerate().map(|(at, tool)| {
+    let (mut tools, mut bytes) = (Vec::new(), 0);
+    for (at, tool) in list.into_iter().enumerate() {
         let field = format!("tools[{at}]");
         if depth(&tool) > DEPTH_MAX {
             return Err(
                 Wrong::Rule("it has more than 64 lists and objects in each other").at(field)
             );
         }
-        let tool = read(tool, &field)?;
-        bytes += tool.0.to_string().len();
+        for tool in read(tool, &field)? {
+            bytes += tool.0.to_string().len();
+            tools.push(tool);
+        }
         if bytes > BYTES_MAX {
             return Err(Wrong::Rule("all tools together may have 2 MiB").at(field));
         }
-        Ok(tool)
-    });
-    tools.collect()
+        if tools.len() > TOOLS_MAX {
+            return Err(Wrong::Many(TOOLS_MAX).at("tools"));
+        }
+    }
+    Ok(tools.into_iter().unzip())
+}
+
+/// The type of a tool that the model is not told of.
+fn left_out(kind: Option<&str>, field: &str) -> Result<&'static str, Problem> {
+    let own = LEFT_OUT.into_iter().find(|own| kind == Some(*own));
+    own.ok_or_else(|| Wrong::Unsupported("tools other than functions").at(field))
 }
 
 /// The envelope and its function, and whether it is strict. Fields that templates do not know are left out.
 fn function_of(mut fields: Fields, schema: &str) -> Result<(Value, bool), Problem> {
-    let name = fields.text("name")?.ok_or_else(|| Wrong::Missing.at(fields.path_of("name")))?;
-    if !valid_name(&name) {
-        let letters = "up to 128 letters, digits and characters of _-.:";
-        return Err(Wrong::Kind(letters).at(fields.path_of("name")));
-    }
+    let name = name_of(&mut fields)?;
     let mut function = Map::new();
     function.insert("name".to_owned(), name.into());
     if let Some(description) = fields.text("description")? {
@@ -260,6 +299,15 @@ fn function_of(mut fields: Fields, schema: &str) -> Result<(Value, bool), Proble
     parameters.entry("properties").or_insert_with(|| json!({}));
     function.insert("parameters".to_owned(), parameters.into());
     Ok((json!({"type": "function", "function": function}), strict.unwrap_or(false)))
+}
+
+fn name_of(fields: &mut Fields) -> Result<String, Problem> {
+    let name = fields.text("name")?.ok_or_else(|| Wrong::Missing.at(fields.path_of("name")))?;
+    if !valid_name(&name) {
+        let letters = "up to 128 letters, digits and characters of _-.:";
+        return Err(Wrong::Kind(letters).at(fields.path_of("name")));
+    }
+    Ok(name)
 }
 
 fn depth(value: &Value) -> usize {

@@ -68,7 +68,8 @@ fn call(call: &Value, field: &str) -> Result<Value, Problem> {
     if call.get("type").is_some_and(|kind| kind != "function") {
         return Err(Wrong::Unsupported("calls other than of functions").at(field));
     }
-    let function = function(&call["function"], &format!("{field}.function"))?;
+    let (own, field) = (&call["function"], format!("{field}.function"));
+    let function = function(own["name"].as_str().map(str::to_owned), &own["arguments"], &field)?;
     let id = call["id"].as_str().unwrap_or_default();
     Ok(json!({"id": id, "type": "function", "function": function}))
 }
@@ -77,12 +78,15 @@ fn call(call: &Value, field: &str) -> Result<Value, Problem> {
 /// what they have.
 const UNPARSED: &str = "unparsed";
 
-/// Name and arguments of a call.
-pub(super) fn function(function: &Value, field: &str) -> Result<Value, Problem> {
-    let name = function["name"].as_str().filter(|name| valid_name(name));
+/// What is called, and the arguments.
+pub(super) fn function(
+    name: Option<String>,
+    arguments: &Value,
+    field: &str,
+) -> Result<Value, Problem> {
     let wrong = || Wrong::Kind("the name of a function").at(format!("{field}.name"));
-    let name = name.ok_or_else(wrong)?;
-    let arguments = match &function["arguments"] {
+    let name = name.filter(|name| valid_name(name)).ok_or_else(wrong)?;
+    let arguments = match arguments {
         Value::Null => Map::new(),
         Value::Object(map) => map.clone(),
         Value::String(text) if text.trim().is_empty() => Map::new(),

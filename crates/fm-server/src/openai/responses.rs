@@ -22,7 +22,7 @@ use crate::{
     problem::Problem,
     serve::{self, App},
     stream, structured,
-    tools::Tools,
+    tools::{Namespaces, Tools},
 };
 
 const PATH: &str = "/v1/responses";
@@ -68,6 +68,8 @@ struct Form {
     repeated: Map<String, Value>,
     stream: bool,
     odds: bool,
+    namespaces: Namespaces,
+    left_out: Vec<&'static str>,
 }
 
 /// Answers a conversation.
@@ -76,8 +78,9 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, form) = serve::prepare(&app, request, read).await?;
+    let (ask, mut form) = serve::prepare(&app, request, read).await?;
     let mut answer: Answer = ask.submit(&app, PATH)?;
+    answer.tally.requested.left_out = std::mem::take(&mut form.left_out);
     if form.stream {
         return Ok(stream::respond(&app, answer, Writer::new(form)));
     }
@@ -109,17 +112,20 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
     manner.top_logprobs = (odds || top.is_some()).then(|| top.unwrap_or(0) as usize);
     manner.constraint = structured::take_responses(&mut fields, &model.grammars)?;
-    let conversation = conversation(&mut fields, &mut manner)?;
+    let mut conversation = conversation(&mut fields, &mut manner)?;
     structured::with_tools(&mut manner, &conversation, model)?;
     let stream = streams(&mut fields)?;
     refuse_unsupported(&mut fields)?;
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
     let odds = manner.top_logprobs.is_some();
+    let namespaces = std::mem::take(&mut conversation.tools.namespaces);
+    let left_out = std::mem::take(&mut conversation.tools.left_out);
     let prompts = vec![model.prompt(conversation, &app.kept)?];
     let ask = Ask { prompts, manner, ids: ids.clone() };
-    let created_unix = serve::now_unix();
-    Ok((ask, Form { app: Arc::clone(app), id, ids, created_unix, repeated, stream, odds }))
+    let (app, created_unix) = (Arc::clone(app), serve::now_unix());
+    let form = Form { app, id, ids, created_unix, repeated, stream, odds, namespaces, left_out };
+    Ok((ask, form))
 }
 
 /// All fields that responses have, as the request says or as they are without it.
@@ -168,8 +174,9 @@ fn streams(fields: &mut Fields) -> Result<bool, Problem> {
 }
 
 fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation, Problem> {
-    let messages = items::read(fields)?;
-    let mut conversation = Conversation { messages, ..Conversation::default() };
+    let tools = Tools::take_responses(fields)?;
+    let messages = items::read(fields, &tools.namespaces)?;
+    let mut conversation = Conversation { messages, tools, ..Conversation::default() };
     let effort = match fields.take("reasoning") {
         None => None,
         Some(value) => {
@@ -181,7 +188,6 @@ fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation
         }
     };
     thinking(fields, (effort, "reasoning.effort"), (manner, &mut conversation))?;
-    conversation.tools = Tools::take_responses(fields)?;
     Ok(conversation)
 }
 

@@ -182,3 +182,108 @@ fn an_agent_of_the_responses_api_is_answered() {
     let last = streamed.chunks().pop().unwrap();
     assert_eq!(last["type"], "response.completed", "{}", streamed.body);
 }
+
+/// A function of an MCP server, and tools that run where the original is served.
+fn served() -> (Value, [Value; 3]) {
+    let weather = json!({
+        "type": "function", "name": "get_weather", "strict": false, "description": "The weather.",
+        "parameters": {
+            "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"], "additionalProperties": false,
+        },
+    });
+    let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: /.+/"});
+    let patch =
+        json!({"type": "custom", "name": "apply_patch", "description": "d", "format": format});
+    let search = json!({"type": "web_search", "external_web_access": false});
+    let find =
+        json!({"type": "tool_search", "execution": "client", "description": "d", "parameters": {}});
+    (weather, [patch, search, find])
+}
+
+/// A request with functions of the same name in two namespaces.
+fn spaced(input: &Value, more: &Value) -> Value {
+    let (weather, [patch, search, find]) = served();
+    let mut body = json!({
+        "input": input, "temperature": 0, "enable_thinking": false, "max_output_tokens": 200,
+        "tools": [
+            {"type": "namespace", "name": "mcp__sky__", "description": "The sky.", "tools": [weather, patch]},
+            {"type": "namespace", "name": "mcp__sky", "description": "The other.", "tools": [weather]},
+            patch, search, find,
+        ],
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn functions_in_namespaces_are_called_by_both_names() {
+    let server = start_of(1, 2048);
+    let question = json!({"role": "user", "content": "What is the weather in Paris?"});
+    for namespace in ["mcp__sky__", "mcp__sky"] {
+        let named = json!({"type": "function", "namespace": namespace, "name": "get_weather"});
+        let choice = json!({"tool_choice": named});
+        let whole = post(server.at, "/v1/responses", &spaced(&json!([question]), &choice));
+        let output = whole.json()["output"].clone();
+        let call = &output[0];
+        assert_eq!(call["type"], "function_call", "{}", whole.body);
+        let names = (&call["namespace"], &call["name"]);
+        assert_eq!(names, (&json!(namespace), &json!("get_weather")));
+
+        let mut stream = spaced(&json!([question]), &choice);
+        stream["stream"] = true.into();
+        let streamed = post(server.at, "/v1/responses", &stream);
+        let items = streamed.chunks().into_iter().filter(|chunk| chunk["item"].is_object());
+        let items: Vec<Value> = items.map(|chunk| chunk["item"].clone()).collect();
+        assert_eq!(items.len(), 2, "{}", streamed.body);
+        for item in items {
+            assert_eq!((&item["namespace"], &item["name"]), names, "{item}");
+        }
+
+        let result =
+            json!({"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"});
+        let next = spaced(&json!([question, call, result]), &json!({}));
+        let next = post(server.at, "/v1/responses", &next);
+        assert_eq!(next.status, 200, "{}", next.body);
+        // The model's own words are there already: the call stands in the prompt as it was written.
+        let usage = &next.json()["usage"];
+        let cached = &usage["input_tokens_details"]["cached_tokens"];
+        let fresh = usage["input_tokens"].as_u64().unwrap() - cached.as_u64().unwrap();
+        assert!(fresh < 30, "{usage}");
+    }
+    let long = json!({"type": "function", "name": "x".repeat(125)});
+    let long = json!([{"type": "namespace", "name": "n", "tools": [long]}]);
+    let long = post(server.at, "/v1/responses", &spaced(&json!("hi"), &json!({"tools": long})));
+    assert_eq!((long.status, &long.json()["error"]["param"]), (200, &Value::Null), "{}", long.body);
+    let long = json!({"type": "function", "name": "x".repeat(126)});
+    let long = json!([{"type": "namespace", "name": "n", "tools": [long]}]);
+    let long = post(server.at, "/v1/responses", &spaced(&json!("hi"), &json!({"tools": long})));
+    assert_eq!((long.status, &long.json()["error"]["param"]), (400, &json!("tools[0].tools[0]")));
+}
+
+#[test]
+fn tools_that_the_original_runs_are_left_out_unless_they_are_asked_for() {
+    let server = start(1);
+    let (weather, others) = served();
+    let ask = |tools: Vec<Value>, choice: Value| {
+        let body = json!({
+            "input": "hi", "max_output_tokens": 1, "tools": tools, "tool_choice": choice,
+        });
+        post(server.at, "/v1/responses", &body)
+    };
+    let all: Vec<Value> = others.iter().cloned().chain([weather.clone()]).collect();
+    let (with, without) = (ask(all.clone(), json!("auto")), ask(vec![weather], json!("auto")));
+    assert_eq!(with.status, 200, "{}", with.body);
+    let tokens = |answer: &crate::client::Response| answer.json()["usage"]["input_tokens"].clone();
+    assert_eq!(tokens(&with), tokens(&without), "the model is not told of them");
+    assert_eq!(with.json()["tools"].as_array().unwrap().len(), 4, "the request is repeated");
+    let log = server.log.lock().unwrap().clone();
+    assert!(log[0].contains(" left_out=custom,tool_search,web_search finish=length"), "{log:?}");
+    assert!(!log[1].contains("left_out"), "{log:?}");
+    for choice in [json!({"type": "web_search"}), json!({"type": "custom", "name": "apply_patch"})]
+    {
+        assert_eq!(ask(all.clone(), choice).status, 400);
+    }
+    assert_eq!(ask(others.to_vec(), json!("required")).status, 400);
+    assert_eq!(ask(others.to_vec(), json!("auto")).status, 200);
+}

@@ -7,6 +7,7 @@ use crate::{
     fields::Fields,
     openai::message::{function, parts_text},
     problem::{Problem, Wrong},
+    tools::Namespaces,
 };
 
 /// Items of a request.
@@ -15,9 +16,9 @@ const ITEMS_MAX: usize = 8192;
 /// Parts that are text.
 const TEXTS: &[&str] = &["input_text", "output_text", "text"];
 
-/// Reads `instructions` and `input`.
-pub(super) fn read(fields: &mut Fields) -> Result<Vec<Message>, Problem> {
-    let mut items = Items::default();
+/// Reads `instructions` and `input`, whose calls may be of functions in namespaces.
+pub(super) fn read(fields: &mut Fields, namespaces: &Namespaces) -> Result<Vec<Message>, Problem> {
+    let mut items = Items { namespaces, messages: Vec::new(), thought: None };
     if let Some(instructions) = fields.text("instructions")? {
         items.messages.push(Message::new("system", instructions));
     }
@@ -38,14 +39,14 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Message>, Problem> {
     Ok(items.messages)
 }
 
-#[derive(Default)]
-struct Items {
+struct Items<'n> {
+    namespaces: &'n Namespaces,
     messages: Vec<Message>,
     /// What the assistant thought before the item that comes next.
     thought: Option<String>,
 }
 
-impl Items {
+impl Items<'_> {
     fn add(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
         match item["type"].as_str() {
             None | Some("message") => self.message(item, field),
@@ -104,7 +105,7 @@ impl Items {
     /// Calls that follow each other, or what was said before them, are one message.
     fn call(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
         let id = string(item, "call_id", field)?;
-        let function = function(item, field)?;
+        let function = function(self.namespaces.called_of(item), &item["arguments"], field)?;
         let call = json!({"id": id, "type": "function", "function": function});
         let thought = self.thought.take();
         let last = self.messages.last_mut().filter(|last| last.role == "assistant");
@@ -147,10 +148,19 @@ fn string<'i>(item: &'i Value, name: &str, field: &str) -> Result<&'i str, Probl
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::Tools;
 
     fn messages(input: &Value) -> Value {
-        let body = json!({"instructions": "Be brief.", "input": input}).to_string();
-        let messages = read(&mut Fields::parse(body.as_bytes()).unwrap()).unwrap();
+        let functions = json!([{"type": "function", "name": "h"}]);
+        let tools = json!([
+            {"type": "namespace", "name": "n", "tools": functions},
+            // The name that both together would have.
+            {"type": "function", "name": "n__h"},
+        ]);
+        let body = json!({"instructions": "Be brief.", "input": input, "tools": tools});
+        let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
+        let tools = Tools::take_responses(&mut fields).unwrap();
+        let messages = read(&mut fields, &tools.namespaces).unwrap();
         let one = |message: &Message| {
             let calls = message.tool_calls.as_ref().and_then(Value::as_array);
             let names = calls.into_iter().flatten().map(|call| call["function"]["name"].clone());
@@ -167,6 +177,7 @@ mod tests {
     #[test]
     fn items_are_the_messages_that_they_belong_to() {
         let call = |name: &str| json!({"type": "function_call", "call_id": name, "name": name, "arguments": "{}"});
+        let within = |namespace: &str, name: &str| json!({"type": "function_call", "call_id": name, "namespace": namespace, "name": name, "arguments": "{}"});
         let result = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": [{"type": "input_text", "text": "ok"}]});
         let thought = |text: &str| json!({"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": text}]});
         let said = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]});
@@ -175,7 +186,7 @@ mod tests {
             {"role": "developer", "content": "Be kind."},
             {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
             thought("hm"), call("f"), call("g"), result("f"), result("g"),
-            sealed, said, call("h"), result("h"), thought("so"), said,
+            sealed, said, within("n", "h"), within("gone__", "k"), result("h"), thought("so"), said,
         ]);
         let expected = json!([
             ["system", "Be brief.\n\nBe kind.", null, []],
@@ -183,7 +194,7 @@ mod tests {
             ["assistant", "", "hm", ["f", "g"]],
             ["tool", "ok", null, []],
             ["tool", "ok", null, []],
-            ["assistant", "Well.", null, ["h"]],
+            ["assistant", "Well.", null, ["n__h_", "gone__k"]],
             ["tool", "ok", null, []],
             ["assistant", "Well.", "so", []],
         ]);

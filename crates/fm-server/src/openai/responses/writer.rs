@@ -19,6 +19,7 @@ use crate::{
     problem::Problem,
     serve,
     stream::{Encode, Out},
+    tools::Namespaces,
 };
 
 /// See the module.
@@ -47,7 +48,7 @@ struct Item {
 
 enum Kind {
     Text(Channel),
-    Call { id: String, name: String },
+    Call { id: String, called: String },
 }
 
 impl Item {
@@ -70,7 +71,7 @@ impl Item {
         }
     }
 
-    fn value(&self, status: &str, content: &[Value]) -> Value {
+    fn value(&self, status: &str, content: &[Value], namespaces: &Namespaces) -> Value {
         let id = &self.id;
         match &self.kind {
             Kind::Text(Channel::Thinking) => json!({
@@ -80,10 +81,17 @@ impl Item {
                 "id": id, "type": "message", "status": status, "role": "assistant",
                 "content": content,
             }),
-            Kind::Call { id: call, name } => json!({
-                "id": id, "type": "function_call", "status": status, "call_id": call,
-                "name": name, "arguments": self.text,
-            }),
+            Kind::Call { id: call, called } => {
+                let mut value = json!({
+                    "id": id, "type": "function_call", "status": status, "call_id": call,
+                    "name": called, "arguments": self.text,
+                });
+                if let Some((namespace, name)) = namespaces.place_of(called) {
+                    value["namespace"] = namespace.into();
+                    value["name"] = name.into();
+                }
+                value
+            }
         }
     }
 
@@ -189,7 +197,8 @@ impl Writer {
     fn enter(&mut self, out: &mut Out, kind: Kind) {
         self.leave(out);
         let item = Item::new(kind);
-        let (value, part) = (item.value("in_progress", &[]), item.part());
+        let value = item.value("in_progress", &[], &self.form.namespaces);
+        let part = item.part();
         let has_parts = matches!(item.kind, Kind::Text(_));
         let index = self.begun;
         self.begun += 1;
@@ -231,7 +240,7 @@ impl Writer {
         let Some(item) = &self.open else { return };
         let (word, text, part) = (item.word(), item.text.clone(), item.part());
         let content = [part.clone()];
-        let value = item.value(status, &content);
+        let value = item.value(status, &content, &self.form.namespaces);
         let done = format!("{word}.done");
         match item.kind {
             Kind::Call { .. } => self.of_item(out, &done, json!({"arguments": text})),
@@ -255,9 +264,9 @@ impl Writer {
 
     fn call(&mut self, out: &mut Out, call: usize, piece: CallPiece) {
         match piece {
-            CallPiece::Begin(name) => {
+            CallPiece::Begin(called) => {
                 let id = self.form.ids.id(0, call);
-                self.enter(out, Kind::Call { id, name });
+                self.enter(out, Kind::Call { id, called });
             }
             CallPiece::Arguments(json) => self.delta(out, &json),
             CallPiece::End => self.leave(out),
