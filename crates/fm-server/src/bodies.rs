@@ -12,7 +12,7 @@ use crate::problem::Problem;
 /// Bytes of a body.
 pub(crate) const BODY_MAX: usize = 16 << 20;
 
-/// Bytes of a body that is read to its end although it is too long; a longer one is not begun.
+/// Bytes of a body that are read although it is too long; one that says that it is longer is not begun.
 const TOLD_MAX: usize = 4 * BODY_MAX;
 
 /// What all bodies together may have beyond their [`FREE`] beginnings.
@@ -49,8 +49,8 @@ impl Bodies {
         self.ends.send_replace(true);
     }
 
-    /// Takes a body in as it comes. One that there is no room for is read to its end all the same, or
-    /// its client would find a closed connection instead of the answer.
+    /// Takes a body in as it comes. One that is too long, or that there is no room for, is read on all the
+    /// same up to [`TOLD_MAX`], or its client would find a closed connection instead of the answer.
     pub(crate) async fn take(&self, mut body: Body) -> Result<Taken, Problem> {
         let mut taken = Ok(Taken { bytes: Vec::new(), share: None });
         if body.size_hint().lower() > TOLD_MAX as u64 {
@@ -65,8 +65,12 @@ impl Bodies {
             };
             let Some(frame) = frame else { break };
             length += frame.len();
-            if length > BODY_MAX {
+            if length > TOLD_MAX {
                 return Err(Problem::BodyTooLong { max: BODY_MAX });
+            }
+            if length > BODY_MAX {
+                taken = Err(Problem::BodyTooLong { max: BODY_MAX });
+                continue;
             }
             taken = taken.and_then(|mut taken| {
                 let counted = taken.bytes.len().max(FREE);

@@ -130,10 +130,11 @@ impl Fields {
         }
     }
 
-    /// Any whole number, negative ones too.
+    /// Any whole number, negative ones and `1.0` too.
     pub(crate) fn seed(&mut self) -> Result<Option<u64>, Problem> {
         let Some(value) = self.take("seed") else { return Ok(None) };
-        let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
+        let signed = || value.as_i64().map(i64::cast_unsigned);
+        let seed = value.as_u64().or_else(signed).or_else(|| bits(value.as_f64()?));
         seed.map(Some)
             .ok_or_else(|| Wrong::Kind("a whole number of 64 bits").at(self.path_of("seed")))
     }
@@ -198,6 +199,17 @@ impl Fields {
     }
 }
 
+/// A whole number that has a point or an exponent.
+fn bits(number: f64) -> Option<u64> {
+    let whole = number.fract() == 0.0;
+    // As a float, `u64::MAX` is the number after it.
+    if whole && (0.0..u64::MAX as f64).contains(&number) {
+        return Some(number as u64);
+    }
+    let negative = whole && (i64::MIN as f64..0.0).contains(&number);
+    negative.then_some((number as i64).cast_unsigned())
+}
+
 /// How many values, and lists and objects, a body has at most.
 fn size(body: &[u8]) -> (usize, usize) {
     let (mut values, mut nests, mut in_text, mut escaped) = (1, 0, false, false);
@@ -257,6 +269,27 @@ mod tests {
         }
         assert!(Fields::parse(b"{\"t\": NaN}").is_err());
         assert_eq!(fields("{\"t\": null}").float("t", 0.0..=2.0).unwrap(), None);
+    }
+
+    #[test]
+    fn a_seed_is_any_whole_number_of_64_bits() {
+        for (good, seed) in [
+            ("0", 0),
+            ("18446744073709551615", u64::MAX),
+            ("-1", u64::MAX),
+            ("1.0", 1),
+            ("-2e0", u64::MAX - 1),
+            ("-9223372036854775808", 1 << 63),
+            ("1e19", 10_000_000_000_000_000_000),
+        ] {
+            let mut fields = fields(&format!("{{\"seed\": {good}}}"));
+            assert_eq!(fields.seed().unwrap(), Some(seed), "{good}");
+        }
+        for bad in
+            ["0.5", "18446744073709551616", "-9223372036854775809e1", "1e300", "\"1\"", "true"]
+        {
+            assert!(fields(&format!("{{\"seed\": {bad}}}")).seed().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -189,7 +189,7 @@ impl Model {
             let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
             tokens += self.tokenizer.encode(piece, SpecialTokens::AsText)?.len();
             if tokens > 2 * context as usize {
-                return Err(Problem::TooLong { tokens, context });
+                return Err(Problem::too_long(tokens, context));
             }
             rest = behind;
         }
@@ -200,7 +200,7 @@ impl Model {
     pub(crate) fn fitting(&self, prompt: Prompt) -> Result<Prompt, Problem> {
         let (tokens, context) = (prompt.tokens.len(), self.context);
         if tokens > context as usize {
-            return Err(Problem::TooLong { tokens, context });
+            return Err(Problem::too_long(tokens, context));
         }
         Ok(prompt)
     }

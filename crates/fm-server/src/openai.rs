@@ -189,5 +189,7 @@ fn model(app: &App, name: &str) -> Value {
         "created_at": "1970-01-01T00:00:00Z",
         "owned_by": "flash-moe",
         "context_length": app.model.context,
+        "max_model_len": app.model.context,
+        "max_input_tokens": app.model.context,
     })
 }

@@ -70,6 +70,8 @@ pub(crate) enum Problem {
         tokens: usize,
         /// Tokens of a session.
         context: u32,
+        /// The field that it came in.
+        field: String,
     },
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions")]
@@ -160,7 +162,7 @@ fn chain(error: &EngineError) -> String {
 impl From<EngineError> for Problem {
     fn from(error: EngineError) -> Self {
         match error {
-            EngineError::PromptTooLong { tokens, context } => Self::TooLong { tokens, context },
+            EngineError::PromptTooLong { tokens, context } => Self::too_long(tokens, context),
             EngineError::Text(error) => Self::Text(error),
             error => Self::Engine(error),
         }
@@ -168,6 +170,19 @@ impl From<EngineError> for Problem {
 }
 
 impl Problem {
+    /// What most prompts are is a list of messages.
+    pub(crate) fn too_long(tokens: usize, context: u32) -> Self {
+        Self::TooLong { tokens, context, field: "messages".to_owned() }
+    }
+
+    /// Says of a prompt that is too long which other field it came in.
+    pub(crate) fn of_field(mut self, own: &str) -> Self {
+        if let Self::TooLong { field, .. } = &mut self {
+            own.clone_into(field);
+        }
+        self
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Body { .. }
@@ -211,8 +226,9 @@ impl Problem {
     /// The field that is to blame.
     pub(crate) fn field(&self) -> Option<&str> {
         match self {
-            Self::Field { field, .. } | Self::Grammar { field, .. } => Some(field),
-            Self::TooLong { .. } => Some("messages"),
+            Self::Field { field, .. }
+            | Self::Grammar { field, .. }
+            | Self::TooLong { field, .. } => Some(field),
             Self::NoTools | Self::NoDialect => Some("tools"),
             _ => None,
         }

@@ -36,6 +36,7 @@ struct Form {
     app: Arc<App>,
     id: String,
     ids: CallIds,
+    created_unix: u64,
     model: String,
     stream: bool,
     include_usage: bool,
@@ -85,7 +86,8 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let (id, ids) = (serve::new_id("chatcmpl-"), CallIds::new("call_"));
     let prompts = vec![model.prompt(conversation, &app.kept)?];
     let ask = Ask { prompts, manner, ids: ids.clone() };
-    Ok((ask, Form { app: Arc::clone(app), id, ids, model: name, stream, include_usage, odds }))
+    let (app, created_unix, model) = (Arc::clone(app), serve::now_unix(), name);
+    Ok((ask, Form { app, id, ids, created_unix, model, stream, include_usage, odds }))
 }
 
 /// `stream` and `stream_options`.
@@ -149,7 +151,7 @@ impl Form {
         json!({
             "id": self.id,
             "object": object,
-            "created": serve::now_unix(),
+            "created": self.created_unix,
             "model": self.model,
             "choices": choices,
         })

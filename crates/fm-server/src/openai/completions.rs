@@ -35,6 +35,7 @@ const PATH: &str = "/v1/completions";
 struct Form {
     app: Arc<App>,
     id: String,
+    created_unix: u64,
     model: String,
     stream: bool,
     include_usage: bool,
@@ -111,8 +112,9 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     fields.end(TOLERATED)?;
     let id = serve::new_id("cmpl-");
     let choices = echoes.iter().map(|echo| LegacyOdds::behind(echo)).collect();
-    let (app, odds) = (Arc::clone(app), top.is_some());
-    let form = Form { app, id, model: name, stream, include_usage, odds, echoes, choices };
+    let (app, created_unix, odds) = (Arc::clone(app), serve::now_unix(), top.is_some());
+    let model = name;
+    let form = Form { app, id, created_unix, model, stream, include_usage, odds, echoes, choices };
     Ok((Ask { prompts, manner, ids: CallIds::new("") }, form))
 }
 
@@ -131,16 +133,17 @@ fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, Problem> {
 }
 
 fn prompt(value: &Value, field: &str, model: &Model) -> Result<Prompt, Problem> {
-    let prompt = if let Value::String(text) = value {
-        model.raw(text)?
+    let fitting = if let Value::String(text) = value {
+        model.raw(text)
     } else {
         let vocab = model.tokenizer.vocab_len() as u64;
         let token = |value: &Value| value.as_u64().filter(|token| *token < vocab);
         let token = |value: &Value| token(value).map(|token| token as u32);
         let tokens = value.as_array().and_then(|tokens| tokens.iter().map(token).collect());
         let tokens = tokens.ok_or_else(|| Wrong::Kind("a text, or its tokens").at(field))?;
-        model.fitting(Prompt::plain(tokens))?
+        model.fitting(Prompt::plain(tokens))
     };
+    let prompt = fitting.map_err(|problem| problem.of_field(field))?;
     if prompt.tokens.is_empty() { Err(Wrong::Empty.at(field)) } else { Ok(prompt) }
 }
 
@@ -165,7 +168,7 @@ impl Form {
         json!({
             "id": self.id,
             "object": "text_completion",
-            "created": serve::now_unix(),
+            "created": self.created_unix,
             "model": self.model,
             "choices": choices,
         })

@@ -41,9 +41,13 @@ pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
     if message.role == "tool" && message.tool_call_id.is_none() {
         return Err(Wrong::Missing.at(field("tool_call_id")));
     }
+    // Another name that clients have for it.
+    let thought = message.extra.get("reasoning").and_then(Value::as_str);
+    message.reasoning_content = message.reasoning_content.or(thought.map(str::to_owned));
+    let thinks = message.role == "assistant" && message.reasoning_content.is_some();
     let text = match message.content.take() {
         // Not every template can do without.
-        None | Some(Value::Null) if message.tool_calls.is_some() => String::new(),
+        None | Some(Value::Null) if thinks || message.tool_calls.is_some() => String::new(),
         None | Some(Value::Null) => return Err(Wrong::Missing.at(field("content"))),
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => parts_text(&parts, &["text"], &field("content"))?,
@@ -55,10 +59,7 @@ pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
     if message.extra.get("function_call").is_some_and(|call| !call.is_null()) {
         return Err(Wrong::Unsupported("function_call; use tool_calls").at(field("function_call")));
     }
-    // What clients send back of earlier answers, and templates do not know; but for one more name of
-    // what was thought.
-    let thought = message.extra.get("reasoning").and_then(Value::as_str);
-    message.reasoning_content = message.reasoning_content.or(thought.map(str::to_owned));
+    // What clients send back of earlier answers, and templates do not know.
     message.extra = Map::new();
     Ok(message)
 }

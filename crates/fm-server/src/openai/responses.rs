@@ -121,7 +121,8 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let odds = manner.top_logprobs.is_some();
     let namespaces = std::mem::take(&mut conversation.tools.namespaces);
     let left_out = std::mem::take(&mut conversation.tools.left_out);
-    let prompts = vec![model.prompt(conversation, &app.kept)?];
+    let prompt = model.prompt(conversation, &app.kept);
+    let prompts = vec![prompt.map_err(|problem| problem.of_field("input"))?];
     let ask = Ask { prompts, manner, ids: ids.clone() };
     let (app, created_unix) = (Arc::clone(app), serve::now_unix());
     let form = Form { app, id, ids, created_unix, repeated, stream, odds, namespaces, left_out };

@@ -298,6 +298,9 @@ fn models_health_and_metrics() {
     let models = get(server.at, "/v1/models").json();
     assert_eq!(models["data"][0]["id"], "demo");
     assert_eq!(get(server.at, "/v1/models/org/other").json()["id"], "org/other");
+    for field in ["context_length", "max_model_len", "max_input_tokens"] {
+        assert_eq!(models["data"][0][field], 1024, "{field}");
+    }
     assert_eq!(get(server.at, "/health").json(), json!({"status": "ready", "model": "demo"}));
     post(server.at, CHAT, &sum(&json!({"max_tokens": 5})));
     let metrics = get(server.at, "/metrics").body;
@@ -332,4 +335,38 @@ fn the_panels_in_the_documentation_name_what_is_exported() {
         }
     }
     assert_eq!(named.len(), exported.len(), "each is shown: {named:?} of {exported:?}");
+}
+
+#[test]
+fn what_a_prompt_that_is_too_long_came_in_is_named() {
+    let server = start(1);
+    let long = "word ".repeat(3000);
+    let said = json!([{"role": "user", "content": long}]);
+    for (path, body, field) in [
+        (CHAT, json!({"messages": said}), "messages"),
+        ("/v1/responses", json!({"input": said}), "input"),
+        ("/v1/completions", json!({"prompt": long}), "prompt"),
+        ("/v1/completions", json!({"prompt": ["a", long]}), "prompt[1]"),
+        ("/v1/completions", json!({"prompt": vec![1; 3000]}), "prompt"),
+    ] {
+        let error = post(server.at, path, &body).json()["error"].clone();
+        assert_eq!(error["code"], "context_length_exceeded", "{path}: {error}");
+        assert_eq!(error["param"], field, "{path}");
+    }
+}
+
+#[test]
+fn an_answer_that_was_only_a_thought_comes_back() {
+    let server = start(1);
+    let ask = |role: &str, name: &str| {
+        let thought = json!({"role": role, "content": null, name: "Seven and five."});
+        let said = json!({"role": "user", "content": "What is 7 plus 5?"});
+        let body = json!({"messages": [said, thought, said], "max_tokens": 1});
+        let answer = post(server.at, CHAT, &body);
+        (answer.status, answer.json()["error"]["param"].clone())
+    };
+    assert_eq!(ask("assistant", "reasoning_content"), (200, Value::Null));
+    assert_eq!(ask("assistant", "reasoning"), (200, Value::Null));
+    assert_eq!(ask("user", "reasoning_content"), (400, json!("messages[1].content")));
+    assert_eq!(ask("assistant", "name"), (400, json!("messages[1].content")));
 }

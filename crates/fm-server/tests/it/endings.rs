@@ -4,7 +4,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use fm_engine::{
@@ -182,4 +182,26 @@ fn who_comes_to_a_server_that_ends_is_told_and_half_requests_are_not_waited_for(
     assert!(answer.rest().contains("[DONE]"), "what was begun is finished");
     drop(idle);
     server.end();
+}
+
+#[test]
+fn every_chunk_of_an_answer_was_created_when_it_began() {
+    let kept = Arc::<Mutex<Vec<Job>>>::default();
+    let server = scripted(Script::Keep(Arc::clone(&kept)));
+    for (path, mut body) in
+        [(PATHS[0], hello(true)), ("/v1/completions", json!({"prompt": "hi", "echo": true}))]
+    {
+        body["stream"] = true.into();
+        let mut pending = send(server.at, &format!("POST {path}"), &[], &body.to_string());
+        let mut created = || -> u64 {
+            let rest = pending.line_after("\"created\":");
+            rest.split(',').next().unwrap().parse().unwrap()
+        };
+        let first = created();
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        until(|| now() > first);
+        let mut job = kept.lock().unwrap().pop().unwrap();
+        let _ = (job.listener)(Update::Event(Event::Text(Channel::Answer, "later")));
+        assert_eq!(created(), first, "{path}");
+    }
 }

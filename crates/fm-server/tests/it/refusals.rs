@@ -209,6 +209,9 @@ fn bodies_that_are_no_requests() {
     }
     let long = format!("{{\"prompt\": \"{}\"}}", "x".repeat(17 << 20));
     assert_eq!(status("POST /v1/completions", &long), 413);
+    // It is read on, so that its sender hears why.
+    let longer = format!("{{\"prompt\": \"{}\"}}", "x".repeat(48 << 20));
+    assert_eq!(status("POST /v1/completions", &longer), 413);
     let head = |more: &str| {
         say(server.at, &format!("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{more}"))
     };
