@@ -303,15 +303,19 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
+/// The system message of conversations without one. A file without a word is none: a message of nothing
+/// is a turn of its own to a template.
 fn system(matches: &ArgMatches) -> anyhow::Result<Option<String>> {
     let read = |path: &Path| {
-        fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+        let text =
+            fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(Some(text).filter(|text| !text.trim().is_empty()))
     };
     if let Some(file) = matches.get_one::<String>("system") {
-        return read(Path::new(file)).map(Some);
+        return read(Path::new(file));
     }
-    let file = places::system_files().into_iter().find(|file| file.is_file());
-    file.map(|file| read(&file)).transpose()
+    let mut files = places::system_files().into_iter().filter(|file| file.is_file());
+    files.find_map(|file| read(&file).transpose()).transpose()
 }
 
 fn greeting(engine: &Engine, name: &str, address: SocketAddr, schedule: ScheduleOptions) -> String {

@@ -216,6 +216,30 @@ fn prompts_are_taken_in_before_the_first_client_comes() {
     assert!(said.contains("no request that could be answered here: messages: "), "{said}");
 }
 
+#[test]
+fn a_blank_system_message_is_none() {
+    let home = Rc::new(tempfile::tempdir().unwrap());
+    let write = |name: &str, text: &str| {
+        let file = home.path().join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let tokens = |more: &[&str]| {
+        let options = [&["--prefix-cache", "off"], more].concat();
+        let serving = Serving::start_at(&home, &options);
+        let answer = json(&ask(&serving.address));
+        assert_eq!(serving.end().0, Some(0));
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let none = tokens(&[]);
+    let blank = write(".config/flash-moe/system.md", "\n \n");
+    assert_eq!(tokens(&[]), none, "nothing is said");
+    write(".flash-moe/system.md", "You are a fox.");
+    assert!(tokens(&[]) > none, "the other file has something to say");
+    assert_eq!(tokens(&["--system", &blank]), none, "this one was asked for, and says nothing");
+}
+
 /// `FLASH_MOE_CLIENTS` is a Python with `tools/clients/requirements.txt`; CI makes one.
 #[test]
 fn the_official_clients_are_content() {
