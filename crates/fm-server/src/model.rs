@@ -175,8 +175,8 @@ impl Model {
     }
 
     /// A text that the model continues as it stands.
-    pub(crate) fn raw(&self, text: &str) -> Result<Prompt, Problem> {
-        let tokens = self.encode(text, SpecialTokens::AsText)?;
+    pub(crate) fn raw(&self, text: &str, special: SpecialTokens) -> Result<Prompt, Problem> {
+        let tokens = self.encode(text, special)?;
         let tokens = [self.tokenizer.prefix(), &tokens].concat();
         self.fitting(Prompt::plain(tokens))
     }

@@ -31,10 +31,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
         serve::prepare(&app, request, |app, mut fields: Fields| {
             let text = fields.text("content")?.or(fields.text("prompt")?);
             let text = text.ok_or_else(|| Wrong::Missing.at("content"))?;
-            let special = match fields.flag("parse_special")? {
-                Some(true) => SpecialTokens::Parse,
-                _ => SpecialTokens::AsText,
-            };
+            let special = special(&mut fields)?;
             if text.len() > TEXT_MAX {
                 return Err(Wrong::Rule("a text of at most 1 MiB is taken").at("content"));
             }
@@ -44,6 +41,12 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
         })
         .await,
     )
+}
+
+/// What a raw text may do: by itself nothing but spell.
+pub(crate) fn special(fields: &mut Fields) -> Result<SpecialTokens, Problem> {
+    let parsed = fields.flag("parse_special")?.unwrap_or(false);
+    Ok(if parsed { SpecialTokens::Parse } else { SpecialTokens::AsText })
 }
 
 /// Tokens to text, special ones written out.

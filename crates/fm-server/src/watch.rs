@@ -1,5 +1,7 @@
 //! What the server has done: for `/metrics`, and one line per request for whoever logs.
 
+mod histogram;
+
 use std::{
     fmt::{self, Write as _},
     sync::{
@@ -10,6 +12,7 @@ use std::{
 
 use fm_engine::{gauges::Gauges, schedule::Activity};
 
+use self::histogram::Histogram;
 use crate::answer::{Requested, Submit};
 
 /// Hears of every request that has ended.
@@ -24,6 +27,17 @@ pub(crate) struct Watch {
     ended: [(&'static str, AtomicU64); 9],
     refused: AtomicU64,
     thinking_tokens: AtomicU64,
+    times: Times,
+}
+
+/// Of requests that were answered, at least in part.
+#[derive(Debug, Default)]
+struct Times {
+    queue: Histogram,
+    /// From the request to its first token.
+    first_token: Histogram,
+    /// From token to token, the mean of each answer.
+    token: Histogram,
 }
 
 impl fmt::Debug for Watch {
@@ -47,7 +61,8 @@ impl Watch {
         ];
         let ended = ends.map(|end| (end, AtomicU64::new(0)));
         let (refused, thinking_tokens) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { log, activity, gauges, ended, refused, thinking_tokens }
+        let times = Times::default();
+        Self { log, activity, gauges, ended, refused, thinking_tokens, times }
     }
 
     pub(crate) fn requested(&self, requested: &Requested) {
@@ -56,6 +71,13 @@ impl Watch {
             count.fetch_add(1, Ordering::Relaxed);
         }
         self.thinking_tokens.fetch_add(requested.thinking_tokens as u64, Ordering::Relaxed);
+        if requested.first_tokens > 0 {
+            self.times.queue.note(requested.queue);
+            self.times.first_token.note(requested.queue + requested.prefill);
+        }
+        if let Some(behind @ 1..) = requested.first_tokens.checked_sub(1) {
+            self.times.token.note(requested.decode / behind as u32);
+        }
         (self.log)(requested);
     }
 
@@ -93,6 +115,12 @@ impl Watch {
             ("expert_misses_total", "counter", stats.misses()),
             ("expert_read_bytes_total", "counter", stats.read_bytes),
             ("expert_io_errors_total", "counter", stats.io_errors),
+            ("expert_foreseen_total", "counter", stats.foreseen_records),
+            ("expert_foreseen_used_total", "counter", stats.foreseen_used),
+            ("slots_released_bytes_total", "counter", stats.released_bytes),
+            ("slots_taken_back_bytes_total", "counter", stats.taken_back_bytes),
+            ("memory_budget_bytes", "gauge", self.gauges.budget_bytes),
+            ("memory_held_bytes", "gauge", self.gauges.held_bytes().unwrap_or(0)),
             ("sessions", "gauge", activity.sessions.load(Ordering::Relaxed) as u64),
             ("queue_waiting", "gauge", submit.waiting() as u64),
         ];
@@ -104,6 +132,11 @@ impl Watch {
         for (end, count) in &self.ended {
             let count = count.load(Ordering::Relaxed);
             let _ = writeln!(text, "flash_moe_requests_total{{finish=\"{end}\"}} {count}");
+        }
+        let Times { queue, first_token, token } = &self.times;
+        let times = [("queue", queue), ("first_token", first_token), ("token", token)];
+        for (name, histogram) in times {
+            let _ = histogram.write(&format!("{name}_seconds"), &mut text);
         }
         text
     }

@@ -25,7 +25,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 pub use self::{
     definitions::Definitions,
-    grammar::{Callable, Calls},
+    grammar::{Callable, Calls, GRAMMAR_BYTES_MAX},
     parts::{CallPart, Part},
     reader::valid_name,
 };

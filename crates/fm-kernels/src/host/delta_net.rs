@@ -137,8 +137,8 @@ pub(super) fn conv_row(weight: ConvWeight<'_>, history: &mut [&mut [f32]], x: &m
     for (channel, x) in x.iter_mut().enumerate() {
         let weight = |tap| weight.at(tap, channel, 1)[0];
         let mut sum = weight(taps) * *x;
-        for tap in 0..taps {
-            sum += weight(tap) * history[tap][channel];
+        for (tap, past) in history.iter().enumerate() {
+            sum += weight(tap) * past[channel];
         }
         for tap in 1..taps {
             history[tap - 1][channel] = history[tap][channel];

@@ -9,6 +9,9 @@ use super::{
     places::{cut, list_rows},
 };
 
+type Weights<'a> = QMatrix<'a, [u8]>;
+type Results<'a> = ViewMut<'a, Vec<f32>>;
+
 /// Tasks per thread: enough that a late thread costs little, few enough that a task streams a
 /// long run of weights.
 const TASKS_PER_THREAD: usize = 4;
@@ -69,8 +72,8 @@ impl<K: Kernels> Host<K> {
     pub(super) fn matmul_arranged(
         &self,
         x: &RowSelection<'_>,
-        ws: &[QMatrix<'_, [u8]>],
-        ys: &mut [ViewMut<'_, Vec<f32>>],
+        ws: &[Weights<'_>],
+        ys: &mut [Results<'_>],
     ) {
         let (kernels, tokens) = (&self.kernels, x.rows());
         for (w, y) in ws.iter().zip(&*ys) {
@@ -104,7 +107,7 @@ impl<K: Kernels> Host<K> {
     fn one_row(
         &self,
         x: &RowSelection<'_>,
-        (ws, ys): (&[QMatrix<'_, [u8]>], &mut [ViewMut<'_, Vec<f32>>]),
+        (ws, ys): (&[Weights<'_>], &mut [Results<'_>]),
         rows_per_task: usize,
     ) {
         let kernels = &self.kernels;
@@ -125,7 +128,7 @@ impl<K: Kernels> Host<K> {
     fn many_rows(
         &self,
         x: &RowSelection<'_>,
-        (ws, ys): (&[QMatrix<'_, [u8]>], &mut [ViewMut<'_, Vec<f32>>]),
+        (ws, ys): (&[Weights<'_>], &mut [Results<'_>]),
         rows_per_task: usize,
     ) {
         let kernels = &self.kernels;
@@ -221,7 +224,7 @@ impl<K: Kernels> Host<K> {
 
 /// The rows of a task, where each matrix is cut into tasks of so many.
 fn panels_of<'a>(
-    ws: &[QMatrix<'a, [u8]>],
+    ws: &[Weights<'a>],
     rows_per_task: usize,
     mut task: usize,
 ) -> (MatrixShape, &'a [u8]) {
@@ -239,7 +242,7 @@ fn panels_of<'a>(
 /// Rows `first ..` of arranged matrices that follow each other, times one row of activations.
 fn dots_across(
     kernels: &impl Kernels,
-    ws: &[QMatrix<'_, [u8]>],
+    ws: &[Weights<'_>],
     x: &RowSelection<'_>,
     mut first: usize,
     mut out: &mut [f32],

@@ -6,7 +6,7 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-use fm_text::{Detokenizer, SpecialText};
+use fm_text::{Detokenizer, SpecialText, SpecialTokens};
 use serde_json::{Value, json};
 
 use super::{
@@ -22,6 +22,7 @@ use crate::{
     problem::{Problem, Wrong},
     serve::{self, App},
     stream::{self, Encode, Out},
+    tokens,
 };
 
 /// Tokens that are written if nobody says how many, as in the original.
@@ -120,21 +121,26 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
 
 /// A text or its tokens, or a list of such.
 fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, Problem> {
+    let special = tokens::special(fields)?;
     let value = fields.take("prompt").ok_or_else(|| Wrong::Missing.at("prompt"))?;
     let list = match value {
         Value::Array(list) if list.iter().any(|value| !value.is_number()) => list,
-        one => return Ok(vec![prompt(&one, "prompt", model)?]),
+        one => return Ok(vec![prompt(&one, "prompt", (model, special))?]),
     };
     if list.len() > PROMPTS_MAX {
         return Err(Wrong::Many(PROMPTS_MAX).at("prompt"));
     }
     let each = list.iter().enumerate();
-    each.map(|(at, value)| prompt(value, &format!("prompt[{at}]"), model)).collect()
+    each.map(|(at, value)| prompt(value, &format!("prompt[{at}]"), (model, special))).collect()
 }
 
-fn prompt(value: &Value, field: &str, model: &Model) -> Result<Prompt, Problem> {
+fn prompt(
+    value: &Value,
+    field: &str,
+    (model, special): (&Model, SpecialTokens),
+) -> Result<Prompt, Problem> {
     let fitting = if let Value::String(text) = value {
-        model.raw(text)
+        model.raw(text, special)
     } else {
         let vocab = model.tokenizer.vocab_len() as u64;
         let token = |value: &Value| value.as_u64().filter(|token| *token < vocab);

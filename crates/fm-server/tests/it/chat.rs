@@ -160,6 +160,20 @@ fn a_raw_text_goes_on_from_words_or_tokens() {
 }
 
 #[test]
+fn a_raw_text_has_control_tokens_where_that_is_asked_for() {
+    let server = start(1);
+    let tokens = |more: Value| {
+        let mut body = json!({"prompt": "<|im_start|><think>", "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(server.at, "/v1/completions", &body).json()["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(tokens(json!({"parse_special": true})), 2);
+    let letters = tokens(json!({}));
+    assert!(letters > 2, "{letters}");
+    assert_eq!(tokens(json!({"parse_special": false})), letters);
+}
+
+#[test]
 fn several_raw_texts_go_on_as_each_alone() {
     let server = start(4);
     let ask = |prompt: Value, more: Value| {
@@ -306,6 +320,9 @@ fn models_health_and_metrics() {
     let metrics = get(server.at, "/metrics").body;
     assert!(metrics.contains("flash_moe_requests_total{finish=\"length\"} 1\n"), "{metrics}");
     assert!(metrics.contains("flash_moe_written_tokens_total 5\n"), "{metrics}");
+    for name in ["queue", "first_token", "token"] {
+        assert!(metrics.contains(&format!("flash_moe_{name}_seconds_count 1\n")), "{metrics}");
+    }
     let log = server.log.lock().unwrap();
     let [line] = log.as_slice() else { panic!("{log:?}") };
     assert!(
@@ -330,6 +347,7 @@ fn the_panels_in_the_documentation_name_what_is_exported() {
         let expression = target["expr"].as_str().unwrap();
         let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         for word in words.filter(|word| word.starts_with("flash_moe_")) {
+            let word = word.trim_end_matches("_bucket");
             assert!(exported.contains(&word), "{word} in {expression}");
             named.insert(word.to_owned());
         }

@@ -19,6 +19,10 @@ use super::{
     tagged::Tags,
 };
 
+/// Bytes of a grammar that is worth having. One that becomes longer is not written on with schemas, since nobody
+/// compiles it: every value may bring the definitions of all along.
+pub const GRAMMAR_BYTES_MAX: usize = 1 << 20;
+
 /// How calls are written, the way templates write them.
 #[derive(Debug)]
 pub(super) struct Form {
@@ -258,6 +262,9 @@ impl<'t> Rules<'t> {
             // Some templates write them as Python does.
             return end(r#""true" | "false" | "True" | "False""#);
         }
+        if self.text.len() > GRAMMAR_BYTES_MAX {
+            return end("\"\"");
+        }
         let mut schema = pruned(schema);
         for name in ["$defs", "definitions"] {
             if let (Some(definitions), Some(schema)) = (root.get(name), schema.as_object_mut()) {
@@ -378,6 +385,20 @@ fn pruned_each(schemas: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::qwen_xml::QWEN_XML;
+
+    #[test]
+    fn definitions_that_every_value_brings_along_end_where_nobody_compiles_them() {
+        let definitions = json!({"n": {"enum": vec![123_456; 10_000]}});
+        let number = |at| (format!("p{at}"), json!({"type": "number"}));
+        let properties: Map<_, _> = (0..1000).map(number).collect();
+        let parameters = json!({"properties": properties, "$defs": definitions});
+        let functions = [Callable { name: "f", parameters: Some(&parameters) }];
+        let calls = Calls { functions: &functions, json: |schema| schema.to_string() };
+        let written = calls.blocks(QWEN_XML.forms).len();
+        assert!(written > GRAMMAR_BYTES_MAX, "it is refused: {written}");
+        assert!(written < 2 * GRAMMAR_BYTES_MAX, "{written}");
+    }
 
     #[test]
     fn what_says_nothing_about_values_is_left_out_but_no_name() {

@@ -82,16 +82,20 @@ fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
 fn settings(about: &About, test: &str, numerics: Option<&str>) -> String {
     let numerics = numerics.or(about.numerics).unwrap_or("no numerics");
     let reader = about.reader.as_deref().unwrap_or("no reader");
-    let lossy: String = about.lossy.iter().map(|lossy| format!("; lossy: {lossy}")).collect();
-    format!(
-        "{test}; {numerics}; {} threads; {} bytes in slots; {reader}; policy {}; look-ahead {}; chunk {}; warm-up {}{lossy}",
+    let mut settings = format!(
+        "{test}; {numerics}; {} threads; {} bytes in slots; {reader}; policy {}; look-ahead {}; chunk {}; warm-up {}",
         about.threads,
         about.slot_bytes,
         about.policy,
         about.look_ahead,
         about.prefill_chunk,
         about.warm_up
-    )
+    );
+    for lossy in &about.lossy {
+        settings += "; lossy: ";
+        settings += lossy;
+    }
+    settings
 }
 
 /// The columns that differ between kinds of figures.
