@@ -114,22 +114,24 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
         let mut panels = panels.clone().enumerate();
         while let Some((at, panel)) = panels.next() {
             let first = at * LANES;
-            let two = rows.len() > FEW && sums_fit::<L>(2 * CODES);
-            let other = if two { panels.next() } else { None };
             let to = (&mut *out, first);
-            match (other, rows) {
-                (Some((_, other)), _) => {
-                    lanes.run(Many { format, panels: [panel, other], rows, out: to });
+            // Decided where it is compiled: what an instruction set never runs costs half a minute of building.
+            if const { sums_fit::<L>(2 * CODES) }
+                && rows.len() > FEW
+                && let Some((_, other)) = panels.next()
+            {
+                lanes.run(Many { format, panels: [panel, other], rows, out: to });
+            } else if const { L::RUNS_WRITTEN_OUT }
+                && let [row] = rows
+            {
+                let out = out[0][first..].first_chunk_mut().expect("a result per row");
+                if const { L::MAY_ASK_FIRST } && lanes.asks_first() {
+                    lanes.run(One::<_, CODES, true> { format, panel, row, out });
+                } else {
+                    lanes.run(One::<_, CODES, false> { format, panel, row, out });
                 }
-                (None, [row]) => {
-                    let out = out[0][first..].first_chunk_mut().expect("a result per row");
-                    if const { L::MAY_ASK_FIRST } && lanes.asks_first() {
-                        lanes.run(One::<_, CODES, true> { format, panel, row, out });
-                    } else {
-                        lanes.run(One::<_, CODES, false> { format, panel, row, out });
-                    }
-                }
-                (None, rows) => lanes.run(Many { format, panels: [panel], rows, out: to }),
+            } else {
+                lanes.run(Many { format, panels: [panel], rows, out: to });
             }
         }
     }
