@@ -222,9 +222,9 @@ impl<'t, S: Hear> Writing<'t, S> {
     }
 
     /// Whether what its session holds is what a text with these tokens comes to: not if arithmetic or
-    /// device failed.
+    /// device failed. One whose time is over has what it has computed; who asks again goes on there.
     pub(crate) fn is_sound(&self) -> bool {
-        matches!(self.end, None | Some(Ok(_) | Err(EngineError::Spoiled(_))))
+        matches!(self.end, None | Some(Ok(_) | Err(EngineError::Spoiled(_) | EngineError::Late)))
     }
 
     /// Whether it wants no more rows.

@@ -2,6 +2,7 @@
 //! nothing but what they touch.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod cancelled;
 mod channels;
 mod eval;
 mod faults;

@@ -39,7 +39,7 @@ pub(crate) fn family_dir(family: &str) -> PathBuf {
     golden_dir(family).join("mlx-mixed")
 }
 
-fn start(engine: Engine) -> Scheduler {
+pub(crate) fn start(engine: Engine) -> Scheduler {
     let stats = engine.stats_handle();
     let tokenizer = engine.tokenizer.map(std::sync::Arc::new);
     let driven = Driven { runner: engine.runner, tokenizer, stats, disk: None };

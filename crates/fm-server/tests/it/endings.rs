@@ -97,9 +97,16 @@ fn the_engine_hears_that_a_client_has_gone() {
             if stream {
                 pending.until("HTTP/1.1 200");
             }
+            // Between two tokens, and between two layers of its prompt.
+            let layer = || Update::Event(Event::Prefill { done: 1, total: 2 });
             assert!((job.listener)(Update::Waiting).is_continue(), "{path} {stream}: it is there");
+            assert!((job.listener)(layer()).is_continue(), "{path} {stream}: it is there");
             drop(pending);
-            let mut gone = || (job.listener)(Update::Waiting).is_break();
+            let mut gone = || {
+                let gone = (job.listener)(layer()).is_break();
+                assert!(!gone || (job.listener)(Update::Waiting).is_break());
+                gone
+            };
             assert!((0..20_000).any(|_| {
                 thread::park_timeout(Duration::from_millis(1));
                 gone()
