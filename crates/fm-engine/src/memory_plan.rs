@@ -24,6 +24,10 @@ const PREFILL_CHUNK: usize = 512;
 /// The same if they do not: a chunk reads nearly all of them, however short it is.
 const PREFILL_CHUNK_STREAMED: usize = 2048;
 
+/// Rows of prompts that overtake longer ones, where there are several sessions: enough for a question, and
+/// their residual stream takes 4 MB where it is 2,048 wide.
+const SHORT_ROWS: usize = 512;
+
 /// Work space takes at most this share of the budget by default.
 const SCRATCH_SHARE: u64 = 8;
 
@@ -179,6 +183,7 @@ impl MemoryPlan {
         let decoder = |rows_max| DecoderOptions {
             rows_max,
             logits_rows_max: logits_rows,
+            short_rows_max: if sessions > 1 { SHORT_ROWS } else { 0 },
             top_k: options.top_k,
         };
         let scratch = |rows| footprint.scratch(decoder(rows), spec.vocab);

@@ -6,7 +6,7 @@
 //!
 //! Every step has one row for each text that is being written. Prompts are taken in by sweeps, as many
 //! rows at once as there is room for, which rest between two layers for the steps of those who write
-//! (`turns`, `pace`). A text that begins like another takes over what that one has computed
+//! and for prompts that are much shorter (`turns`, `pace`). A text that begins like another takes over what that one has computed
 //! (`prefix`). What a text becomes does not depend on its neighbours (invariant 2), so all of
 //! this decides when, never what. A text whose expert is lost fails alone; a text that nobody listens
 //! to any more gives its session back after the step, or between two layers if it was alone in it.
@@ -31,14 +31,14 @@ use fm_model::{Runner, runner::Batch};
 use fm_text::Tokenizer;
 
 pub use self::queue::{Queue, Refused};
-use self::{admission::Parked, pace::Pace, restore::Restore, turns::Sweep};
+use self::{admission::Parked, pace::Pace, restore::Restore, turns::Sweeps};
 pub use crate::prefix::{Damage, DiskError, DiskOptions, Notice, Notices, Pin, PrefixCounts};
 use crate::{
     error::EngineError,
     generate::{Event, Generated, Request},
     local::{SharedStats, read_stats},
     prefix::{self, Disk, Prefixes},
-    writing::{Hear, Mark, Need, Part, Writing},
+    writing::{Hear, Mark, Need, Writing},
 };
 
 /// What a job hears. The last word is [`Update::Done`] or [`Update::Failed`].
@@ -118,7 +118,7 @@ pub struct Activity {
     pub steps: AtomicU64,
     /// Tokens of prompts taken in.
     pub prompt_tokens: AtomicU64,
-    /// Times that a prompt has rested for those who write.
+    /// Times that a prompt has rested for others.
     pub rests: AtomicU64,
     /// Tokens written.
     pub written_tokens: AtomicU64,
@@ -174,7 +174,7 @@ impl Scheduler {
                 prefixes,
                 batch: Batch::default(),
                 pace: Pace::new(options.stall_max),
-                sweep: None,
+                sweeps: Sweeps::default(),
                 turn: 0,
             };
             crew.work(&jobs.0);
@@ -246,7 +246,7 @@ struct Crew<'t> {
     batch: Batch,
     pace: Pace,
     /// Prompts that are on their way through the layers.
-    sweep: Option<Sweep>,
+    sweeps: Sweeps,
     /// Whose prompt is the first to be taken in by the next sweep.
     turn: usize,
 }
@@ -255,7 +255,7 @@ impl Crew<'_> {
     fn work(mut self, queue: &Queue) {
         while self.admit(queue) {
             let started = Instant::now();
-            self.step();
+            self.step(queue);
             self.dismiss();
             let now = Instant::now();
             self.prefixes.spill(self.runner.as_mut(), now + (now - started) / SPILL_SHARE);
@@ -274,11 +274,9 @@ impl Crew<'_> {
         if self.runner.forks_anywhere() {
             return;
         }
-        let sweeps = self.sweep.is_some();
-        for writing in self.writings.iter_mut().filter(|writing| !writing.has_ended()) {
-            if sweeps && writing.is_in(Part::Prompts) {
-                continue;
-            }
+        let stands =
+            |writing: &&mut Writing<'_, _>| !writing.has_ended() && !self.sweeps.hold(writing);
+        for writing in self.writings.iter_mut().filter(stands) {
             let (session, held) = (writing.session(), writing.held() as u32);
             let cut =
                 writing.need() != Need::Next && prefix::is_due(held, &self.runner.marks(session));
@@ -304,11 +302,10 @@ impl Crew<'_> {
         let now = self.now();
         self.writings.iter_mut().for_each(|writing| writing.mark(|| now));
         // Who is in a sweep that rests is let go when it has ended.
-        let sweeps = self.sweep.is_some();
-        let goes = |writing: &Writing<'_, _>| {
-            writing.has_ended() && !(sweeps && writing.is_in(Part::Prompts))
+        let goes = |sweeps: &Sweeps, writing: &Writing<'_, _>| {
+            writing.has_ended() && !sweeps.hold(writing)
         };
-        while let Some(at) = self.writings.iter().position(goes) {
+        while let Some(at) = self.writings.iter().position(|of| goes(&self.sweeps, of)) {
             let writing = self.writings.remove(at);
             self.keep(&writing);
             let (result, mut listener) = writing.finish(now);

@@ -14,7 +14,7 @@ use std::{
 
 use fm_model::{
     Runner,
-    runner::{Batch, Progress, Row, RowInput, SessionId, Wants},
+    runner::{Batch, Lane, Progress, Row, RowInput, SessionId, Wants},
 };
 use fm_text::{Channel, Tokenizer};
 
@@ -77,8 +77,8 @@ pub(crate) enum Need {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     All,
-    /// Those whose prompts are taken in.
-    Prompts,
+    /// Those whose prompts are taken in by the sweep of a lane.
+    Prompts(Lane),
     /// Those who are past their prompts.
     Texts,
 }
@@ -89,6 +89,8 @@ struct Asked {
     rows: usize,
     /// Whether the last row's logits were asked for.
     logits: bool,
+    /// Of a sweep: which one.
+    lane: Lane,
 }
 
 /// See the module.
@@ -240,7 +242,7 @@ impl<'t, S: Hear> Writing<'t, S> {
     pub(crate) fn is_in(&self, part: Part) -> bool {
         let own = match part {
             Part::All => true,
-            Part::Prompts => self.need() != Need::Next,
+            Part::Prompts(lane) => self.need() != Need::Next && self.asked.lane == lane,
             Part::Texts => self.need() == Need::Next,
         };
         own && self.asked.rows > 0
@@ -277,6 +279,13 @@ impl<'t, S: Hear> Writing<'t, S> {
         self.asked.rows
     }
 
+    /// The same for the sweep of a lane.
+    pub(crate) fn ask_in(&mut self, lane: Lane, rows_max: usize, batch: &mut Batch) -> usize {
+        let rows = self.ask(rows_max, batch);
+        self.asked.lane = lane;
+        rows
+    }
+
     /// Ends when its time is over.
     fn look_at_the_clock(&mut self) {
         let late = self.request.deadline.is_some_and(|deadline| Instant::now() >= deadline);
@@ -299,7 +308,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         }));
         let tail = batch.rows.last_mut().expect("a prompt wants at least one row");
         tail.wants.checkpoint = true;
-        self.asked = Asked { rows, logits: false };
+        self.asked = Asked { rows, ..Asked::default() };
     }
 
     fn ask_next(&mut self, batch: &mut Batch) {
@@ -324,7 +333,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         let wants = Wants { logits, hidden: false, checkpoint };
         let input = RowInput::Token(token);
         batch.rows.push(Row { session: self.session, input, position, wants });
-        self.asked = Asked { rows: 1, logits };
+        self.asked = Asked { rows: 1, logits, ..Asked::default() };
     }
 
     /// Hears how far the step is that computes its rows; may break off.

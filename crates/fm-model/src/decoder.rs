@@ -77,6 +77,8 @@ pub struct DecoderOptions {
     pub rows_max: usize,
     /// Rows of a batch whose logits are wanted.
     pub logits_rows_max: usize,
+    /// Rows of a batch that overtakes another one between two layers; 0 if none shall.
+    pub short_rows_max: usize,
     /// Experts per row instead of the model's own number: lossy.
     pub top_k: Option<usize>,
 }

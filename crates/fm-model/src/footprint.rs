@@ -70,7 +70,8 @@ impl Footprint {
         // A row of logits is there twice: on the device and for the reader.
         let logits = 8 * options.logits_rows_max.saturating_sub(1) as u64 * vocab as u64;
         let heads = self.scratch_head_row * options.rows_max.min(MLA_ROWS_MAX) as u64;
-        let aside = self.aside_row * options.logits_rows_max.min(options.rows_max) as u64;
+        let beside = |rows: usize| self.aside_row * rows.min(options.rows_max) as u64;
+        let aside = beside(options.logits_rows_max) + beside(options.short_rows_max);
         let rows = self.scratch_row * options.rows_max as u64;
         self.scratch_fixed + rows + heads + logits + aside
     }

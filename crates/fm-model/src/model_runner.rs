@@ -16,14 +16,14 @@ use fm_kernels::{
 
 use self::{
     sessions::Sessions,
-    sweep::{Aside, Sweep},
+    sweep::{Room, Sweep},
 };
 use crate::{
     decoder::{Decoder, DecoderOptions, Workspace},
     experts::RoutedExperts,
     runner::{
-        Batch, Halt, Loading, Output, Piece, PieceBytes, Progress, Row, RowInput, RunError, Runner,
-        Saved, SessionId, StepError, StepTimes, Transfer, Wants,
+        Batch, Halt, Lane, Loading, Output, Piece, PieceBytes, Progress, Row, RowInput, RunError,
+        Runner, Saved, SessionId, StepError, StepTimes, Transfer, Wants,
     },
     spec::ModelSpec,
 };
@@ -52,8 +52,11 @@ pub struct ModelRunner<B: Backend, E> {
     workspace: Workspace<B>,
     sessions: Sessions<B>,
     options: RunnerOptions,
+    /// The batch in hand: that of the long lane, where no other one is taken.
     step: Sweep,
-    aside: Aside<B>,
+    /// For steps while the long lane's batch rests.
+    aside: Room<B>,
+    short: Room<B>,
     logits: Vec<f32>,
     times: StepTimes,
 }
@@ -70,15 +73,17 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         spec: &ModelSpec,
         options: RunnerOptions,
     ) -> DeviceResult<Self> {
+        let DecoderOptions { rows_max, logits_rows_max, short_rows_max, .. } = options.decoder;
         Ok(Self {
             workspace: Workspace::new(&device, spec, options.decoder)?,
-            aside: Aside::new(&device, spec.hidden, options.decoder)?,
+            aside: Room::new(&device, logits_rows_max.min(rows_max), spec.hidden)?,
+            short: Room::new(&device, short_rows_max.min(rows_max), spec.hidden)?,
             sessions: Sessions::new(&device, spec, options)?,
             device,
             experts,
             decoder,
             options,
-            step: Sweep::with_room(options.decoder.rows_max),
+            step: Sweep::with_room(rows_max),
             logits: Vec::new(),
             times: StepTimes::default(),
         })
@@ -230,43 +235,52 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
         batch: &Batch,
         at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Output<'_>, StepError> {
-        let aside = self.aside.rests;
+        let aside = self.step.rests;
         if aside {
-            self.swap_aside();
+            self.aside.swap(&mut self.step, &mut self.workspace);
         }
         let swept = self.begin(batch).and_then(|()| {
             self.go_on(&mut |progress| at_layer(progress).map_break(|()| Halt::Cancel))
         });
         if aside {
-            self.swap_aside();
+            self.aside.swap(&mut self.step, &mut self.workspace);
         }
         let spoiled = swept?.expect("nobody let it rest");
         let step = if aside { &self.aside.step } else { &self.step };
         Ok(Output { logits: &self.logits, hidden: &step.hidden, spoiled })
     }
 
-    fn sweep_begin(&mut self, batch: &Batch) -> Result<(), StepError> {
-        if self.aside.rests {
-            return Err(StepError::SweepRests);
+    fn sweep_begin(&mut self, lane: Lane, batch: &Batch) -> Result<(), StepError> {
+        self.swap_lane(lane);
+        let begun = if self.step.rests { Err(StepError::SweepRests) } else { self.begin(batch) };
+        if begun.is_ok() {
+            self.rest();
         }
-        self.begin(batch)?;
-        self.rest();
-        Ok(())
+        self.swap_lane(lane);
+        begun
     }
 
     fn sweep(
         &mut self,
+        lane: Lane,
         at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
     ) -> Result<Option<Output<'_>>, StepError> {
-        if !self.aside.rests {
-            return Ok(None);
+        self.swap_lane(lane);
+        let mut swept = Ok(None);
+        if self.step.rests {
+            self.wake();
+            swept = self.go_on(at_layer);
+            if matches!(swept, Ok(None)) {
+                self.rest();
+            }
         }
-        self.wake();
-        let Some(spoiled) = self.go_on(at_layer)? else {
-            self.rest();
-            return Ok(None);
+        self.swap_lane(lane);
+        let Some(spoiled) = swept? else { return Ok(None) };
+        let step = match lane {
+            Lane::Long => &self.step,
+            Lane::Short => &self.short.step,
         };
-        Ok(Some(Output { logits: &self.logits, hidden: &self.step.hidden, spoiled }))
+        Ok(Some(Output { logits: &self.logits, hidden: &step.hidden, spoiled }))
     }
 
     fn times(&self) -> StepTimes {
@@ -275,6 +289,10 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
 
     fn rows_max(&self) -> usize {
         self.options.decoder.rows_max
+    }
+
+    fn short_rows_max(&self) -> usize {
+        self.options.decoder.short_rows_max.min(self.rows_max())
     }
 
     fn logits_rows_max(&self) -> usize {

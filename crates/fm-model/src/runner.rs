@@ -68,6 +68,17 @@ pub struct Progress {
     pub layers: u16,
 }
 
+/// Which of the batches that may rest between two layers: there is one in each lane, and each goes on
+/// while the other rests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lane {
+    /// Up to [`Runner::rows_max`] rows.
+    #[default]
+    Long,
+    /// Up to [`Runner::short_rows_max`] rows, which overtake.
+    Short,
+}
+
 /// Why a batch does not go on after a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Halt {
@@ -159,7 +170,7 @@ pub enum StepError {
         /// How many there are.
         source: OutOfBlocks,
     },
-    /// A batch rests, and another one that may rest was to begin.
+    /// A batch rests, and another one was to begin in its lane.
     #[error("a batch rests between two layers; another one cannot begin before it has ended")]
     SweepRests,
     /// A row names a session that is not open, or is in the batch that rests.
@@ -447,20 +458,21 @@ pub trait Runner: Send {
     ) -> Result<Output<'_>, StepError>;
 
     /// Begins a batch that may rest between layers: [`Runner::sweep`] computes it. Until it has ended,
-    /// its sessions do nothing else and are not to be closed or kept, no other batch of this kind can
-    /// begin, and steps of others have at most [`Runner::logits_rows_max`] rows.
+    /// its sessions do nothing else and are not to be closed or kept, no other batch can begin in its
+    /// lane, and steps of others have at most [`Runner::logits_rows_max`] rows.
     ///
     /// # Errors
     /// As [`Runner::step`]; then nothing has begun.
-    fn sweep_begin(&mut self, batch: &Batch) -> Result<(), StepError>;
+    fn sweep_begin(&mut self, lane: Lane, batch: &Batch) -> Result<(), StepError>;
 
-    /// Goes on with the batch that [`Runner::sweep_begin`] began. `at_layer` is called after every layer.
+    /// Goes on with the batch that [`Runner::sweep_begin`] began in this lane. `at_layer` is called after every layer.
     /// Nothing comes of it where it rests, or where none has begun.
     ///
     /// # Errors
     /// As [`Runner::step`]; then the batch has ended.
     fn sweep(
         &mut self,
+        lane: Lane,
         at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
     ) -> Result<Option<Output<'_>>, StepError>;
 
@@ -469,6 +481,9 @@ pub trait Runner: Send {
 
     /// Rows of a batch.
     fn rows_max(&self) -> usize;
+
+    /// Rows of a batch in [`Lane::Short`]; 0 if no room was planned for any.
+    fn short_rows_max(&self) -> usize;
 
     /// Rows of a batch whose logits may be wanted.
     fn logits_rows_max(&self) -> usize;

@@ -54,7 +54,8 @@ fn taken_and_planned(model: &TinyModel, rows: usize) -> (u64, u64) {
     // The numerics that need most: activations are there as floats and as integers.
     let device = Cpu::open(2).in_numerics(Numerics::Int15);
     let files = Files::new(checkpoint.files.clone());
-    let decoder = DecoderOptions { rows_max: rows, logits_rows_max: 1, top_k: None };
+    let decoder =
+        DecoderOptions { rows_max: rows, logits_rows_max: 1, short_rows_max: 512, top_k: None };
     let before = live_bytes();
     let loaded = Decoder::load(&Loader::new(&device, &files, 2), &spec, decoder).unwrap();
     let footprint = Footprint::of(&spec, None);

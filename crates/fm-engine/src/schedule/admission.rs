@@ -50,7 +50,7 @@ impl Crew<'_> {
     }
 
     /// Places that jobs have.
-    fn taken(&self) -> usize {
+    pub(super) fn taken(&self) -> usize {
         self.writings.len() + self.parked.len() + self.restores.len()
     }
 

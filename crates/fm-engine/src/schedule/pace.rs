@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use fm_model::runner::Lane;
+
 /// Rows of the first sweep beside somebody who writes, and the fewest there are. Fewer rows choose
 /// nearly as many experts: where reads take the time, cutting further only repeats them.
 const ROWS_MIN: usize = 64;
@@ -17,7 +19,8 @@ const AIM: f64 = 0.8;
 /// The part of it that a layer may take, so that rests come when they shall.
 const LAYER_SHARE: f64 = 0.4;
 
-/// So much longer than they write alone may prompts be taken in, where both is waited for.
+/// So much longer than they write alone may prompts be taken in, where both is waited for; and short
+/// prompts than long ones.
 const PROMPT_SHARE: u32 = 3;
 
 /// A sweep has at most so many times the rows of those before it.
@@ -35,12 +38,14 @@ pub(super) struct Pace {
     text: Duration,
     /// What those who write have coming, in time without prompts.
     owed: Duration,
+    /// What long prompts have coming, in time without short ones.
+    owed_long: Duration,
 }
 
 impl Pace {
     pub(super) fn new(stall_max: Duration) -> Self {
-        let (text, owed) = (Duration::ZERO, Duration::ZERO);
-        Self { stall_max, rows: ROWS_MIN, layers: [None; 2], text, owed }
+        let [text, owed, owed_long] = [Duration::ZERO; 3];
+        Self { stall_max, rows: ROWS_MIN, layers: [None; 2], text, owed, owed_long }
     }
 
     /// Rows of a sweep that begins while somebody writes.
@@ -70,6 +75,25 @@ impl Pace {
     /// A sweep has rested or ended after going on for `elapsed`, while somebody waited.
     pub(super) fn waited(&mut self, elapsed: Duration) {
         self.owed = (elapsed / PROMPT_SHARE).max(Duration::from_nanos(1));
+    }
+
+    /// Time that long prompts have before short ones overtake again.
+    pub(super) fn owed_long(&self) -> Duration {
+        self.owed_long
+    }
+
+    /// A lane's sweep has gone on for `elapsed`. Long prompts have a part of the time that short ones take,
+    /// however many of these come.
+    pub(super) fn went_on(&mut self, lane: Lane, elapsed: Duration) {
+        match lane {
+            Lane::Long => self.owed_long = self.owed_long.saturating_sub(elapsed),
+            Lane::Short => self.owed_long += elapsed / PROMPT_SHARE,
+        }
+    }
+
+    /// No long prompt is there: nobody has anything coming.
+    pub(super) fn forget_long(&mut self) {
+        self.owed_long = Duration::ZERO;
     }
 
     /// Learns from a sweep of so many rows, whose longest layer took `layer`.
@@ -163,5 +187,17 @@ mod tests {
             alone += 1;
         }
         assert_eq!(alone, 4, "200 ms for 600");
+    }
+
+    #[test]
+    fn long_prompts_have_a_quarter_of_the_time_however_many_short_ones_come() {
+        let mut pace = Pace::new(STALL);
+        let ms = Duration::from_millis;
+        pace.went_on(Lane::Short, ms(300));
+        pace.went_on(Lane::Short, ms(300));
+        pace.went_on(Lane::Long, ms(150));
+        assert_eq!(pace.owed_long(), ms(50));
+        pace.went_on(Lane::Long, ms(150));
+        assert_eq!(pace.owed_long(), Duration::ZERO);
     }
 }

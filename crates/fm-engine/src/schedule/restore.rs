@@ -84,7 +84,10 @@ impl Crew<'_> {
 
     /// Reads for a while. A job whose prompt is there begins; one whose prompt is damaged computes it.
     pub(super) fn restore(&mut self) {
-        let until = Instant::now() + SLICE.min(self.options.stall_max / 4);
+        let most = self.options.stall_max / 4;
+        // Nobody but a prompt waits: between two of its layers there is time for more.
+        let longer = self.sweeps.are_under_way() && !self.someone_writes();
+        let until = Instant::now() + if longer { most } else { SLICE.min(most) };
         while let Some(restore) = self.restores.first_mut() {
             if (restore.job.listener)(Update::Waiting).is_break() {
                 let Restore { loading, source, .. } = self.restores.remove(0);

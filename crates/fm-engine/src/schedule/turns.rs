@@ -6,35 +6,67 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fm_model::runner::StepError;
+use fm_model::runner::{Lane, StepError};
 
-use super::Crew;
+use super::{Crew, queue::Queue};
 use crate::{
     error::EngineError,
-    writing::{self, Need, Part, Writing},
+    writing::{self, Hear, Need, Part, Writing},
 };
 
-/// A sweep of prompts through the layers.
+/// Sweeps of prompts through the layers that are under way. A prompt that is short enough overtakes the
+/// others: whoever asks a question waits for a layer of somebody else's long prompt, and not for all of them.
 #[derive(Debug, Default)]
-pub(super) struct Sweep {
+pub(super) struct Sweeps {
+    long: Option<Sweep>,
+    short: Option<Sweep>,
+}
+
+#[derive(Debug, Default)]
+struct Sweep {
     rows: usize,
     /// What its longest layer took.
     layer: Duration,
 }
 
+impl Sweeps {
+    fn of(&mut self, lane: Lane) -> &mut Option<Sweep> {
+        match lane {
+            Lane::Long => &mut self.long,
+            Lane::Short => &mut self.short,
+        }
+    }
+
+    /// Whether prompts are on their way.
+    pub(super) fn are_under_way(&self) -> bool {
+        self.long.is_some() || self.short.is_some()
+    }
+
+    /// Whether a prompt is in one of them.
+    pub(super) fn hold<S: Hear>(&self, writing: &Writing<'_, S>) -> bool {
+        let is_in = |lane| writing.is_in(Part::Prompts(lane));
+        self.long.is_some() && is_in(Lane::Long) || self.short.is_some() && is_in(Lane::Short)
+    }
+}
+
 impl Crew<'_> {
     /// Computes a row of every text that is being written, or goes on with prompts.
-    pub(super) fn step(&mut self) {
+    pub(super) fn step(&mut self, queue: &Queue) {
         let writes = self.someone_writes();
-        let wrote = writes && self.pace.owes() && self.step_of_texts();
-        if wrote || self.sweep_of_prompts(writes) || (writes && self.step_of_texts()) {
+        if writes && self.pace.owes() && self.step_of_texts() {
+            return;
+        }
+        if let Some(lane) = self.lane(writes) {
+            return self.sweep(lane, queue, writes);
+        }
+        if writes && self.step_of_texts() {
             return;
         }
         // Whoever has a session and wants no row waits for what may come next in its text.
         self.writings.iter_mut().find(|writing| !writing.has_ended()).map(Writing::wait);
     }
 
-    fn someone_writes(&self) -> bool {
+    pub(super) fn someone_writes(&self) -> bool {
         self.writings.iter().any(|writing| !writing.has_ended() && writing.need() == Need::Next)
     }
 
@@ -65,59 +97,105 @@ impl Crew<'_> {
         true
     }
 
-    /// Goes on with a sweep, or begins one; false if there is no prompt.
-    fn sweep_of_prompts(&mut self, writes: bool) -> bool {
-        if self.sweep.is_none() && !self.begin_sweep(writes) {
-            return false;
+    /// Whose turn it is of prompts, if there are any; begins their sweep where there is none.
+    fn lane(&mut self, writes: bool) -> Option<Lane> {
+        let long = self.sweeps.long.is_some() || self.begin_sweep(Lane::Long, writes);
+        if !long {
+            self.pace.forget_long();
         }
-        let Some(mut sweep) = self.sweep.take() else { return true };
+        let overtakes = self.pace.owed_long().is_zero()
+            && (self.sweeps.short.is_some() || self.begin_sweep(Lane::Short, writes));
+        if overtakes { Some(Lane::Short) } else { long.then_some(Lane::Long) }
+    }
+
+    /// Goes on with the sweep of a lane until it has ended or rests: for those who write, for who comes,
+    /// for short prompts, and for what is read from disk.
+    fn sweep(&mut self, lane: Lane, queue: &Queue, writes: bool) {
+        let has_place = self.taken() < self.options.sessions;
+        let reads = !writes && !self.restores.is_empty();
+        let overtaken =
+            lane == Lane::Long && (self.sweeps.short.is_some() || self.is_short_there());
+        let Some(mut sweep) = self.sweeps.of(lane).take() else { return };
         let started = Instant::now();
         let mut latest = started;
         let pace = &self.pace;
-        let result = writing::sweep(self.runner.as_mut(), &mut self.writings, &mut || {
+        let writings = self.writings.as_mut_slice();
+        let result = writing::sweep(self.runner.as_mut(), (writings, lane), &mut || {
             let now = Instant::now();
             sweep.layer = sweep.layer.max(now - latest);
             latest = now;
-            writes && pace.rests(now - started, sweep.layer)
+            queue.expire(now);
+            (has_place && queue.waiting() > 0)
+                || reads
+                || (overtaken && now - started >= pace.owed_long())
+                || (writes && pace.rests(now - started, sweep.layer))
         });
+        let elapsed = started.elapsed();
+        self.pace.went_on(lane, elapsed);
         if writes {
-            self.pace.waited(started.elapsed());
+            self.pace.waited(elapsed);
         }
         match result {
             Ok(false) => {
-                self.sweep = Some(sweep);
+                *self.sweeps.of(lane) = Some(sweep);
                 self.activity.rests.fetch_add(1, Ordering::Relaxed);
-                return true;
+                return;
             }
             Ok(true) => self.pace.swept(sweep.rows, sweep.layer),
-            Err(error) => self.fail(Part::Prompts, error),
+            Err(error) => self.fail(Part::Prompts(lane), error),
         }
         self.activity.steps.fetch_add(1, Ordering::Relaxed);
         self.activity.prompt_tokens.fetch_add(sweep.rows as u64, Ordering::Relaxed);
-        true
     }
 
-    /// Begins a sweep of the prompts that wait, if there are any. One that cannot begin fails.
-    fn begin_sweep(&mut self, writes: bool) -> bool {
+    /// Tokens that a prompt wants taken in, if it is in no sweep.
+    fn wants(&self, writing: &Writing<'_, super::Listener>) -> Option<usize> {
+        match writing.need() {
+            Need::Prompt(tokens) if !writing.has_ended() && !self.sweeps.hold(writing) => {
+                Some(tokens)
+            }
+            _ => None,
+        }
+    }
+
+    fn is_short_there(&self) -> bool {
+        let short = self.runner.short_rows_max();
+        self.writings.iter().filter_map(|writing| self.wants(writing)).any(|tokens| tokens <= short)
+    }
+
+    /// Begins a sweep of the prompts that wait, if there are any for this lane. Short ones are apart from
+    /// long ones, whose rows they would wait for. One that cannot begin fails.
+    fn begin_sweep(&mut self, lane: Lane, writes: bool) -> bool {
         self.batch.rows.clear();
-        let room = self.runner.rows_max();
-        let mut room = if writes { self.pace.rows().min(room) } else { room };
+        let short = self.runner.short_rows_max();
+        let wanted = self.writings.iter().filter_map(|writing| self.wants(writing));
+        let are_apart = wanted.max().is_some_and(|most| most > short);
+        let most = match lane {
+            Lane::Long => self.runner.rows_max(),
+            Lane::Short => short,
+        };
+        let mut room = if writes { self.pace.rows().min(most) } else { most };
         let count = self.writings.len();
         for at in 0..count {
-            let writing = &mut self.writings[(self.turn + at) % count];
-            if writing.need() != Need::Next {
-                room -= writing.ask(room, &mut self.batch);
+            let at = (self.turn + at) % count;
+            let Some(tokens) = self.wants(&self.writings[at]) else { continue };
+            let is_here = match lane {
+                Lane::Long => tokens > short || !are_apart,
+                Lane::Short => tokens <= short,
+            };
+            if is_here {
+                room -= self.writings[at].ask_in(lane, room, &mut self.batch);
             }
         }
-        self.turn = self.turn.wrapping_add(1);
         let rows = self.batch.rows.len();
         if rows == 0 {
             return false;
         }
+        self.turn = self.turn.wrapping_add(1);
         self.make_room();
-        match self.runner.sweep_begin(&self.batch) {
-            Ok(()) => self.sweep = Some(Sweep { rows, layer: Duration::ZERO }),
-            Err(error) => self.fail(Part::Prompts, error),
+        match self.runner.sweep_begin(lane, &self.batch) {
+            Ok(()) => *self.sweeps.of(lane) = Some(Sweep { rows, layer: Duration::ZERO }),
+            Err(error) => self.fail(Part::Prompts(lane), error),
         }
         true
     }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use fm_model::{
     Runner,
-    runner::{Batch, Halt, Output, Progress, StepError},
+    runner::{Batch, Halt, Lane, Output, Progress, StepError},
 };
 
 use super::{Hear, Part, Writing};
@@ -30,7 +30,7 @@ pub(crate) fn step<S: Hear>(
     Ok(())
 }
 
-/// Goes on with a sweep of prompts until it has ended, or `rests` says so after a layer. Says whether it
+/// Goes on with the sweep of a lane until it has ended, or `rests` says so after a layer. Says whether it
 /// has ended; then everyone is handed what is theirs. It ends too if nobody who is in it listens any
 /// more.
 ///
@@ -38,19 +38,19 @@ pub(crate) fn step<S: Hear>(
 /// If all of it failed; the sessions in it have fallen back.
 pub(crate) fn sweep<S: Hear>(
     runner: &mut dyn Runner,
-    writings: &mut [Writing<'_, S>],
+    (writings, lane): (&mut [Writing<'_, S>], Lane),
     rests: &mut dyn FnMut() -> bool,
 ) -> Result<bool, StepError> {
     let vocab = runner.vocab();
-    let result = runner.sweep(&mut |progress| {
-        if tell((&mut *writings, Part::Prompts), progress).is_break() {
+    let result = runner.sweep(lane, &mut |progress| {
+        if tell((&mut *writings, Part::Prompts(lane)), progress).is_break() {
             return ControlFlow::Break(Halt::Cancel);
         }
         if rests() { ControlFlow::Break(Halt::Rest) } else { ControlFlow::Continue(()) }
     });
     match result {
         Ok(None) => return Ok(false),
-        Ok(Some(output)) => hand_out(output, vocab, (writings, Part::Prompts)),
+        Ok(Some(output)) => hand_out(output, vocab, (writings, Part::Prompts(lane))),
         Err(StepError::Cancelled) => {}
         Err(error) => return Err(error),
     }

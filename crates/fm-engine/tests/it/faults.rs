@@ -31,7 +31,7 @@ use fm_model::{
     decoder::{Decoder, DecoderOptions},
     load::Loader,
     model_runner::{ModelRunner, RunnerOptions},
-    runner::{Batch, Halt, SessionId, SpoiledReason},
+    runner::{Batch, Halt, Lane, SessionId, SpoiledReason},
     spec::ModelSpec,
 };
 use fm_store::{
@@ -140,7 +140,8 @@ impl Model {
         guard: Option<Guard>,
     ) -> (Box<dyn Runner>, SharedStats) {
         let device = Cpu::open(1);
-        let decoder = DecoderOptions { rows_max: 64, logits_rows_max: 64, top_k: None };
+        let decoder =
+            DecoderOptions { rows_max: 64, logits_rows_max: 64, short_rows_max: 0, top_k: None };
         let files = Files::new(self.files.clone());
         let loader = Loader::new(&device, &files, 1);
         let loaded = Decoder::load(&loader, &self.spec, decoder).unwrap();
@@ -272,7 +273,7 @@ fn sweep((mut runner, accesses): (Box<dyn Runner>, Accesses), want: &[u32]) -> [
     let vocab = runner.vocab();
     let [prompt, writer] = [runner.open(64).unwrap(), runner.open(64).unwrap()];
     let rows = (0..).zip(TOKENS).map(|(at, token)| row(prompt, token, at)).collect();
-    runner.sweep_begin(&Batch { rows, hidden_layer: None }).unwrap();
+    runner.sweep_begin(Lane::Long, &Batch { rows, hidden_layer: None }).unwrap();
     let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
     let mut lost = [false; 2];
     for (at, token) in TOKENS.iter().enumerate() {
@@ -283,7 +284,7 @@ fn sweep((mut runner, accesses): (Box<dyn Runner>, Accesses), want: &[u32]) -> [
             let own = &want[at * vocab..(at + 1) * vocab];
             assert!(lost[1] || bits(output.logits) == own, "token {at}");
         }
-        let swept = runner.sweep(&mut |_| ControlFlow::Break(Halt::Rest)).unwrap();
+        let swept = runner.sweep(Lane::Long, &mut |_| ControlFlow::Break(Halt::Rest)).unwrap();
         if let Some(output) = swept {
             lost[0] = !output.spoiled.is_empty();
             assert!(lost[0] || bits(output.logits) == want, "the prompt");

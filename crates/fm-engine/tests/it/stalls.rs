@@ -1,4 +1,5 @@
-//! Prompts rest between layers for those who write: what is said does not change, only when.
+//! Prompts rest between layers for those who write and for those who come: what is said does not change,
+//! only when.
 
 use std::{
     ops::ControlFlow,
@@ -158,6 +159,52 @@ fn whoever_leaves_a_sweep_that_others_are_in_changes_nobody() {
     let log = log.lock().unwrap();
     let shared = log.windows(2).filter(|pair| *pair == [Heard::Layer(1), Heard::Layer(2)]);
     assert_eq!(shared.count(), 3, "they were in one sweep: {log:?}");
+}
+
+/// Nobody writes, and a long prompt is on its way, when two ask a question: they are answered before it
+/// has gone through the layers.
+#[test]
+fn a_question_overtakes_a_long_prompt_of_somebody_else() {
+    for slots in [None, Some(6)] {
+        let options = EngineOptions { slots, ..EngineOptions::default() };
+        let alone = alone(&options);
+        let patient = ScheduleOptions { stall_max: Duration::from_secs(2), ..OPTIONS };
+        let scheduler = start(&options, patient);
+        let log = Log::default();
+        let (question, ends): (Vec<_>, Vec<_>) =
+            [3, 4].map(|seed| job(short(seed))).into_iter().unzip();
+        let question = question.into_iter().map(|mut job| {
+            let (mut own, log) = (job.listener, Arc::clone(&log));
+            job.listener = Box::new(move |update| {
+                if let Update::Event(Event::Token(_)) = update {
+                    log.lock().unwrap().push(Heard::Token);
+                }
+                own(update)
+            });
+            job
+        });
+        let mut questions: Vec<Job> = question.collect();
+        let (mut long, long_ends) = told(&log, (1, prompt(2)), usize::MAX);
+        let (mut own, queue, mut layers) = (long.listener, scheduler.queue(), 0);
+        long.listener = Box::new(move |update| {
+            if let Update::Event(Event::Prefill { .. }) = update {
+                layers += 1;
+                if layers == 2 {
+                    queue.push(std::mem::take(&mut questions)).unwrap();
+                }
+            }
+            own(update)
+        });
+        scheduler.queue().push(vec![long]).unwrap();
+        for (ends, alone) in ends.iter().zip(&alone[3..]) {
+            assert!(is(&end(ends), alone), "slots {slots:?}");
+        }
+        assert!(is(&end(&long_ends), &alone[2]), "slots {slots:?}");
+        scheduler.drain().unwrap();
+        let log = log.lock().unwrap();
+        let first = log.iter().position(|heard| *heard == Heard::Token).unwrap();
+        assert!(first <= 4, "two layers before they come, and as many meanwhile: {log:?}");
+    }
 }
 
 /// A text that ends, and one that comes, while a sweep rests.

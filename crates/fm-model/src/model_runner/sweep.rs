@@ -2,8 +2,8 @@
 //!
 //! Between layers a batch is its residual stream, what became of its rows so far, and the memories of
 //! its sessions, which nobody else touches. So one that rests keeps its stream, and everything else of
-//! the workspace is free. Others have a stream of their own then, which is as long as steps of sessions
-//! that write need it.
+//! the workspace is free. Others have a stream of their own then: batches of the short lane always, and
+//! steps of sessions that write while a batch of the long one rests, as long as each needs it.
 
 use std::{ops::ControlFlow, time::Instant};
 
@@ -15,10 +15,10 @@ use fm_kernels::{
 
 use super::ModelRunner;
 use crate::{
-    decoder::{DecoderOptions, FfnKind, LayerResult, MixerKind},
+    decoder::{FfnKind, LayerResult, MixerKind, Workspace},
     experts::{ExpertsLost, RoutedExperts},
     layer::{Segment, StepRows},
-    runner::{Batch, Halt, Progress, Row, RowInput, Spoiled, SpoiledReason, StepError},
+    runner::{Batch, Halt, Lane, Progress, Row, RowInput, Spoiled, SpoiledReason, StepError},
 };
 
 /// What a batch needs on the host; reused, so that a steady step allocates nothing.
@@ -29,6 +29,8 @@ pub(super) struct Sweep {
     batch: Batch,
     /// The layer that comes next.
     next: usize,
+    /// Whether it waits there.
+    pub(super) rests: bool,
     ids: Vec<u32>,
     positions: Vec<u32>,
     segments: Vec<Segment>,
@@ -46,35 +48,39 @@ impl Sweep {
     }
 }
 
-/// Room for the steps of others while a batch rests.
+/// Room beside the workspace's for a batch and its residual stream.
 #[derive(Debug)]
-pub(super) struct Aside<B: Backend> {
+pub(super) struct Room<B: Backend> {
     pub(super) step: Sweep,
     /// The residual stream, `[rows_max, hidden]`.
     hidden: B::Buf,
-    /// Whether a batch rests.
-    pub(super) rests: bool,
 }
 
-impl<B: Backend> Aside<B> {
-    /// Room for a row of every session that writes.
-    pub(super) fn new(device: &B, hidden: usize, options: DecoderOptions) -> DeviceResult<Self> {
-        let rows_max = options.logits_rows_max.min(options.rows_max);
+impl<B: Backend> Room<B> {
+    pub(super) fn new(device: &B, rows_max: usize, hidden: usize) -> DeviceResult<Self> {
         let hidden = device.alloc(rows_max * hidden)?;
-        Ok(Self { step: Sweep::with_room(rows_max), hidden, rests: false })
+        Ok(Self { step: Sweep::with_room(rows_max), hidden })
+    }
+
+    /// Takes this batch in hand; again, the other one is.
+    pub(super) fn swap(&mut self, step: &mut Sweep, workspace: &mut Workspace<B>) {
+        std::mem::swap(step, &mut self.step);
+        std::mem::swap(&mut workspace.hidden, &mut self.hidden);
     }
 }
 
 impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
-    /// Lets the steps of others pass; again, the batch that rests is the one in hand.
-    pub(super) fn swap_aside(&mut self) {
-        std::mem::swap(&mut self.step, &mut self.aside.step);
-        std::mem::swap(&mut self.workspace.hidden, &mut self.aside.hidden);
+    /// Takes the batch of a lane in hand; again, gives it back.
+    pub(super) fn swap_lane(&mut self, lane: Lane) {
+        match lane {
+            Lane::Long => {}
+            Lane::Short => self.short.swap(&mut self.step, &mut self.workspace),
+        }
     }
 
     /// Nobody touches the sessions of the batch in hand until it goes on.
     pub(super) fn rest(&mut self) {
-        self.aside.rests = true;
+        self.step.rests = true;
         for segment in &self.step.segments {
             self.sessions.list[segment.session].swept = true;
         }
@@ -82,7 +88,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
 
     /// Takes up the batch that rests. Sessions may have other places by now.
     pub(super) fn wake(&mut self) {
-        self.aside.rests = false;
+        self.step.rests = false;
         let Sweep { segments, batch, .. } = &mut self.step;
         for segment in segments {
             let session = batch.rows[segment.rows.start].session;

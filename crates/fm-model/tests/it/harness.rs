@@ -172,6 +172,7 @@ pub(crate) fn is_hybrid(family: &str) -> bool {
 }
 
 pub(crate) const ROWS_MAX: usize = 160;
+pub(crate) const SHORT_ROWS_MAX: usize = 40;
 pub(crate) const SESSIONS_MAX: usize = 4;
 pub(crate) const MARKS_MAX: usize = 6;
 
@@ -188,7 +189,12 @@ pub(crate) fn open_with_blocks<B: Backend<Bytes = [u8]>>(
     let checkpoint = Checkpoint::open(dir).unwrap();
     let spec = describe(&checkpoint).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let files = Files::new(checkpoint.files.clone());
-    let decoder = DecoderOptions { rows_max: ROWS_MAX, logits_rows_max: ROWS_MAX, top_k: None };
+    let decoder = DecoderOptions {
+        rows_max: ROWS_MAX,
+        logits_rows_max: ROWS_MAX,
+        short_rows_max: SHORT_ROWS_MAX,
+        top_k: None,
+    };
     let loaded = Decoder::load(&Loader::new(&device, &files, 2), &spec, decoder).unwrap();
     let experts = Resident::read(&device, spec.catalog.as_ref().clone());
     let options = RunnerOptions {

@@ -5,7 +5,7 @@ use std::{io::Cursor, ops::ControlFlow};
 use fm_kernels::{Backend, cpu::Cpu};
 use fm_model::{
     Runner,
-    runner::{Batch, Halt, SessionId, StepError, Wants},
+    runner::{Batch, Halt, Lane, SessionId, StepError, Wants},
 };
 
 use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, row};
@@ -152,8 +152,15 @@ fn a_cancelled_step_can_be_repeated<B: Backend<Bytes = [u8]>>(family: &str, devi
     assert!(again == want[10..], "{family}");
 }
 
-/// A prompt that rests after every layer while another session writes, and a third one goes, which
-/// changes everybody's place.
+/// Computes a layer of a batch; its logits where that was the last one.
+fn rest<R: Runner>(runner: &mut R, lane: Lane) -> Option<Vec<Vec<f32>>> {
+    let vocab = runner.vocab();
+    let output = runner.sweep(lane, &mut |_| ControlFlow::Break(Halt::Rest)).unwrap()?;
+    Some(output.logits.chunks(vocab).map(<[f32]>::to_vec).collect())
+}
+
+/// A prompt that rests after every layer while another session writes, another prompt overtakes it and
+/// rests likewise, and a session goes, which changes everybody's place.
 fn a_batch_that_rests_is_the_batch_that_does_not<B: Backend<Bytes = [u8]>>(
     family: &str,
     device: fn() -> B,
@@ -166,7 +173,7 @@ fn a_batch_that_rests_is_the_batch_that_does_not<B: Backend<Bytes = [u8]>>(
         runner.close(session);
         logits
     });
-    let [goes, prompt, writer] = [(); 3].map(|()| runner.open(256).unwrap());
+    let [goes, prompt, writer, short] = [(); 4].map(|()| runner.open(256).unwrap());
     feed(&mut runner, goes, &tokens[..3], 3);
     feed(&mut runner, prompt, &tokens[..10], 10);
     checkpoint_at(&mut runner, prompt, &tokens, 10);
@@ -174,15 +181,17 @@ fn a_batch_that_rests_is_the_batch_that_does_not<B: Backend<Bytes = [u8]>>(
     let mut written = 4;
     let batch = batch_of(prompt, &tokens, 11..130);
     // One that is broken off leaves no trace.
-    runner.sweep_begin(&batch).unwrap();
-    assert!(runner.sweep(&mut |_| ControlFlow::Break(Halt::Rest)).unwrap().is_none());
-    let cancelled = runner.sweep(&mut |_| ControlFlow::Break(Halt::Cancel));
+    runner.sweep_begin(Lane::Long, &batch).unwrap();
+    assert!(runner.sweep(Lane::Long, &mut |_| ControlFlow::Break(Halt::Rest)).unwrap().is_none());
+    let cancelled = runner.sweep(Lane::Long, &mut |_| ControlFlow::Break(Halt::Cancel));
     assert!(matches!(cancelled, Err(StepError::Cancelled)));
     assert_eq!(runner.position(prompt).unwrap(), 11, "{family}: falls back");
 
-    runner.sweep_begin(&batch).unwrap();
+    runner.sweep_begin(Lane::Long, &batch).unwrap();
+    runner.sweep_begin(Lane::Short, &batch_of(short, &tokens[20..], 0..40)).unwrap();
+    let mut overtook = None;
     let swept = loop {
-        let again = runner.sweep_begin(&batch);
+        let again = runner.sweep_begin(Lane::Long, &batch);
         assert!(matches!(again, Err(StepError::SweepRests)), "{family}: {again:?}");
         let own = runner.step(&batch_of(prompt, &tokens, 11..12), &mut |_| unreachable!());
         assert!(matches!(own, Err(StepError::UnknownSession { .. })), "{family}: its own row");
@@ -193,11 +202,13 @@ fn a_batch_that_rests_is_the_batch_that_does_not<B: Backend<Bytes = [u8]>>(
             written += 1;
         }
         runner.close(goes);
-        let vocab = runner.vocab();
-        if let Some(output) = runner.sweep(&mut |_| ControlFlow::Break(Halt::Rest)).unwrap() {
-            break output.logits.chunks(vocab).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        overtook = overtook.or(rest(&mut runner, Lane::Short));
+        if let Some(swept) = rest(&mut runner, Lane::Long) {
+            break swept;
         }
     };
+    let overtook = overtook.expect("it began later and had as many turns");
+    assert!(bits(&overtook) == alone[1], "{family}: the one that overtakes");
     assert!(written > 8, "{family}: it rested {written} times");
     assert!(bits(&swept) == alone[0][11..], "{family}");
     assert_eq!(runner.position(prompt).unwrap(), 130);
