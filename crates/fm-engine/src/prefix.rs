@@ -28,7 +28,7 @@ use self::disk::Spilled;
 pub use self::disk::{Damage, DiskError, DiskOptions, Notice, Notices};
 pub(crate) use self::{
     disk::{BUFFERS, BUFFERS_BYTES, Disk, EntryId, Source},
-    marks::{is_due, of_prompt},
+    marks::{is_due, of_prompt, of_turn},
 };
 
 /// Sessions that are kept in memory: each takes a list of its tokens beside its blocks.

@@ -13,7 +13,7 @@ use crate::{
     kept::Kept,
     late_system,
     problem::Problem,
-    tools::{Choice, Tools},
+    tools::{Choice, Tools, calls, name_results},
     turns,
 };
 
@@ -46,12 +46,16 @@ pub struct Model {
     pub system: Option<String>,
     /// Its vocabulary, for answers that have a grammar.
     pub grammars: Arc<Grammars>,
+    /// Whether texts are continued from marks only, so that it is worth knowing where turns begin.
+    pub marks_turns: bool,
 }
 
 /// A prompt as the model sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
+    /// Where the latest turn begins, if that is known.
+    pub(crate) turn: Option<u32>,
     pub(crate) thinking: ThinkingState,
     pub(crate) answer: AnswerForm,
     /// What it has begun the answer with.
@@ -66,6 +70,7 @@ impl Prompt {
     pub(crate) fn plain(tokens: Vec<u32>) -> Self {
         Self {
             tokens,
+            turn: None,
             thinking: ThinkingState::None,
             answer: AnswerForm::default(),
             opening: String::new(),
@@ -92,24 +97,32 @@ impl Model {
         conversation: Conversation,
         kept: &Kept,
     ) -> Result<Prompt, Problem> {
-        let (rendered, mut prompt) = self.render(conversation, kept)?;
+        let (rendered, latest, mut prompt) = self.render(conversation, kept)?;
         prompt.tokens = self.encode(&rendered, SpecialTokens::ParseTemplate)?;
+        prompt.turn = latest.and_then(|latest| self.turn(&prompt.tokens, &rendered[latest..]));
         self.fitting(prompt)
+    }
+
+    /// The control token before the last part of a text, of which these are the tokens.
+    fn turn(&self, tokens: &[u32], last: &str) -> Option<u32> {
+        let last = self.tokenizer.encode(last, SpecialTokens::ParseTemplate).ok()?.len();
+        let before = &tokens[..tokens.len().saturating_sub(last)];
+        Some(before.iter().rposition(|token| self.tokenizer.is_special(*token))? as u32)
     }
 
     /// Tokens of a conversation, however many: who asks wants to know how much to leave out.
     pub(crate) fn count(&self, conversation: Conversation, kept: &Kept) -> Result<usize, Problem> {
-        let (rendered, _) = self.render(conversation, kept)?;
+        let (rendered, ..) = self.render(conversation, kept)?;
         Ok(self.tokenizer.encode(&rendered, SpecialTokens::ParseTemplate)?.len())
     }
 
-    /// The text of a conversation, and all of its prompt but the tokens. What its messages spell never
-    /// becomes a control token.
+    /// The text of a conversation, where the words of its latest turn begin if that matters, and all of its
+    /// prompt but the tokens. What its messages spell never becomes a control token.
     fn render(
         &self,
         mut conversation: Conversation,
         kept: &Kept,
-    ) -> Result<(String, Prompt), Problem> {
+    ) -> Result<(String, Option<usize>, Prompt), Problem> {
         let template = self.template.as_ref().ok_or(Problem::NoTemplate)?;
         let tools = std::mem::take(&mut conversation.tools);
         let dialect = check(template, &tools)?;
@@ -129,13 +142,21 @@ impl Model {
         let mut list = tools.list.clone();
         list.iter_mut().for_each(|tool| self.guard_value(tool));
         let forced = tools.choice.is_forced();
-        let mut rendered = template.render(&RenderRequest {
-            tools: &list,
-            written: Some(&written),
-            enable_thinking: if forced { Some(false) } else { conversation.enable_thinking },
-            variables: Some(&conversation.variables),
-            ..RenderRequest::new(messages)
-        })?;
+        let render = |messages: &[Message]| {
+            template.render(&RenderRequest {
+                tools: &list,
+                written: Some(&written),
+                enable_thinking: if forced { Some(false) } else { conversation.enable_thinking },
+                variables: Some(&conversation.variables),
+                ..RenderRequest::new(messages)
+            })
+        };
+        let mut rendered = render(messages)?;
+        let latest = if self.marks_turns {
+            turns::before_the_latest(&rendered, messages, render)
+        } else {
+            None
+        };
         let tags = ThinkingTags::new(THINK_BEGIN, THINK_END.trim())?;
         let mut prompt = Prompt::plain(Vec::new());
         prompt.thinking = tags.state_at_end_of(&rendered);
@@ -161,7 +182,7 @@ impl Model {
             prompt.thinking = ThinkingState::Closed;
         }
         rendered.push_str(&prompt.opening);
-        Ok((rendered, prompt))
+        Ok((rendered, latest, prompt))
     }
 
     /// Arguments of calls as the model wrote them, by the ids of those that are still known. What they
@@ -272,23 +293,6 @@ pub(crate) fn opening(choice: &Choice, dialect: Option<&'static Dialect>) -> Str
     dialect.map_or_else(String::new, |dialect| dialect.opening(name))
 }
 
-/// The calls of a conversation: ids and functions.
-fn calls(messages: &[Message]) -> impl Iterator<Item = (&str, &Value)> {
-    let lists = messages.iter().filter_map(|message| message.tool_calls.as_ref()?.as_array());
-    lists.flatten().filter_map(|call| Some((call["id"].as_str()?, &call["function"])))
-}
-
-/// Gives results the name of what was called, which some templates want.
-fn name_results(messages: &mut [Message]) {
-    let names: HashMap<String, String> = calls(messages)
-        .filter_map(|(id, function)| Some((id.to_owned(), function["name"].as_str()?.to_owned())))
-        .collect();
-    for message in messages.iter_mut().filter(|message| message.role == "tool") {
-        let name = message.tool_call_id.as_ref().and_then(|id| names.get(id));
-        message.name = message.name.take().or_else(|| name.cloned());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use fm_engine::generate::Call;
@@ -310,6 +314,7 @@ mod tests {
             eos: Vec::new(),
             context: 4096,
             system: None,
+            marks_turns: true,
         }
     }
 

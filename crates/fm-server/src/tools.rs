@@ -2,11 +2,14 @@
 
 mod namespaces;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
-use fm_text::tools::{Callable, valid_name};
+use fm_text::{
+    Message,
+    tools::{Callable, valid_name},
+};
 
 pub(crate) use self::namespaces::Namespaces;
 use crate::{
@@ -315,5 +318,21 @@ fn depth(value: &Value) -> usize {
         Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
         Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
         _ => 0,
+    }
+}
+/// The calls of a conversation: ids and functions.
+pub(crate) fn calls(messages: &[Message]) -> impl Iterator<Item = (&str, &Value)> {
+    let lists = messages.iter().filter_map(|message| message.tool_calls.as_ref()?.as_array());
+    lists.flatten().filter_map(|call| Some((call["id"].as_str()?, &call["function"])))
+}
+
+/// Gives results the name of what was called, which some templates want.
+pub(crate) fn name_results(messages: &mut [Message]) {
+    let names: HashMap<String, String> = calls(messages)
+        .filter_map(|(id, function)| Some((id.to_owned(), function["name"].as_str()?.to_owned())))
+        .collect();
+    for message in messages.iter_mut().filter(|message| message.role == "tool") {
+        let name = message.tool_call_id.as_ref().and_then(|id| names.get(id));
+        message.name = message.name.take().or_else(|| name.cloned());
     }
 }

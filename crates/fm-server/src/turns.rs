@@ -1,7 +1,7 @@
-//! Messages of one role that follow each other. Agents send them, and some templates take turns
-//! strictly: they refuse a second one.
+//! Turns of a conversation. Some follow each other in one role: agents send them, and some templates take
+//! turns strictly, and refuse a second one. The latest one of the user may be asked again in other words.
 
-use fm_text::{ChatTemplate, Message, RenderRequest};
+use fm_text::{ChatTemplate, Message, RenderRequest, TextError};
 use serde_json::Value;
 
 /// Roles, and the shortest conversations that have two messages of theirs in a row.
@@ -10,6 +10,26 @@ const TWICE: [(&str, &[&str]); 3] = [
     ("user", &["user", "user"]),
     ("assistant", &["user", "assistant", "assistant", "user"]),
 ];
+
+/// What a user might have said instead: nobody begins like that.
+const SAID_INSTEAD: &str = "\u{1}";
+
+/// How many bytes a text has in common with those in which the last user says something else. Nothing if
+/// no other user's turn is before that: the text is marked behind its first part anyway.
+pub(crate) fn before_the_latest(
+    text: &str,
+    messages: &mut [Message],
+    render: impl FnOnce(&[Message]) -> Result<String, TextError>,
+) -> Option<usize> {
+    let is_users = |message: &Message| message.role == "user";
+    let last = messages.iter().rposition(is_users)?;
+    messages[..last].iter().find(|message| is_users(message))?;
+    let said = messages[last].content.replace(SAID_INSTEAD.into());
+    let other = render(messages);
+    messages[last].content = said;
+    let same = text.bytes().zip(other.ok()?.bytes()).take_while(|(a, b)| a == b).count();
+    Some(text.floor_char_boundary(same))
+}
 
 /// Makes one message of those in a row whose role the template refuses twice; others stay as they are.
 pub(crate) fn join_refused(messages: &mut Vec<Message>, template: &ChatTemplate) {
@@ -85,6 +105,26 @@ mod tests {
         let request =
             RenderRequest { add_generation_prompt: false, ..RenderRequest::new(&messages) };
         template.render(&request)
+    }
+
+    #[test]
+    fn a_text_parts_where_its_last_user_speaks() {
+        let render = |messages: &[Message]| {
+            let turn = |turn: &Message| {
+                let text = turn.content.as_ref().unwrap().as_str().unwrap();
+                format!("<{}>{text};", turn.role)
+            };
+            Ok(messages.iter().map(turn).collect::<Vec<_>>().concat())
+        };
+        let mut messages =
+            ["user", "assistant", "user", "tool"].map(|role| Message::new(role, "é"));
+        let text: String = render(&messages).unwrap();
+        let at = before_the_latest(&text, &mut messages, render).unwrap();
+        assert_eq!(&text[..at], "<user>é;<assistant>é;<user>");
+        assert_eq!(render(&messages).unwrap(), text, "it says again what it said");
+        assert_eq!(before_the_latest(&text, &mut messages[..2], render), None, "the first one");
+        let refuses = |_: &[Message]| Err(TextError::UnknownToken { id: 9, vocab_len: 9 });
+        assert_eq!(before_the_latest(&text, &mut messages, refuses), None);
     }
 
     #[test]

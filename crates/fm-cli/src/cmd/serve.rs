@@ -195,6 +195,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         context: engine.plan.context,
         system: system(matches)?,
         grammars,
+        marks_turns: !engine.runner.forks_anywhere(),
     };
     let beginnings = prefixes::beginnings(matches, &model)?;
     let lines = Lines::new();

@@ -3,8 +3,9 @@
 //!
 //! A mark costs a copy of the memories and ends a step of the prompt, which then reads its experts
 //! apart. So there are few: behind what many conversations share (the system prompt and the tools),
-//! before the answer (where the next turn leaves what was written here), where a long prompt was cut
-//! anyway, and at the end.
+//! before the latest turn (which may be asked again in other words) if much is new before it, before the
+//! answer (where the next turn leaves what was written here), where a long prompt was cut anyway, and at
+//! the end.
 
 /// What stands before the first mark; less is computed again as quickly.
 const FIRST_TOKENS: usize = 256;
@@ -12,7 +13,7 @@ const FIRST_TOKENS: usize = 256;
 /// A prompt's last control token is looked for in so many tokens at its end.
 const TAIL_TOKENS: usize = 64;
 
-/// Tokens between two marks where a prompt was cut anyway.
+/// Tokens between two marks where a prompt was cut anyway, and those that are worth a cut.
 const BETWEEN_TOKENS: u32 = 512;
 
 /// The marks of a prompt, ascending: behind its first part, and where the answer begins. Parts
@@ -24,6 +25,12 @@ pub(crate) fn of_prompt(prompt: &[u32], is_control: impl Fn(u32) -> bool) -> Vec
     let tail = tail.unwrap_or(last);
     let first = (FIRST_TOKENS..tail).find(border);
     first.into_iter().chain([tail]).filter(|mark| *mark > 0).map(|mark| mark as u32).collect()
+}
+
+/// The mark before a prompt's latest turn, if more would be computed again without it than the cut costs.
+/// A conversation that comes turn by turn has a mark near there from the turn before.
+pub(crate) fn of_turn(turn: Option<u32>, held: u32) -> Option<u32> {
+    turn.filter(|turn| *turn >= held + BETWEEN_TOKENS)
 }
 
 /// Whether a prompt that was cut at `position` is marked there.
@@ -61,6 +68,14 @@ mod tests {
         assert_eq!(of_prompt(&prompt[..120], control), [100]);
         assert_eq!(of_prompt(&[1; 30], control), [29]);
         assert_eq!(of_prompt(&[0], control), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn the_latest_turn_is_marked_behind_much_that_is_new() {
+        assert_eq!(of_turn(Some(600), 0), Some(600));
+        assert_eq!(of_turn(Some(600), 100), None, "it is computed again as quickly");
+        assert_eq!(of_turn(Some(600), 700), None, "there already");
+        assert_eq!(of_turn(None, 0), None);
     }
 
     #[test]

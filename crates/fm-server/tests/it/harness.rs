@@ -114,6 +114,7 @@ fn start_on(
         context: engine.plan.context,
         system: None,
         grammars,
+        marks_turns: !engine.runner.forks_anywhere(),
     };
     // Prompts rest after every layer while somebody writes: whatever that could change, it changes.
     let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::ZERO };

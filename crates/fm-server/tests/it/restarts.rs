@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::post,
-    harness::{start, start_keeping},
+    harness::{start, start_keeping, start_of},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -60,4 +60,31 @@ fn fresh_continued_and_restarted_are_one_answer() {
     assert_eq!(answer["timings"]["restored_tokens"], 0, "it is in memory now");
     let log = restarted.log.lock().unwrap().join("\n");
     assert!(log.contains(&format!("cached={restored} restored={restored} ")), "{log}");
+}
+
+/// The model has recurrent memories, which are marked in few places: before the latest turn too.
+#[test]
+fn a_conversation_that_comes_at_once_is_asked_again_in_other_words_from_its_last_turn_on() {
+    let server = start_of(1, 2048);
+    let said = (0..9).map(|at| {
+        let role = if at % 2 == 0 { "user" } else { "assistant" };
+        let content = format!("{at} is what was said of foxes, boats and leaves. ").repeat(8);
+        json!({"role": role, "content": content})
+    });
+    let said: Vec<Value> = said.collect();
+    let ask = |last: &str| {
+        let messages =
+            [said.as_slice(), &[json!({"role": "assistant", "content": "Yes."})]].concat();
+        let messages = [messages, vec![json!({"role": "user", "content": last})]].concat();
+        let body = json!({"messages": messages, "max_tokens": 3, "temperature": 0});
+        let answer = post(server.at, CHAT, &body).json();
+        let usage = &answer["usage"];
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (cached, usage["prompt_tokens"].as_u64().unwrap())
+    };
+    let (cached, tokens) = ask("And what do you say?");
+    assert_eq!(cached, 0);
+    assert!(tokens > 700, "{tokens}");
+    let (cached, tokens) = ask("What else?");
+    assert!(cached + 25 > tokens, "only the last turn is computed: {cached} of {tokens}");
 }
