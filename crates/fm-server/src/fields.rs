@@ -73,7 +73,9 @@ impl Fields {
 
     /// Adds a field, unless the body has it.
     pub(crate) fn add(&mut self, field: &str, value: &str) {
-        self.map.entry(field).or_insert_with(|| value.into());
+        if self.peek(field).is_none() {
+            self.map.insert(field.to_owned(), value.into());
+        }
     }
 
     /// A field that stays where it is.

@@ -4,7 +4,7 @@ use std::{
     env,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, ChildStderr, Command, Stdio},
     rc::Rc,
     thread,
@@ -34,12 +34,18 @@ impl Serving {
 
     /// One that finds what another one has left.
     fn start_at(home: &Rc<TempDir>, more: &[&str]) -> Self {
+        Self::start_in(home, None, more)
+    }
+
+    /// One whose user has a directory for settings that is not the usual one.
+    fn start_in(home: &Rc<TempDir>, settings: Option<&Path>, more: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_flash-moe"))
             .args(["serve", "models/demo", "--port", "0", "--memory", "300MB", "--context", "1024"])
             .args(more)
             .current_dir(workspace_dir())
             .env_clear()
             .env("HOME", home.path())
+            .envs(settings.map(|dir| ("XDG_CONFIG_HOME", dir)))
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -217,7 +223,7 @@ fn prompts_are_taken_in_before_the_first_client_comes() {
 }
 
 #[test]
-fn a_blank_system_message_is_none() {
+fn the_system_message_is_looked_for_in_two_places_and_a_blank_one_is_none() {
     let home = Rc::new(tempfile::tempdir().unwrap());
     let write = |name: &str, text: &str| {
         let file = home.path().join(name);
@@ -225,18 +231,26 @@ fn a_blank_system_message_is_none() {
         std::fs::write(&file, text).unwrap();
         file.to_str().unwrap().to_owned()
     };
-    let tokens = |more: &[&str]| {
+    let tokens_in = |settings: Option<&Path>, more: &[&str]| {
         let options = [&["--prefix-cache", "off"], more].concat();
-        let serving = Serving::start_at(&home, &options);
+        let serving = Serving::start_in(&home, settings, &options);
         let answer = json(&ask(&serving.address));
         assert_eq!(serving.end().0, Some(0));
         answer["usage"]["prompt_tokens"].as_u64().unwrap()
     };
+    let tokens = |more: &[&str]| tokens_in(None, more);
     let none = tokens(&[]);
     let blank = write(".config/flash-moe/system.md", "\n \n");
     assert_eq!(tokens(&[]), none, "nothing is said");
     write(".flash-moe/system.md", "You are a fox.");
-    assert!(tokens(&[]) > none, "the other file has something to say");
+    let fox = tokens(&[]);
+    assert!(fox > none, "the other file has something to say");
+    write(
+        "settings/flash-moe/system.md",
+        "You are a boat on a river, and you know every fish in it.",
+    );
+    let settings = home.path().join("settings");
+    assert!(tokens_in(Some(&settings), &[]) > fox, "where the settings are goes first");
     assert_eq!(tokens(&["--system", &blank]), none, "this one was asked for, and says nothing");
 }
 

@@ -32,9 +32,10 @@ pub(crate) struct Running {
     scheduler: Option<Scheduler>,
 }
 
-fn engine(sessions: usize, context: u32) -> Engine {
+fn engine(dir: &Path, (sessions, context): (usize, u32), slots: Option<usize>) -> Engine {
     let options = EngineOptions {
         memory: Some(300_000_000),
+        slots,
         context: Some(context),
         prefill_chunk: Some(64),
         threads: Some(2),
@@ -43,7 +44,7 @@ fn engine(sessions: usize, context: u32) -> Engine {
     let places = Places { root: "/".into(), cache_dir: None };
     let load =
         Load { sessions, logits_rows: sessions, marks: 8, grammars: true, prefix_disk: true };
-    Engine::open(&demo_dir(), &options, load, &places).unwrap()
+    Engine::open(dir, &options, load, &places).unwrap()
 }
 
 pub(crate) fn start(sessions: usize) -> Running {
@@ -78,6 +79,13 @@ pub(crate) fn start_of(sessions: usize, context: u32) -> Running {
     start_on((sessions, context), (None, None), (door, Patience::default(), Bounds::default()))
 }
 
+/// A server of the model in this directory that reads its experts again and again.
+pub(crate) fn start_reading(dir: &Path) -> Running {
+    let engine = engine(dir, (2, CONTEXT), Some(6));
+    let door = Door { loopback: true, ..Door::default() };
+    serve(engine, (None, None), (door, Patience::default(), Bounds::default()))
+}
+
 /// A server that keeps prompts in this directory.
 pub(crate) fn start_keeping(sessions: usize, dir: &Path) -> Running {
     let disk = DiskOptions {
@@ -95,11 +103,19 @@ pub(crate) fn start_keeping(sessions: usize, dir: &Path) -> Running {
 }
 
 fn start_on(
-    (sessions, context): (usize, u32),
+    room: (usize, u32),
+    places: (Option<Arc<dyn Submit>>, Option<DiskOptions>),
+    manner: (Door, Patience, Bounds),
+) -> Running {
+    serve(engine(&demo_dir(), room, None), places, manner)
+}
+
+fn serve(
+    engine: Engine,
     (submit, disk): (Option<Arc<dyn Submit>>, Option<DiskOptions>),
     (door, patience, bounds): (Door, Patience, Bounds),
 ) -> Running {
-    let engine = engine(sessions, context);
+    let sessions = engine.plan.sessions;
     let stats = engine.stats_handle();
     let gauges = Gauges::of(&engine, &Places { root: "/".into(), cache_dir: None });
     let tokenizer = Arc::new(engine.tokenizer.unwrap());

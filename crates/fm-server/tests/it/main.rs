@@ -4,10 +4,12 @@
 mod agents;
 mod bounds;
 mod browser;
+mod carried;
 mod chat;
 mod client;
 mod endings;
 mod harness;
+mod lost;
 mod messages;
 mod openapi;
 mod page;
