@@ -1,9 +1,11 @@
 """What a measurement needs of the machine: a cold page cache, a memory limit, company, and its load."""
 import contextlib
+import mmap
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -25,6 +27,22 @@ def drop_from_cache(path):
     os.fdatasync(handle)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(handle)
+
+
+def disk_bytes_per_second(path, block=8 << 20, threads=4, most=2 << 30):
+    """What the disk gives whoever reads a large file past the page cache, several blocks at once."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    offsets = range(0, min(os.fstat(handle).st_size, most) // block * block, block)
+
+    def read(offset):
+        with mmap.mmap(-1, block) as buffer:
+            return os.preadv(handle, [buffer], offset)
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        bytes_read = sum(pool.map(read, offsets))
+    os.close(handle)
+    return bytes_read / (time.perf_counter() - started)
 
 
 class MemoryLimit:

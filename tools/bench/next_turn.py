@@ -2,7 +2,8 @@
 
     python next_turn.py flash-moe ../../models/demo --memory 1GB --context 4096
 
-Prompts are random tokens. Every answer of a restarted server must have the logits hash of the one in memory.
+Prompts are random tokens. Every answer of a restarted server must have the logits hash of the one in memory. Times
+are also compared with what a snapshot takes to read at 80 % of what the disk gives, and 1.1 times the new tokens alone.
 """
 import argparse
 import json
@@ -68,7 +69,8 @@ def warm(server, prompts):
 
 
 def restarted(args, home, saved, warm_ups, turn, cold):
-    """Timings of a turn whose beginning is on disk, once experts are in memory."""
+    """Timings of a turn on a server that has been started again: without `warm_ups` its first answer, which reads the
+    experts too."""
     shutil.rmtree(home)
     shutil.copytree(saved, home)
     os.sync()
@@ -81,6 +83,17 @@ def restarted(args, home, saved, warm_ups, turn, cold):
     return timings
 
 
+def snapshot_bytes(home):
+    """What is kept of prompts."""
+    return sum(path.stat().st_size for path in Path(home).rglob("prefixes/**/*") if path.is_file())
+
+
+def disk_of(model):
+    """Bytes per second that the disk gives, by the largest file of the model; none if that is a small one."""
+    path = max((path for path in [Path(model), *Path(model).glob("*")] if path.is_file()), key=lambda path: path.stat().st_size)
+    return machine.disk_bytes_per_second(path) if path.stat().st_size > 1 << 28 else None
+
+
 def measure(args, home):
     rng = random.Random(1)
     tokens = lambda count: [rng.randrange(10, args.vocab) for _ in range(count)]
@@ -89,30 +102,45 @@ def measure(args, home):
     server = Server(args, home)
     for _ in range(2):
         server.ask(tokens(300))
+    server.wait_until_kept(2)
+    before = snapshot_bytes(home)
     milliseconds["conversation, fresh"] = [server.ask(conversation)["ttft_ms"]]
     server.wait_until_kept(3)
     server.kill()
+    snapshot = snapshot_bytes(home) - before
     saved = Path(f"{home}.saved")
     shutil.copytree(home, saved)
     try:
         server = Server(args, home)
         server.ask(conversation + tokens(3))
         warm(server, warm_ups)
-        milliseconds["turn alone"] = [server.ask(turn)["ttft_ms"] for turn in turns]
-        resident = [server.ask(conversation + turn) for turn in turns]
+        # In turns: the machine may have company that comes and goes.
+        resident = [(server.ask(turn)["ttft_ms"], server.ask(conversation + turn)) for turn in turns]
         server.kill()
-        milliseconds["next turn, in memory"] = [timings["ttft_ms"] for timings in resident]
+        milliseconds["turn alone"] = [alone for alone, _ in resident]
+        milliseconds["next turn, in memory"] = [timings["ttft_ms"] for _, timings in resident]
         for name, cold in [("from the page cache", False), ("from the disk", True)]:
             found = []
-            for turn, known in zip(turns, resident):
+            for turn, (_, known) in zip(turns, resident):
                 timings = restarted(args, home, saved, warm_ups, conversation + turn, cold)
                 assert timings["restored_tokens"] > args.tokens / 2, timings
                 assert timings["logits_hash"] == known["logits_hash"], "restored is not computed"
                 found.append(timings["ttft_ms"])
             milliseconds[f"next turn, restarted, {name}"] = found
+        first = lambda turn: restarted(args, home, saved, [], turn, True)["ttft_ms"]
+        firsts = [(first(turn), first(conversation + turn)) for turn in turns]
+        milliseconds["turn alone, the first request"] = [alone for alone, _ in firsts]
+        milliseconds["next turn, the first request"] = [continued for _, continued in firsts]
+        return milliseconds, snapshot
     finally:
         shutil.rmtree(saved)
-    return milliseconds
+
+
+def bounds(milliseconds, snapshot, disk):
+    """What the next turn may take, in memory, from the disk, and as the first request of a server."""
+    load = 0 if disk is None else 1e3 * snapshot / (0.8 * disk)
+    alone, first = (1.1 * statistics.median(milliseconds[name]) for name in ("turn alone", "turn alone, the first request"))
+    return alone, load + alone, load + first
 
 
 def main():
@@ -123,12 +151,17 @@ def main():
     parser.add_argument("--turn", type=int, default=60, help="tokens of the next turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vocab", type=int, default=1500, help="tokens are below that")
+    parser.add_argument("--disk", type=float, help="GB/s that the disk gives, where the model is too small to measure")
     args, args.options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as home:
-        rows = measure(args, home)
+        rows, snapshot = measure(args, home)
+    disk = args.disk * 1e9 if args.disk else disk_of(args.model)
     print(f"| | ms, median | range | load {machine.load():.1f} |\n|---|--:|--:|---|")
     for name, values in rows.items():
         print(f"| {name} | {statistics.median(values):.1f} | {min(values):.1f}–{max(values):.1f} | |")
+    given = "unknown" if disk is None else f"{disk / 1e9:.2f} GB/s"
+    print(f"\nsnapshot {snapshot / 1e6:.1f} MB, disk {given}")
+    print("bounds: in memory {:.1f} ms, from the disk {:.1f} ms, the first request {:.1f} ms".format(*bounds(rows, snapshot, disk)))
 
 
 if __name__ == "__main__":
