@@ -35,10 +35,11 @@ macro_rules! files {
 /// Path, type and text of every file.
 const FILES: &[(&str, &str, &str)] = files! {
     CSS "base.css" CSS "chat.css" CSS "machine.css" SVG "icon.svg"
-    SCRIPT "answer.js" SCRIPT "api.js" SCRIPT "chat.js" SCRIPT "conversations.js"
-    SCRIPT "dom.js" SCRIPT "feed.js" SCRIPT "heatmap.js" SCRIPT "inline.js"
-    SCRIPT "machine.js" SCRIPT "main.js" SCRIPT "markdown.js" SCRIPT "message.js"
-    SCRIPT "settings.js" SCRIPT "sidebar.js" SCRIPT "theme.js"
+    SCRIPT "answer.js" SCRIPT "api.js" SCRIPT "calls.js" SCRIPT "chat.js"
+    SCRIPT "conversations.js" SCRIPT "dom.js" SCRIPT "feed.js" SCRIPT "heatmap.js"
+    SCRIPT "inline.js" SCRIPT "machine.js" SCRIPT "main.js" SCRIPT "markdown.js"
+    SCRIPT "message.js" SCRIPT "settings.js" SCRIPT "sidebar.js" SCRIPT "theme.js"
+    SCRIPT "tools.js"
 };
 
 /// Whether a path is the page's. Its files are no secret: they ask for the key.

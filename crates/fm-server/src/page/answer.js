@@ -2,26 +2,27 @@
 
 import { events, explained, request, Trouble } from "./api.js";
 import * as settings from "./settings.js";
+import { told } from "./tools.js";
 
 /** What the server is asked for. */
-export function body(chat, model) {
+function body(chat, model) {
   const system = settings.systemPrompt();
   const head = system.trim() === "" ? [] : [{ role: "system", content: system }];
-  // An answer that never came is no part of the conversation.
-  const said = chat.messages.filter(({ role, content, calls }) => role === "user" || content !== "" || calls?.length > 0);
-  const messages = said.map(({ role, content, thinking }) =>
-    thinking ? { role, content, reasoning_content: thinking } : { role, content });
+  const tools = settings.tools();
   return {
-    model, messages: [...head, ...messages], session_id: chat.id,
-    stream: true, stream_options: { include_usage: true }, ...settings.manner(),
+    model, messages: [...head, ...chat.messages.flatMap(told)], session_id: chat.id,
+    stream: true, stream_options: { include_usage: true }, ...(tools.length > 0 && { tools }), ...settings.manner(),
   };
 }
 
-/** Writes into `message` until the answer has ended, and calls `grown` when something has come. */
-export async function receive(asked, message, signal, grown) {
+/**
+ * Asks for what comes after the last message of a conversation, writes it into `message` until it has ended, and calls
+ * `grown` when something has come.
+ */
+export async function receive({ chat, model }, message, signal, grown) {
   const started = performance.now();
   try {
-    const response = await request("/v1/chat/completions", { body: asked, signal });
+    const response = await request("/v1/chat/completions", { body: body(chat, model), signal });
     let whole = false;
     for await (const { data } of events(response)) {
       whole ||= data === "[DONE]";
@@ -62,10 +63,11 @@ function add(message, chunk, elapsed) {
 }
 
 /** A piece of a tool call: its name comes first, its arguments letter by letter. */
-function addCall(message, { index = 0, function: piece }) {
+function addCall(message, { index = 0, id, function: piece }) {
   message.calls ??= [];
   while (message.calls.length <= index) message.calls.push({ name: "", text: "" });
   const call = message.calls[index];
+  call.id ??= id;
   call.name += piece?.name ?? "";
   call.text += piece?.arguments ?? "";
 }

@@ -1,9 +1,10 @@
 // The conversation that is shown, and the answer that is on its way.
 
 import { announce, byId, el } from "./dom.js";
-import { body, receive } from "./answer.js";
+import { receive } from "./answer.js";
 import * as conversations from "./conversations.js";
 import { AnswerView, QuestionView } from "./message.js";
+import { NO_RESULT, open } from "./tools.js";
 
 /** Between two looks at an answer that grows, in milliseconds. */
 const REDRAW = 60;
@@ -52,7 +53,7 @@ export class Chat {
 
   view(message, at) {
     if (message.role === "user") return new QuestionView(message, (text) => this.askAgain(at, text));
-    return new AnswerView(message, () => this.askAgain(at - 1, this.chat.messages[at - 1].content));
+    return new AnswerView(message, () => this.answerAgain(at), (results) => this.reply(at, results));
   }
 
   welcome() {
@@ -76,34 +77,66 @@ export class Chat {
   async send(text) {
     if (text.trim() === "") return;
     if (this.running) await this.stop();
-    const { chat } = this;
     this.prompt.value = "";
     this.fit();
-    chat.messages.push({ role: "user", content: text });
-    const asked = body(chat, this.model);
+    // What the model will be told is what is shown.
+    this.chat.messages.flatMap(open).forEach((call) => (call.result = NO_RESULT));
+    this.chat.messages.push({ role: "user", content: text });
+    await this.answer();
+  }
+
+  /** Another answer in the place of one: what came after it is gone. */
+  answerAgain(at) {
+    this.stop();
+    this.chat.messages.length = at;
+    this.answer();
+  }
+
+  /** Goes on with what the calls of an answer gave. */
+  reply(at, results) {
+    this.stop();
+    this.chat.messages.length = at + 1;
+    this.chat.messages[at].calls.forEach((call, index) => (call.result = results[index]));
+    this.answer();
+    this.prompt.focus({ preventScroll: true });
+  }
+
+  /** The model's turn. */
+  async answer() {
+    const { chat } = this;
     const answer = { role: "assistant", content: "", running: true };
     chat.messages.push(answer);
     this.show();
     conversations.save(chat);
     this.changed(chat.id);
     announce("Answering.");
-    await this.follow(chat, asked, answer);
+    await this.follow(chat, answer);
   }
 
   /** Waits for an answer, and shows it as it grows. */
-  async follow(chat, asked, answer) {
+  async follow(chat, answer) {
     const controller = new AbortController();
     const running = { chat, controller };
     this.running = running;
     this.showButton();
-    running.done = receive(asked, answer, controller.signal, () => this.grow(answer));
+    running.done = receive({ chat, model: this.model }, answer, controller.signal, () => this.grow(answer));
     await running.done;
     if (this.running === running) this.running = null;
-    this.viewOf(answer)?.end();
+    this.end(answer);
     this.showButton();
     // Whoever deleted it meanwhile does not want it back.
     if (chat === this.chat || conversations.load(chat.id)) conversations.save(chat);
     this.changed(this.chat.id);
+  }
+
+  end(answer) {
+    const view = this.viewOf(answer);
+    view?.end();
+    if (view && open(answer).length > 0) {
+      this.box.scrollTop = this.box.scrollHeight;
+      // Who has begun to write something else is not taken away from it.
+      if (this.prompt.value === "" && document.activeElement === this.prompt) view.calls.focus();
+    }
   }
 
   viewOf(message) {

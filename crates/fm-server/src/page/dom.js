@@ -12,6 +12,13 @@ export function el(kind, properties = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
+/** A small button that hears of itself. */
+export function action(text, act) {
+  const button = el("button.quiet.small", { type: "button", textContent: text });
+  button.onclick = () => act(button);
+  return button;
+}
+
 /** Says something once to those who listen instead of looking. */
 export function announce(text) {
   const announcer = byId("announcer");

@@ -1,13 +1,9 @@
 // How messages look: a question that can be edited, an answer that grows.
 
-import { announce, copy, count, el, percent, plural, rate, seconds } from "./dom.js";
+import { CallsView } from "./calls.js";
+import { action, announce, copy, count, el, percent, plural, rate, seconds } from "./dom.js";
 import { Markdown } from "./markdown.js";
-
-function action(text, act) {
-  const button = el("button.quiet.small", { type: "button", textContent: text });
-  button.onclick = () => act(button);
-  return button;
-}
+import { open } from "./tools.js";
 
 /** What somebody asked. `edit(text)` asks something else in its place. */
 export class QuestionView {
@@ -40,20 +36,20 @@ export class QuestionView {
   }
 }
 
-/** What the model answers. `again()` asks for another answer. */
+/** What the model answers. `again()` asks for another answer, `reply(results)` goes on with what its calls gave. */
 export class AnswerView {
-  constructor(message, again) {
+  constructor(message, again, reply) {
     this.message = message;
     this.thought = el("div.thought");
     this.thinking = el("details.thinking", { hidden: true }, el("summary"), this.thought);
-    this.calls = el("div.calls");
+    this.calls = new CallsView(message, reply);
     this.markdown = new Markdown();
     this.wait = el("p.wait.muted", { textContent: "…", ariaHidden: "true" });
     this.trouble = el("p.trouble", { hidden: true });
     this.facts = el("span.facts.muted.small");
     const copyText = action("Copy", (button) => copy(this.message.content, button));
     this.tools = el("footer.tools", {}, this.facts, action("Again", again), copyText);
-    this.element = el("article.answer", { ariaLabel: "Answer" }, this.thinking, this.markdown.element, this.calls,
+    this.element = el("article.answer", { ariaLabel: "Answer" }, this.thinking, this.markdown.element, this.calls.element,
       this.wait, this.trouble, this.tools);
     this.update();
   }
@@ -64,10 +60,10 @@ export class AnswerView {
     const running = message.running === true;
     this.element.ariaBusy = String(running);
     this.showThinking(message, running);
-    this.wait.hidden = !running || message.content !== "" || Boolean(message.thinking);
+    this.wait.hidden = !running || message.content !== "" || Boolean(message.thinking ?? message.calls);
     const complete = this.markdown.update(message.content);
     if (running && complete !== "") announce(complete);
-    this.showCalls(message.calls ?? []);
+    this.calls.update();
     this.showTrouble(message.trouble);
     this.tools.hidden = running;
     this.facts.textContent = running ? "" : facts(message);
@@ -77,7 +73,7 @@ export class AnswerView {
   end() {
     this.update();
     const last = this.markdown.element.lastChild?.textContent ?? "";
-    announce(this.message.trouble?.message ?? `${last} End of the answer.`);
+    announce(this.message.trouble?.message ?? `${last} ${this.calls.waiting() || "End of the answer."}`);
   }
 
   showThinking({ thinking, content, thought_ms: ms }, running) {
@@ -88,14 +84,6 @@ export class AnswerView {
     if (this.thought.textContent !== thinking) this.thought.textContent = thinking;
   }
 
-  showCalls(calls) {
-    const shown = calls.map(({ name, text }) => {
-      const head = el("summary", {}, "Calls ", el("code", { textContent: name || "a tool" }));
-      return el("details.call", { open: true }, head, el("pre", { tabIndex: 0, textContent: pretty(text) }));
-    });
-    this.calls.replaceChildren(...shown);
-  }
-
   showTrouble(trouble) {
     this.trouble.hidden = !trouble;
     if (!trouble) return;
@@ -103,18 +91,10 @@ export class AnswerView {
   }
 }
 
-/** JSON with lines, or the text it is so far. */
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
-}
-
 /** One line of figures. */
-function facts({ timings, finish, stopped }) {
-  const ends = { length: "ended at its limit", tool_calls: "waits for a tool" };
+function facts(message) {
+  const { timings, finish, stopped } = message;
+  const ends = { length: "ended at its limit", tool_calls: open(message).length > 0 ? "waits for a tool" : "called a tool" };
   const words = [];
   if (timings) {
     words.push(plural(timings.written_tokens, "token"), `${rate(timings.decode_tok_s)} tok/s`);

@@ -1,6 +1,7 @@
 // How answers are written: what is sent beside the messages.
 
-import { byId, el } from "./dom.js";
+import { action, byId, el } from "./dom.js";
+import { defined, EXAMPLE } from "./tools.js";
 
 const KEPT = "flash-moe.settings";
 
@@ -44,9 +45,12 @@ export function manner() {
 
 export const systemPrompt = () => kept.system ?? "";
 
+/** What the model may call. Definitions that are none are a trouble of whoever asks for an answer: it would come without them. */
+export const tools = () => defined(kept.tools ?? "");
+
 /** Builds the drawer. */
 export function lay() {
-  const fields = [system(), thinking(), ...NUMBERS.map(number)];
+  const fields = [system(), thinking(), ...NUMBERS.map(number), toolDefinitions()];
   byId("fields").replaceChildren(...fields);
   byId("reset").onclick = () => {
     kept = {};
@@ -59,6 +63,43 @@ function system() {
   const area = el("textarea", { rows: 4, value: kept.system ?? "", placeholder: "None, or the server's own" });
   area.oninput = () => keep("system", area.value);
   return el("label.whole", {}, "System prompt", area);
+}
+
+/** A text that stays as it is while it is wrong: nobody wants to lose what is half written. */
+function toolDefinitions() {
+  const area = el("textarea", { rows: 4, value: kept.tools ?? "", spellcheck: false, placeholder: "None" });
+  area.dataset.name = "tools";
+  const note = el("p.small", { id: "tools-note", role: "status" });
+  area.setAttribute("aria-describedby", note.id);
+  const example = action("Insert an example", () => {
+    area.value = JSON.stringify(EXAMPLE, null, 2);
+    area.oninput();
+    area.focus();
+  });
+  const judge = () => {
+    example.hidden = area.value.trim() !== "";
+    const { text, wrong } = judged(area.value);
+    note.textContent = text;
+    area.ariaInvalid = String(wrong);
+    note.classList.toggle("wrong", wrong);
+  };
+  area.oninput = () => {
+    keep("tools", area.value);
+    judge();
+  };
+  judge();
+  const label = el("label", {}, "Tools that the model may call: a JSON list, as OpenAI's API takes it", area);
+  return el("div.whole", {}, label, note, example);
+}
+
+function judged(text) {
+  try {
+    const names = defined(text).map((tool) => tool.function.name);
+    const none = "The model asks for a call, and you write what it gives.";
+    return { text: names.length > 0 ? `The model may call ${names.join(", ")}.` : none, wrong: false };
+  } catch (trouble) {
+    return { text: trouble.message, wrong: true };
+  }
 }
 
 function thinking() {

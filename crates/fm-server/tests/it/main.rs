@@ -14,6 +14,7 @@ mod messages;
 mod openapi;
 mod page;
 mod page_in_browser;
+mod page_tools;
 mod patience;
 mod refusals;
 mod responses;

@@ -18,7 +18,7 @@ use crate::{
 
 /// A page whose questions the test answers itself. The browser goes before its server: a script of
 /// jobs never closes, and who watches would stay.
-fn page_of_jobs() -> Option<(Running, Browser, Jobs)> {
+pub(crate) fn page_of_jobs() -> Option<(Running, Browser, Jobs)> {
     let jobs = Jobs::default();
     let server = scripted(Script::Keep(Arc::clone(&jobs)));
     let browser = browser()?;
@@ -27,18 +27,18 @@ fn page_of_jobs() -> Option<(Running, Browser, Jobs)> {
     Some((server, browser, jobs))
 }
 
-fn take(jobs: &Jobs) -> Job {
+pub(crate) fn take(jobs: &Jobs) -> Job {
     until(|| !jobs.lock().unwrap().is_empty());
     let mut job = jobs.lock().unwrap().remove(0);
     let _ = (job.listener)(Update::Started);
     job
 }
 
-fn say(job: &mut Job, channel: Channel, text: &str) {
+pub(crate) fn say(job: &mut Job, channel: Channel, text: &str) {
     assert!((job.listener)(Update::Event(Event::Text(channel, text))).is_continue());
 }
 
-fn end(job: &mut Job) {
+pub(crate) fn end(job: &mut Job) {
     let _ = (job.listener)(Update::Done(Box::new(Generated {
         tokens: vec![1, 2, 3],
         text: None,
@@ -63,7 +63,7 @@ fn answer(jobs: &Jobs, text: &str) -> Job {
     job
 }
 
-const IDLE: &str = "document.querySelector('#send').textContent === 'Send'";
+pub(crate) const IDLE: &str = "document.querySelector('#send').textContent === 'Send'";
 
 /// Watches the colours of the map but those of experts that lie still, in memory or on disk.
 const GLOW: &str = r#"
@@ -248,7 +248,7 @@ fn markdown_becomes_what_it_says_and_nothing_else() {
 }
 
 /// Texts whose contrast with what is behind them is less than WCAG AA wants.
-const CONTRAST: &str = r##"
+pub(crate) const CONTRAST: &str = r##"
     const numbers = (colour) => {
       const [r, g, b, a = 1] = colour.match(/[\d.]+/g).map(Number);
       return colour.startsWith("color(srgb") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
