@@ -14,6 +14,7 @@ use fm_engine::{
     Engine, Load, Places,
     gauges::Gauges,
     grammar::Grammars,
+    limits::Limits,
     options::EngineOptions,
     schedule::{Driven, ScheduleOptions, Scheduler},
 };
@@ -31,7 +32,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
     let load = Load { grammars: true, ..Load::default() };
     let engine = Engine::open(&demo, &options, load, &places).expect("the model is there");
-    let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, &places));
+    let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, Limits::default(), &places));
     let tokenizer = Arc::new(engine.tokenizer.expect("it has a tokenizer"));
     let vocab = engine.runner.vocab();
     let model = Model {

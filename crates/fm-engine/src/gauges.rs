@@ -32,6 +32,8 @@ pub struct Gauges {
     pub expert_bytes: u64,
     /// What the machine can do, as far as it has been measured.
     pub limits: Limits,
+    /// Whether all experts have a slot, so that each is read once.
+    pub holds_everything: bool,
     stats: SharedStats,
     map: Arc<ExpertMap>,
     /// Root of `/proc`.
@@ -39,8 +41,8 @@ pub struct Gauges {
 }
 
 impl Gauges {
-    /// Those of an engine. Measures nothing: limits are the latest that anybody has measured.
-    pub fn of(engine: &Engine, places: &Places) -> Self {
+    /// Those of an engine on a machine of these limits.
+    pub fn of(engine: &Engine, limits: Limits, places: &Places) -> Self {
         let (plan, footprint) = (&engine.plan, &engine.footprint);
         let routed: usize = plan.store.classes.iter().map(|class| class.layers).sum();
         let experts_per_token = (routed * plan.store_options.top_k).max(1) as u64;
@@ -53,7 +55,8 @@ impl Gauges {
             slot_bytes: plan.store.slot_bytes(),
             step_bytes: footprint.active - footprint.active_experts,
             expert_bytes: footprint.active_experts / experts_per_token,
-            limits: Limits::latest(&engine.files, places.cache_dir.as_deref()),
+            limits,
+            holds_everything: plan.store.holds_everything(),
             stats: engine.stats_handle(),
             map: engine.map_handle(),
             root: places.root.clone(),

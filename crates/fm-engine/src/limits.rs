@@ -18,6 +18,8 @@ use fm_kernels::cpu::{Level, probe};
 use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, Ticket, reader};
 use serde::{Deserialize, Serialize};
 
+use crate::{Places, engine::Planned};
+
 /// Longest that one probe may take, without the touching of its memory.
 const PROBE_TIME: Duration = Duration::from_millis(140);
 
@@ -56,22 +58,27 @@ struct Remembered {
 }
 
 impl Limits {
-    /// Takes what was remembered less than an hour ago, or measures (see [`Limits::measure`]) and
-    /// remembers. `memory` says whether [`MEMORY_PROBE_BYTES`] may be allocated.
+    /// Takes what was remembered less than an hour ago, measures the rest (see [`Limits::measure`]) and
+    /// remembers it. `memory` says whether [`MEMORY_PROBE_BYTES`] may be allocated.
     pub fn get(
         files: &[PathBuf],
         threads: usize,
-        memory: ProbeMemory,
+        (memory, disk): (ProbeMemory, Watched),
         cache_dir: Option<&Path>,
     ) -> Self {
         let path = cache_dir.map(|dir| dir.join(file_name(files)));
-        let whole = |limits: &Self| {
-            limits.disk_bytes_per_s.is_some() && limits.memory_bytes_per_s.is_some()
-        };
-        if let Some(limits) = path.as_deref().and_then(remembered).filter(whole) {
-            return limits;
+        let known = path.as_deref().and_then(remembered).unwrap_or_default();
+        let memory = if known.memory_bytes_per_s.is_some() { ProbeMemory::Leave } else { memory };
+        let watched = disk == Watched::Yes && known.disk_bytes_per_s.is_none();
+        let measured = Self::measure(if watched { files } else { &[] }, threads, memory);
+        if measured == Self::default() {
+            return known;
         }
-        let limits = Self::measure(files, threads, memory);
+        let limits = Self {
+            disk_bytes_per_s: measured.disk_bytes_per_s.or(known.disk_bytes_per_s),
+            memory_bytes_per_s: measured.memory_bytes_per_s.or(known.memory_bytes_per_s),
+            age_s: 0.0,
+        };
         if let Some(path) = path {
             // A measurement that cannot be remembered is made again.
             let _ = remember(&path, limits);
@@ -79,10 +86,14 @@ impl Limits {
         limits
     }
 
-    /// What was measured last, however long ago. Measures nothing.
-    pub fn latest(files: &[PathBuf], cache_dir: Option<&Path>) -> Self {
-        let path = cache_dir.map(|dir| dir.join(file_name(files)));
-        path.as_deref().and_then(latest).unwrap_or_default()
+    /// Those of a planned model's machine, as [`Limits::get`] has them; the disk's only where experts will be read.
+    /// To be asked before the model is loaded: the budget has room for the probe then, and the disk nothing else to do.
+    pub fn before_loading(planned: &Planned, places: &Places) -> Self {
+        let plan = &planned.plan;
+        let room = plan.budget >= MEMORY_PROBE_BYTES as u64;
+        let memory = if room { ProbeMemory::Allocate } else { ProbeMemory::Leave };
+        let disk = if plan.store.holds_everything() { Watched::No } else { Watched::Yes };
+        Self::get(&planned.files, planned.threads, (memory, disk), places.cache_dir.as_deref())
     }
 
     /// What the disk reaches: remembered, or measured for 0.14 s and remembered. `None` where the files
@@ -121,6 +132,15 @@ pub enum ProbeMemory {
     Allocate,
     /// The budget has no room for it.
     Leave,
+}
+
+/// Whether a probe looks at the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watched {
+    /// It does.
+    Yes,
+    /// It has nothing to do with what is measured.
+    No,
 }
 
 /// Where limits are kept beside those of other disks: the largest of `files` says which disk is meant.
@@ -283,8 +303,25 @@ mod tests {
         remember(&path, disk).unwrap();
         // No file has to be read for it. The rest is measured when it is asked for.
         assert_eq!(Limits::disk(&[], Some(dir.path())), Some(123.0));
-        let all = Limits::get(&[], 1, ProbeMemory::Allocate, Some(dir.path()));
-        assert!(all.disk_bytes_per_s.is_none() && all.memory_bytes_per_s.is_some());
+        let probes = (ProbeMemory::Allocate, Watched::Yes);
+        let all = Limits::get(&[], 1, probes, Some(dir.path()));
+        assert!(all.disk_bytes_per_s == Some(123.0) && all.memory_bytes_per_s.is_some());
+        // And what is known is not measured again.
+        let again = Limits::get(&[], 1, probes, Some(dir.path()));
+        assert_eq!(again.memory_bytes_per_s, all.memory_bytes_per_s);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_disk_that_nobody_will_read_from_is_left_alone() {
+        let file = tempfile::NamedTempFile::new_in(".").unwrap();
+        file.as_file().set_len(FILE_BYTES_MIN).unwrap();
+        let files = [file.path().to_path_buf()];
+        let limits = |disk| Limits::get(&files, 1, (ProbeMemory::Leave, disk), None);
+        assert_eq!(limits(Watched::No), Limits::default());
+        // Not every file system has direct reads, and without them there is nothing to compare with.
+        let direct = measure_disk(&files[0]).unwrap().is_some();
+        assert_eq!(limits(Watched::Yes).disk_bytes_per_s.is_some(), direct);
     }
 
     #[cfg(target_os = "linux")]
@@ -310,7 +347,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("small");
         fs::write(&path, [0; 4096]).unwrap();
-        let limits = Limits::get(&[path], 1, ProbeMemory::Leave, None);
+        let limits = Limits::get(&[path], 1, (ProbeMemory::Leave, Watched::Yes), None);
         assert_eq!(limits, Limits::default());
     }
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::{
     engine::{Places, Planned},
     error::EngineError,
-    limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory},
+    limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory, Watched},
     machine::load_average,
 };
 
@@ -99,15 +99,6 @@ impl Prober {
             load: load_average(&self.root),
         }
     }
-}
-
-/// Whether a probe looks at the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watched {
-    /// It does.
-    Yes,
-    /// It has nothing to do with what is measured.
-    No,
 }
 
 /// Why a measurement does not count.

@@ -90,6 +90,7 @@ fn machine(app: &App) -> Value {
         "step_bytes": gauges.step_bytes,
         "expert_bytes": gauges.expert_bytes,
         "limits": gauges.limits,
+        "holds_everything": gauges.holds_everything,
         "experts": gauges.map().layers(),
         "sampling": {
             "temperature": sampling.temperature,

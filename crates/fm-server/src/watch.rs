@@ -87,6 +87,16 @@ impl Watch {
         line.into_iter().for_each(|line| (self.log)(line));
     }
 
+    /// What the machine can do; nothing of what was not measured, as a limit of 0 would be one.
+    fn limits(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        let limits = &self.gauges.limits;
+        let rows = [
+            ("disk_limit_bytes_per_second", limits.disk_bytes_per_s),
+            ("memory_limit_bytes_per_second", limits.memory_bytes_per_s),
+        ];
+        rows.into_iter().filter_map(|(name, limit)| Some((name, "gauge", limit? as u64)))
+    }
+
     /// All counters as Prometheus reads them.
     pub(crate) fn metrics(&self, submit: &dyn Submit, kept_bytes: usize) -> String {
         let stats = self.gauges.stats();
@@ -125,7 +135,7 @@ impl Watch {
             ("queue_waiting", "gauge", submit.waiting() as u64),
         ];
         let mut text = String::new();
-        for (name, kind, value) in rows {
+        for (name, kind, value) in rows.into_iter().chain(self.limits()) {
             let _ = writeln!(text, "# TYPE flash_moe_{name} {kind}\nflash_moe_{name} {value}");
         }
         let _ = writeln!(text, "# TYPE flash_moe_requests_total counter");

@@ -15,7 +15,7 @@ use fm_engine::{
     engine::LoadTimes,
     generate::{Event, Generated, Generation, Request},
     grammar::{Constraint, Grammar, Grammars},
-    limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory},
+    limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory, Watched},
     machine::peak_held_bytes,
     options::{ENGINE, SAMPLING},
     report::{Report, RunOutput, SCHEMA, Timing},
@@ -420,7 +420,8 @@ fn report(engine: &Engine, generated: &Generated, places: &Places) -> Report {
     let memory =
         if room >= MEMORY_PROBE_BYTES as u64 { ProbeMemory::Allocate } else { ProbeMemory::Leave };
     let peak_bytes = peak_held_bytes(&places.root);
-    let limits = Limits::get(&engine.files, engine.threads, memory, places.cache_dir.as_deref());
+    let probes = (memory, Watched::Yes);
+    let limits = Limits::get(&engine.files, engine.threads, probes, places.cache_dir.as_deref());
     Report::new(engine, generated, limits, peak_bytes)
 }
 

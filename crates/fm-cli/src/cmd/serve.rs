@@ -13,6 +13,7 @@ use fm_engine::{
     gauges::Gauges,
     generate::Loops,
     grammar::Grammars,
+    limits::Limits,
     options::{ENGINE, EngineOptions, SAMPLING},
     schedule::{Driven, ScheduleOptions, Scheduler},
     warm_start::WarmStart,
@@ -168,6 +169,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let prefixes = prefixes::dir(matches);
     let sessions = matches.get_one::<u32>("sessions");
     let planned = planned(&path, &options, (sessions, prefixes.is_some()), &places)?;
+    let limits = Limits::before_loading(&planned, &places);
     let engine = Engine::load(planned, &places)?;
     warn(&engine);
     let sampling = flags::sampling(matches, engine.generation.sampling())?;
@@ -181,7 +183,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let name = named.unwrap_or_else(|| name_of(&path));
     let greeting = greeting(&engine, &name, address, schedule);
     let fingerprint = engine.state_fingerprint(places::program().as_deref());
-    let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, &places));
+    let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, limits, &places));
     let no_tokenizer = EngineError::NoTokenizer { path };
     let tokenizer = Arc::new(engine.tokenizer.ok_or(no_tokenizer)?);
     let vocab = engine.runner.vocab();

@@ -103,6 +103,11 @@ fn it_greets_answers_and_ends_on_sigterm() {
     let response = ask(&serving.address);
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     assert!(response.contains("\"model\":\"pebble\""), "{response}");
+    let metrics = send(&serving.address, "GET /metrics", "");
+    let limit = metrics.split_once("\nflash_moe_memory_limit_bytes_per_second ").unwrap().1;
+    let limit: f64 = limit.lines().next().unwrap().parse().unwrap();
+    assert!(limit > 1e8, "{limit}");
+    assert!(!metrics.contains("disk_limit"), "nothing is read from it any more");
     let (code, said) = serving.end();
     assert_eq!(code, Some(0), "{said}");
     let lines: Vec<&str> = said.lines().collect();

@@ -84,7 +84,7 @@ export class Machine {
   }
 
   age({ age_s: age, disk_bytes_per_s: disk, memory_bytes_per_s: memory }) {
-    if (disk === null && memory === null) return "limits not measured: flash-moe run does";
+    if (disk === null && memory === null) return null;
     return age < 90 ? null : `limits measured ${age < 7200 ? `${count(age / 60)} min` : `${count(age / 3600)} h`} ago`;
   }
 
@@ -127,15 +127,17 @@ export class Machine {
     const held = look.held_bytes;
     if (held === null) memory.set(`budget ${bytes(budget)}`, null);
     else memory.set(`${bytes(held)} of ${bytes(budget)}`, held / budget);
-    this.bandwidth(disk, rates.disk, limits.disk_bytes_per_s);
-    this.bandwidth(dram, rates.memory, limits.memory_bytes_per_s);
+    const why = this.machine.holds_everything ? "memory holds all experts" : "limit not measured";
+    this.bandwidth(disk, rates.disk, limits.disk_bytes_per_s, why);
+    this.bandwidth(dram, rates.memory, limits.memory_bytes_per_s, "limit not measured");
     if (rates.hits === null) hits.set("–", 0);
     else hits.set(percent(rates.hits), rates.hits);
   }
 
-  bandwidth(meter, used, limit) {
+  /** Without a limit, `why` there is none. */
+  bandwidth(meter, used, limit, why) {
     const gigabytes = (value) => (value / 1e9).toFixed(2);
-    if (limit === null) meter.set(`${gigabytes(used)} GB/s, limit not measured`, null);
+    if (limit === null) meter.set(`${gigabytes(used)} GB/s, ${why}`, null);
     else meter.set(`${gigabytes(used)} of ${gigabytes(limit)} GB/s`, used / limit);
   }
 

@@ -12,6 +12,7 @@ use fm_engine::{
     Engine, Load, Places,
     gauges::Gauges,
     grammar::Grammars,
+    limits::Limits,
     options::EngineOptions,
     schedule::{Activity, DiskOptions, Driven, ScheduleOptions, Scheduler},
 };
@@ -20,6 +21,10 @@ use fm_testkit::golden::demo_dir;
 
 /// Tokens of a session, if nobody says how many.
 const CONTEXT: u32 = 1024;
+
+/// What a server believes of its machine: the demonstration's file is too small to say something of a disk.
+pub(crate) const LIMITS: Limits =
+    Limits { disk_bytes_per_s: None, memory_bytes_per_s: Some(2.5e10), age_s: 0.0 };
 
 /// A server that ends with its test.
 pub(crate) struct Running {
@@ -32,11 +37,26 @@ pub(crate) struct Running {
     scheduler: Option<Scheduler>,
 }
 
-fn engine(dir: &Path, (sessions, context): (usize, u32), slots: Option<usize>) -> Engine {
+/// How much a server is for.
+#[derive(Clone, Copy)]
+struct Size {
+    sessions: usize,
+    context: u32,
+    /// Experts of a layer that memory holds; all of them, if nobody says how many.
+    slots: Option<usize>,
+}
+
+impl Size {
+    fn of(sessions: usize) -> Self {
+        Self { sessions, context: CONTEXT, slots: None }
+    }
+}
+
+fn engine(dir: &Path, Size { sessions, context, slots }: Size) -> Engine {
     let options = EngineOptions {
         memory: Some(300_000_000),
-        slots,
         context: Some(context),
+        slots,
         prefill_chunk: Some(64),
         threads: Some(2),
         ..EngineOptions::default()
@@ -70,18 +90,27 @@ pub(crate) fn start_within(
     submit: Option<Arc<dyn Submit>>,
     (door, patience, bounds): (Door, Patience, Bounds),
 ) -> Running {
-    start_on((sessions, CONTEXT), (submit, None), (door, patience, bounds))
+    start_on(Size::of(sessions), (submit, None), (door, patience, bounds))
 }
 
 /// A server with room for so many tokens.
 pub(crate) fn start_of(sessions: usize, context: u32) -> Running {
+    start_sized(Size { context, ..Size::of(sessions) })
+}
+
+/// A server with room for so few experts of a layer that others have to go.
+pub(crate) fn start_tight(slots: usize) -> Running {
+    start_sized(Size { slots: Some(slots), ..Size::of(1) })
+}
+
+fn start_sized(size: Size) -> Running {
     let door = Door { loopback: true, ..Door::default() };
-    start_on((sessions, context), (None, None), (door, Patience::default(), Bounds::default()))
+    start_on(size, (None, None), (door, Patience::default(), Bounds::default()))
 }
 
 /// A server of the model in this directory that reads its experts again and again.
 pub(crate) fn start_reading(dir: &Path) -> Running {
-    let engine = engine(dir, (2, CONTEXT), Some(6));
+    let engine = engine(dir, Size { slots: Some(6), ..Size::of(2) });
     let door = Door { loopback: true, ..Door::default() };
     serve(engine, (None, None), (door, Patience::default(), Bounds::default()))
 }
@@ -95,19 +124,15 @@ pub(crate) fn start_keeping(sessions: usize, dir: &Path) -> Running {
         notices: Arc::new(|notice| panic!("{notice:?}")),
     };
     let door = Door { loopback: true, ..Door::default() };
-    start_on(
-        (sessions, CONTEXT),
-        (None, Some(disk)),
-        (door, Patience::default(), Bounds::default()),
-    )
+    start_on(Size::of(sessions), (None, Some(disk)), (door, Patience::default(), Bounds::default()))
 }
 
 fn start_on(
-    room: (usize, u32),
+    size: Size,
     places: (Option<Arc<dyn Submit>>, Option<DiskOptions>),
     manner: (Door, Patience, Bounds),
 ) -> Running {
-    serve(engine(&demo_dir(), room, None), places, manner)
+    serve(engine(&demo_dir(), size), places, manner)
 }
 
 fn serve(
@@ -117,7 +142,7 @@ fn serve(
 ) -> Running {
     let sessions = engine.plan.sessions;
     let stats = engine.stats_handle();
-    let gauges = Gauges::of(&engine, &Places { root: "/".into(), cache_dir: None });
+    let gauges = Gauges::of(&engine, LIMITS, &Places { root: "/".into(), cache_dir: None });
     let tokenizer = Arc::new(engine.tokenizer.unwrap());
     let vocab = engine.runner.vocab();
     let grammars = Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone());

@@ -52,6 +52,11 @@ fn the_feed_tells_of_the_machine_and_of_what_it_did() {
     let [machine, before] = quiet.as_slice() else { panic!("{quiet:?}") };
     assert_eq!(machine["model"], "demo");
     assert_eq!(machine["budget_bytes"], 300_000_000);
+    assert_eq!(machine["limits"]["memory_bytes_per_s"], 2.5e10);
+    assert_eq!(machine["holds_everything"], true);
+    let metrics = get(server.at, "/metrics").body;
+    assert!(metrics.contains("\nflash_moe_memory_limit_bytes_per_second 25000000000\n"));
+    assert!(!metrics.contains("disk_limit"), "nobody knows it");
     let experts: u64 =
         machine["experts"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum();
     let letter_of = |event: &Value| letters(event["map"].as_str().unwrap(), experts as usize);

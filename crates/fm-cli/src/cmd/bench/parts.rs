@@ -6,9 +6,10 @@ use anyhow::anyhow;
 use fm_engine::{
     EngineError,
     engine::Planned,
+    limits::Watched,
     measure::{
-        Discarded, Probe, Prober, Rate, Rated, Watched, experts, is_steady, kernels,
-        records::Records, repeat,
+        Discarded, Probe, Prober, Rate, Rated, experts, is_steady, kernels, records::Records,
+        repeat,
     },
 };
 use fm_format::key::LayerIndex;

@@ -7,8 +7,9 @@ use clap::ArgMatches;
 use fm_engine::{
     Engine, EngineError, Load, Places,
     engine::{Planned, plan},
+    limits::Watched,
     machine::{held_bytes, peak_held_bytes},
-    measure::{Prober, Watched, walk::Walk},
+    measure::{Prober, walk::Walk},
     options::EngineOptions,
 };
 use fm_text::SpecialTokens;
