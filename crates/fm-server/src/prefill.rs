@@ -23,7 +23,7 @@ const SAID: [&str; 3] = ["A", "1 + 1", "\n\n<x>"];
 pub struct NoRequest(Problem);
 
 impl Model {
-    /// What a client's request, a body for chat completions or for messages, has in common with all that
+    /// What a client's request, a body for chat completions, responses or messages, has in common with all that
     /// differ from it in the last user's message and what follows; without one, the system message of
     /// conversations that have none. Nothing if that is nothing.
     ///
@@ -57,8 +57,14 @@ impl Model {
     /// The prompt if that is what the user said last.
     fn tokens(&self, body: &Map<String, Value>, said: &str) -> Result<Vec<u32>, Problem> {
         let mut body = body.clone();
-        let messages = body.entry("messages").or_insert_with(|| json!([]));
-        let list = messages.as_array_mut().ok_or_else(|| Wrong::Kind("a list").at("messages"))?;
+        let responses = body.contains_key("input") || body.contains_key("instructions");
+        let field = if responses { "input" } else { "messages" };
+        let messages = body.entry(field).or_insert_with(|| json!([]));
+        if responses && messages.is_string() {
+            // The short form of a user's message.
+            *messages = json!([]);
+        }
+        let list = messages.as_array_mut().ok_or_else(|| Wrong::Kind("a list").at(field))?;
         let last = list.iter().rposition(|message| message["role"] == "user");
         list.truncate(last.unwrap_or(list.len()));
         list.push(json!({"role": "user", "content": said}));
@@ -67,7 +73,9 @@ impl Model {
             || tools.is_some_and(|tools| tools.iter().any(|tool| !tool["input_schema"].is_null()));
         let mut fields = Fields::of(Value::Object(body), "")?;
         let mut manner = Manner::default();
-        let conversation = if anthropic {
+        let conversation = if responses {
+            openai::responses::conversation(&mut fields, &mut manner)?
+        } else if anthropic {
             anthropic::conversation(&mut fields, &mut manner)?
         } else {
             openai::chat::conversation(&mut fields, &mut manner)?

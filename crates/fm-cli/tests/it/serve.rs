@@ -228,6 +228,26 @@ fn prompts_are_taken_in_before_the_first_client_comes() {
 }
 
 #[test]
+fn a_prompt_of_the_responses_api_is_taken_in_too() {
+    let home = Rc::new(tempfile::tempdir().unwrap());
+    let request = home.path().join("agent.json");
+    let asks = |question: Value| {
+        let tool = json!({"type": "function", "name": "look", "parameters": {"type": "object"}});
+        let rules = "Be kind to foxes, boats and leaves.\n".repeat(40);
+        json!({"instructions": rules, "tools": [tool], "input": question, "max_output_tokens": 3})
+    };
+    std::fs::write(&request, asks("Something else entirely.".into()).to_string()).unwrap();
+    let options = ["--prefill", request.to_str().unwrap(), "--prefix-cache", "off"];
+    let serving = Serving::start_at(&home, &options);
+    let items = json!([{"type": "message", "role": "user", "content": "What is a fox?"}]);
+    let answer = json(&send(&serving.address, "POST /v1/responses", &asks(items).to_string()));
+    let usage = &answer["usage"];
+    let cached = usage["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached > 500 && usage["input_tokens"].as_u64().unwrap() - cached < 20, "{usage}");
+    assert_eq!(serving.end().0, Some(0));
+}
+
+#[test]
 fn the_system_message_is_looked_for_in_two_places_and_a_blank_one_is_none() {
     let home = Rc::new(tempfile::tempdir().unwrap());
     let write = |name: &str, text: &str| {

@@ -174,7 +174,10 @@ fn streams(fields: &mut Fields) -> Result<bool, Problem> {
     Ok(stream)
 }
 
-fn conversation(fields: &mut Fields, manner: &mut Manner) -> Result<Conversation, Problem> {
+pub(crate) fn conversation(
+    fields: &mut Fields,
+    manner: &mut Manner,
+) -> Result<Conversation, Problem> {
     let tools = Tools::take_responses(fields)?;
     let messages = items::read(fields, &tools.namespaces)?;
     let mut conversation = Conversation { messages, tools, ..Conversation::default() };
