@@ -4,8 +4,12 @@ import { count, el } from "./dom.js";
 
 const RESIDENT = 1, USED = 2, READ = 4, EVICTED = 8;
 
-/** Part of a glow that is left a frame later. */
-const FADE = 0.86;
+/**
+ * Parts of glows that are left a frame later. Where memory is short, whoever is evicted has been read just before:
+ * that is seen first, and what became of it then.
+ */
+const FADE = { used: 0.86, read: 0.86, evicted: 0.91 };
+const GONE = { used: 0, read: 0, evicted: 0 };
 
 /** Of the whole map, in CSS pixels. */
 const HEIGHT_MAX = 480;
@@ -80,7 +84,7 @@ export class Heatmap {
   /** What happened to every expert since the last time. */
   update(map) {
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    if (calm) this.fade(0);
+    if (calm) this.fade(GONE);
     readMap(map, (at, flags) => {
       if (at >= this.total) return;
       this.resident[at] = flags & RESIDENT;
@@ -110,11 +114,11 @@ export class Heatmap {
   }
 
   /** Says whether anything glows still. */
-  fade(part) {
+  fade(parts) {
     let glows = false;
-    for (const glow of Object.values(this.glow)) {
+    for (const [kind, glow] of Object.entries(this.glow)) {
       for (let at = 0; at < glow.length; at++) {
-        glow[at] = glow[at] > 0.03 ? glow[at] * part : 0;
+        glow[at] = glow[at] > 0.03 ? glow[at] * parts[kind] : 0;
         glows ||= glow[at] > 0;
       }
     }

@@ -9,7 +9,7 @@ use std::{
 
 use fm_engine::{
     EngineError,
-    generate::Event,
+    generate::{Call, Event, FinishReason, Generated, Phase},
     schedule::{Job, Refused, Update},
 };
 use fm_server::{Door, Submit};
@@ -52,6 +52,25 @@ impl Submit for Script {
     }
 
     fn close(&self) {}
+}
+
+/// What an answer of three tokens came to.
+pub(crate) fn generated(finish: FinishReason, calls: Vec<Call>) -> Generated {
+    Generated {
+        tokens: vec![1, 2, 3],
+        text: None,
+        thinking: None,
+        calls,
+        finish,
+        reused: 0,
+        restored: 0,
+        thinking_tokens: 0,
+        first_token: None,
+        prefill: Phase::default(),
+        decode: Phase::default(),
+        longest_wait: Duration::ZERO,
+        logits_hash: 0,
+    }
 }
 
 pub(crate) fn scripted(script: Script) -> Running {

@@ -1,9 +1,9 @@
 //! The page as people meet it: in a browser.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use fm_engine::{
-    generate::{Event, FinishReason, Generated, Phase},
+    generate::{Event, FinishReason},
     schedule::{Job, Refused, Update},
 };
 use fm_server::Door;
@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::{
     browser::{Browser, ENTER, ESCAPE, Jobs, SHIFT, UP, browser},
-    endings::{Script, scripted},
-    harness::{Running, start, start_with, until},
+    endings::{Script, generated, scripted},
+    harness::{Running, start, start_tight, start_with, until},
 };
 
 /// A page whose questions the test answers itself. The browser goes before its server: a script of
@@ -39,21 +39,8 @@ pub(crate) fn say(job: &mut Job, channel: Channel, text: &str) {
 }
 
 pub(crate) fn end(job: &mut Job) {
-    let _ = (job.listener)(Update::Done(Box::new(Generated {
-        tokens: vec![1, 2, 3],
-        text: None,
-        thinking: None,
-        calls: Vec::new(),
-        finish: FinishReason::Stop,
-        reused: 0,
-        restored: 0,
-        thinking_tokens: 0,
-        first_token: None,
-        prefill: Phase::default(),
-        decode: Phase::default(),
-        longest_wait: Duration::ZERO,
-        logits_hash: 0,
-    })));
+    let done = generated(FinishReason::Stop, Vec::new());
+    let _ = (job.listener)(Update::Done(Box::new(done)));
 }
 
 fn answer(jobs: &Jobs, text: &str) -> Job {
@@ -105,6 +92,41 @@ fn the_demonstration_model_answers_and_its_experts_light_up() {
     browser.until("window.fastest > 0");
     let memory = browser.text(".meter");
     assert!(memory.contains("of 300 MB"), "{memory}");
+    let meters = browser.text(".meters");
+    assert!(meters.contains("of 25.00 GB/s"), "{meters}");
+    assert!(meters.contains("GB/s, memory holds all experts"), "{meters}");
+}
+
+/// Collects the experts that have the colour of those who were evicted, or nearly.
+const EVICTED: &str = r#"
+    const canvas = document.querySelector(".heatmap canvas");
+    const evicted = getComputedStyle(document.querySelector(".legend .evicted")).backgroundColor.match(/\d+/g).map(Number);
+    window.evicted = new Set();
+    setInterval(() => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const cell = canvas.width / 32;
+      for (let expert = 0; expert < 256; expert++) {
+        const [x, y] = [(expert % 32) + 0.5, Math.floor(expert / 32) + 0.5].map((at) => Math.floor(at * cell));
+        const at = 4 * (y * canvas.width + x);
+        if (evicted.every((part, index) => Math.abs(part - data[at + index]) < 20)) window.evicted.add(expert);
+      }
+    }, 20);
+"#;
+
+#[test]
+fn who_has_to_go_is_seen_to_go() {
+    let server = start_tight(8);
+    let Some(browser) = browser() else { return };
+    browser.open(server.at);
+    browser.until("document.querySelector('.heatmap canvas')?.ariaLabel?.includes(' 0 of 256')");
+    browser.run(&format!("{{ {GLOW} }} {{ {EVICTED} }}"));
+    browser.run("const i = document.querySelector('[data-name=max_tokens]'); i.value = '1'; i.dispatchEvent(new Event('input'))");
+    browser.press(&format!("What is 7 plus 5?{ENTER}"));
+    // Whoever goes later was not read just before, so that nothing outshines it.
+    browser.until("window.glowed.size > 3 && window.glowing === 0");
+    browser.run("window.evicted.clear()");
+    browser.press(&format!("Go on.{ENTER}"));
+    browser.until("window.evicted.size > 0");
 }
 
 #[test]
