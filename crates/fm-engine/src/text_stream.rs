@@ -317,3 +317,6 @@ fn stopped(stop: Option<usize>) -> ControlFlow<FinishReason> {
         None => ControlFlow::Continue(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

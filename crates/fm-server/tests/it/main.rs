@@ -16,6 +16,7 @@ mod page;
 mod page_in_browser;
 mod page_tools;
 mod patience;
+mod pieces;
 mod refusals;
 mod responses;
 mod restarts;

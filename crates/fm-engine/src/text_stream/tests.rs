@@ -1,0 +1,218 @@
+//! However the bytes of a text are shared out among tokens, it is told alike.
+
+use std::{collections::HashMap, path::Path, sync::LazyLock};
+
+use fm_text::{AnswerForm, Definitions, SpecialTokens, tools::DIALECTS};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+/// The demonstration's tokens, and those of single bytes.
+struct Vocabulary {
+    tokenizer: Tokenizer,
+    bytes: HashMap<u8, u32>,
+}
+
+static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let tokenizer = Tokenizer::open(&dir, None).unwrap();
+    let ids = 0..tokenizer.vocab_len() as u32;
+    let byte = |id: u32| match tokenizer.token_bytes(id) {
+        Some([byte]) if !tokenizer.is_special(id) => Some((*byte, id)),
+        _ => None,
+    };
+    let bytes: HashMap<u8, u32> = ids.filter_map(byte).collect();
+    assert_eq!(bytes.len(), 256, "any byte can be a token");
+    Vocabulary { tokenizer, bytes }
+});
+
+/// What a text is made of: control tokens, which cannot be split, and letters, which can.
+const FRAGMENTS: &[&str] = &[
+    "<think>",
+    "</think>",
+    "\n</think>\n\n",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"東京\"}}\n</tool_call>",
+    "{\"name\": \"look\", \"arguments\": {\"city\": \"STOP\"",
+    "<tool_call>\n<function=look>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+    "<function=look>\n<parameter=days>\n3",
+    "[TOOL_CALLS][{\"name\": \"look\", \"arguments\": {}}]",
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant",
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{\"days\": 3}<|call|>",
+    "<|im_end|>",
+    "STOP",
+    "ST",
+    "OP🚀",
+    "🚀",
+    "é",
+    "\n",
+    " ",
+    "the end. ",
+    "<",
+    "}}",
+];
+
+/// A piece of a text.
+#[derive(Clone, Debug, PartialEq)]
+enum Piece {
+    Control(u32),
+    Letters(Vec<u8>),
+}
+
+/// A text as control tokens and the letters between them.
+fn pieces(fragments: &[(&str, bool)]) -> Vec<Piece> {
+    let Vocabulary { tokenizer, .. } = &*VOCABULARY;
+    let mut pieces = Vec::new();
+    for (fragment, torn) in fragments {
+        let control = tokenizer.token_id(fragment);
+        if let Some(id) = control {
+            pieces.push(Piece::Control(id));
+            continue;
+        }
+        // A character that is cut for good is a text too.
+        let bytes = &fragment.as_bytes()[usize::from(*torn)..];
+        match pieces.last_mut() {
+            Some(Piece::Letters(letters)) => letters.extend_from_slice(bytes),
+            _ => pieces.push(Piece::Letters(bytes.to_vec())),
+        }
+    }
+    pieces
+}
+
+/// Its tokens if letters are cut after so many bytes, again and again.
+fn tokens(pieces: &[Piece], sizes: &[usize]) -> Vec<u32> {
+    let Vocabulary { tokenizer, bytes } = &*VOCABULARY;
+    let mut sizes = sizes.iter().cycle();
+    let mut tokens = Vec::new();
+    for piece in pieces {
+        let mut letters = match piece {
+            Piece::Control(id) => {
+                tokens.push(*id);
+                continue;
+            }
+            Piece::Letters(letters) => letters.as_slice(),
+        };
+        while !letters.is_empty() {
+            let (now, rest) = letters.split_at(letters.len().min(*sizes.next().unwrap()));
+            match std::str::from_utf8(now) {
+                Ok(text) => tokens.extend(tokenizer.encode(text, SpecialTokens::AsText).unwrap()),
+                Err(_) => tokens.extend(now.iter().map(|byte| bytes[byte])),
+            }
+            letters = rest;
+        }
+    }
+    tokens
+}
+
+/// Everything that was told, neighbours of a kind put together.
+#[derive(Debug, Default, PartialEq)]
+struct Heard {
+    script: Vec<(String, String)>,
+}
+
+impl Heard {
+    fn add(&mut self, kind: String, text: &str) {
+        match self.script.last_mut() {
+            Some((own, said)) if *own == kind => said.push_str(text),
+            _ => self.script.push((kind, text.to_owned())),
+        }
+    }
+}
+
+impl Hear for Heard {
+    fn hear(&mut self, event: Event<'_>) -> ControlFlow<()> {
+        match event {
+            Event::Text(channel, text) => self.add(format!("{channel:?}"), text),
+            Event::Call(call, CallPart::Arguments(json)) => {
+                self.add(format!("arguments {call}"), json);
+            }
+            // Two of these are never one.
+            Event::Call(call, part) => {
+                self.script.push((format!("{call} {part:?}"), String::new()));
+            }
+            Event::Prefill { .. } | Event::Token(_) => unreachable!("a stream tells neither"),
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// What a stream has told in the end, with all that it remembers.
+fn told(
+    request: &Request,
+    constrained: Option<Constrained>,
+    tokens: &[u32],
+) -> (Heard, Option<FinishReason>, String, String, Vec<Call>, usize) {
+    let mut stream = TextStream::new(&VOCABULARY.tokenizer, request).unwrap();
+    stream.constrained = constrained;
+    let mut heard = Heard::default();
+    let mut finish = None;
+    for token in tokens {
+        finish = match constrained {
+            None => stream.push(*token, &mut heard).unwrap(),
+            Some(_) => stream.push_constrained(*token, &mut heard).unwrap(),
+        };
+        if finish.is_some() {
+            break;
+        }
+    }
+    let ill_formed = if finish.is_none() { stream.ill_formed() } else { 0 };
+    finish = stream.finish(&mut heard).or(finish);
+    let Told { answer, thinking, calls, .. } = stream.told;
+    (heard, finish, answer, thinking, calls, ill_formed)
+}
+
+fn requests() -> impl Strategy<Value = (Request, Option<Constrained>)> {
+    let parameters =
+        json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": parameters}});
+    let constrained =
+        [None, Some(Constrained::Answer), Some(Constrained::Calls), Some(Constrained::Either)];
+    let states = [ThinkingState::None, ThinkingState::Closed, ThinkingState::Open];
+    (
+        prop::sample::select(DIALECTS.iter().collect::<Vec<_>>()),
+        prop::sample::select(constrained.to_vec()),
+        prop::sample::select(states.to_vec()),
+        any::<(bool, bool)>(),
+        prop::sample::select(vec!["", "<tool_call>\n"]),
+    )
+        .prop_map(move |(dialect, constrained, thinking, (stops, one), opening)| {
+            // A grammar begins behind the thought, and an opening is that of a call.
+            let within = matches!(constrained, Some(Constrained::Answer | Constrained::Either));
+            let thinking = if within { ThinkingState::Closed } else { thinking };
+            let opening = if within || thinking == ThinkingState::Open { "" } else { opening };
+            let calls = Some(Definitions::new(std::slice::from_ref(&tool)).into());
+            let request = Request {
+                stop: if stops {
+                    vec!["STOP".to_owned(), "🚀🚀".to_owned()]
+                } else {
+                    Vec::new()
+                },
+                thinking,
+                answer: AnswerForm { dialect: Some(dialect), calls },
+                opening: opening.to_owned(),
+                calls_max: one.then_some(1),
+                ..Request::default()
+            };
+            (request, constrained)
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn tokens_may_end_anywhere(
+        (request, constrained) in requests(),
+        fragments in prop::collection::vec((prop::sample::select(FRAGMENTS), prop::bool::weighted(0.05)), 0..10),
+        sizes in prop::collection::vec(1_usize..9, 1..6),
+    ) {
+        let pieces = pieces(&fragments);
+        let whole = told(&request, constrained, &tokens(&pieces, &[usize::MAX]));
+        for sizes in [&sizes[..], &[1]] {
+            prop_assert_eq!(&told(&request, constrained, &tokens(&pieces, sizes)), &whole);
+        }
+    }
+}
