@@ -31,11 +31,14 @@ use llguidance::{
 };
 use serde_json::{Value, json};
 
-pub(crate) use self::{follower::Follower, recent::BYTES_MAX as RECENT_BYTES};
 use self::{
     follower::Heard,
     recent::{Key, Recent},
     trie::{Letters, Words},
+};
+pub(crate) use self::{
+    follower::{Follower, WayOut},
+    recent::BYTES_MAX as RECENT_BYTES,
 };
 
 /// Bytes of a grammar's text, or of a schema.
@@ -342,6 +345,11 @@ fn limits() -> ParserLimits {
 }
 
 impl Grammar {
+    /// Whether its texts are JSON.
+    fn is_json(&self) -> bool {
+        matches!(self, Self::Json | Self::JsonSchema(_))
+    }
+
     fn text_bytes(&self) -> usize {
         match self {
             Self::Json => 0,

@@ -82,6 +82,11 @@ impl<'t> TextStream<'t> {
         if self.splitter.is_thinking() { Channel::Thinking } else { Channel::Answer }
     }
 
+    /// What a token spells.
+    pub(crate) fn bytes(&self, token: u32) -> &'t [u8] {
+        self.tokenizer.token_bytes(token).unwrap_or_default()
+    }
+
     /// Sequences of bytes so far that are no characters.
     pub(crate) fn ill_formed(&self) -> usize {
         self.detokenizer.ill_formed()

@@ -444,7 +444,8 @@ impl<'t, S: Hear> Writing<'t, S> {
             return Ok(Some(FinishReason::Cancelled));
         }
         let Some(text) = &mut self.text else { return Ok(None) };
-        let of_grammar = self.within.as_mut().is_some_and(|within| within.accept(token));
+        let spelled = text.bytes(token);
+        let of_grammar = self.within.as_mut().is_some_and(|within| within.accept(token, spelled));
         let finish = if of_grammar {
             text.push_constrained(token, &mut self.sink)?
         } else {
@@ -461,8 +462,12 @@ impl<'t, S: Hear> Writing<'t, S> {
         let guard = self.guard.as_mut();
         let spoiled = guard.and_then(|guard| guard.found(&self.tokens, text.ill_formed()));
         let thinks = text.channel() == Channel::Thinking;
-        // Half a call is told as text; half an answer of a given form is nothing.
-        let whole = of_grammar && self.request.constrained != Constrained::Calls;
+        // Half a call is told as text; half an answer of a given form is nothing, unless it could have
+        // left the circle in every round and did not.
+        let within = self.within.as_ref();
+        let leaves = within.is_some_and(|within| within.could_leave(loops::PERIOD_MAX));
+        let stays = leaves && spoiled == Some(FinishReason::Repetition);
+        let whole = of_grammar && self.request.constrained != Constrained::Calls && !stays;
         if spoiled.is_some() && !thinks && !whole {
             return Ok(spoiled);
         }

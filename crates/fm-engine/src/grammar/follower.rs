@@ -16,7 +16,7 @@ use toktrie::SimpleVob;
 
 use super::{
     Constraint, GrammarError, readable, spawn,
-    trie::{Letters, Words},
+    trie::{Closers, Letters, Words},
 };
 
 /// What the thread says, after each token and at the start.
@@ -41,6 +41,17 @@ pub(crate) struct Follower {
     latest: Option<Heard>,
     pub(crate) newlines: Vec<u32>,
     pub(crate) think: Option<u32>,
+    /// Of a text that is JSON.
+    closers: Closers,
+}
+
+/// How a text could leave what it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WayOut {
+    /// It may end.
+    End,
+    /// A string, list or object of it may, with this byte.
+    Close(u8),
 }
 
 /// Tokens that may come next.
@@ -73,14 +84,17 @@ impl Follower {
     pub(crate) fn start(constraint: Constraint) -> Result<Self, GrammarError> {
         let words = constraint.grammars.words()?;
         let (newlines, think) = (words.newlines.clone(), words.think);
+        let closers =
+            if constraint.grammar().is_json() { words.closers.clone() } else { Closers::default() };
         let (tokens, accepted) = mpsc::sync_channel(1);
         let (say, heard) = mpsc::sync_channel(MESSAGES_MAX);
         spawn(move || follow(&constraint, &accepted, &say)).map_err(|_| GrammarError::Gone)?;
-        Ok(Self { newlines, think, ..Self::of(tokens, heard) })
+        Ok(Self { newlines, think, closers, ..Self::of(tokens, heard) })
     }
 
     pub(super) fn of(tokens: SyncSender<u32>, heard: Receiver<Heard>) -> Self {
-        Self { tokens, heard, latest: None, newlines: Vec::new(), think: None }
+        let closers = Closers::default();
+        Self { tokens, heard, latest: None, newlines: Vec::new(), think: None, closers }
     }
 
     /// The text goes on with a token of the latest mask.
@@ -109,6 +123,17 @@ impl Follower {
             Some(Heard::Mask(mask)) => Some(mask),
             _ => None,
         })
+    }
+
+    /// How the text could leave what it is in, by the latest mask.
+    pub(crate) fn way_out(&self) -> Option<WayOut> {
+        let Some(Heard::Mask(mask)) = &self.latest else { return None };
+        let Closers { brackets, quote, letter } = &self.closers;
+        let has = |token: &u32| mask.has(*token);
+        let bracket = brackets.iter().find(|(token, _)| has(token)).map(|(_, byte)| *byte);
+        let in_string = quote.as_ref().is_some_and(has) && letter.as_ref().is_some_and(has);
+        let close = bracket.or(in_string.then_some(b'"')).map(WayOut::Close);
+        if mask.ends { Some(WayOut::End) } else { close }
     }
 
     fn hear(&mut self, wait: Duration) -> Result<bool, GrammarError> {

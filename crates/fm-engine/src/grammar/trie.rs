@@ -24,6 +24,8 @@ pub(super) struct Words {
     pub(super) newlines: Vec<u32>,
     /// `<think>`, if it is one token.
     pub(super) think: Option<u32>,
+    /// Tokens of one byte that JSON is closed with.
+    pub(super) closers: Closers,
     /// Stands for the end of the text in masks; no row of logits has it.
     pub(super) end: u32,
 }
@@ -57,6 +59,7 @@ impl Words {
         let letters_and_marks = SimpleVob::from_slice(&spells);
         marks.iter().for_each(|id| spells[*id as usize] = false);
         words.push(Vec::new());
+        let closers = Closers::of(&words);
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
         drop(words);
         let environment: TokEnv = Arc::new(Environment(trie));
@@ -69,7 +72,7 @@ impl Words {
         *factory.limits_mut() = limits();
         let think = tokenizer.token_id("<think>");
         let letters = SimpleVob::from_slice(&spells);
-        Ok(Self { factory, letters, letters_and_marks, newlines, think, end })
+        Ok(Self { factory, letters, letters_and_marks, newlines, think, closers, end })
     }
 
     pub(super) fn letters(&self, letters: Letters) -> &SimpleVob {
@@ -77,6 +80,25 @@ impl Words {
             Letters::Only => &self.letters,
             Letters::AndMarks => &self.letters_and_marks,
         }
+    }
+}
+
+/// What JSON is closed with, as tokens of one byte.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Closers {
+    /// Ends of lists and objects.
+    pub(super) brackets: Vec<(u32, u8)>,
+    /// Ends a string, and begins one.
+    pub(super) quote: Option<u32>,
+    /// A letter that no other value begins with: where it may stand, a string is open.
+    pub(super) letter: Option<u32>,
+}
+
+impl Closers {
+    fn of(words: &[Vec<u8>]) -> Self {
+        let token = |byte: u8| words.iter().position(|word| *word == [byte]).map(|id| id as u32);
+        let brackets = [b']', b'}'].into_iter().filter_map(|byte| Some((token(byte)?, byte)));
+        Self { brackets: brackets.collect(), quote: token(b'"'), letter: token(b'q') }
     }
 }
 

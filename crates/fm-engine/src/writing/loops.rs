@@ -4,7 +4,7 @@
 //! token the same, in at least [`REPEATS_MIN`] rounds and over at least [`TOKENS_MIN`] tokens.
 
 /// The longest circle that is looked for. One comparison per token and length.
-const PERIOD_MAX: usize = 128;
+pub(super) const PERIOD_MAX: usize = 128;
 
 /// Tokens that repeat what stands a circle before them.
 const TOKENS_MIN: usize = 400;

@@ -9,7 +9,7 @@ use fm_text::ThinkingState;
 
 use crate::{
     error::EngineError,
-    grammar::{Constraint, Follower, GrammarError},
+    grammar::{Constraint, Follower, GrammarError, WayOut},
     sampler::Sampler,
 };
 
@@ -40,6 +40,10 @@ pub(super) struct Within {
     before: Vec<u32>,
     /// Whether the latest token is the grammar's.
     of_grammar: bool,
+    /// How the text could have left what it was in, instead of the latest token.
+    way_out: Option<WayOut>,
+    /// Tokens of the grammar since it last could have, and did not.
+    left_none: usize,
 }
 
 impl Within {
@@ -50,7 +54,8 @@ impl Within {
         let follower = Follower::start(constraint)?;
         let may_open = thinking == ThinkingState::None;
         let before = follower.think.filter(|_| may_open).into_iter().collect();
-        Ok(Self { follower, late: None, before, of_grammar: false })
+        let (of_grammar, way_out, left_none) = (false, None, usize::MAX);
+        Ok(Self { follower, late: None, before, of_grammar, way_out, left_none })
     }
 
     /// Chooses a token for logits; `place` says whether it is in a thinking block, and which tokens
@@ -78,6 +83,7 @@ impl Within {
         let before = std::mem::take(&mut self.before);
         let token = sampler.sample_within(logits, |logits| mask.apply(logits, eos, &before))?;
         self.of_grammar = mask.has(token);
+        self.way_out = self.follower.way_out();
         Ok(Taken::Token(token, None))
     }
 
@@ -94,12 +100,24 @@ impl Within {
         Ok((self.late.take_if(|_| ready), ready))
     }
 
-    /// Follows a token that was chosen; says whether it is part of the answer.
-    pub(super) fn accept(&mut self, token: u32) -> bool {
+    /// Follows a token that was chosen, and what it spells; says whether it is part of the answer.
+    pub(super) fn accept(&mut self, token: u32, spelled: &[u8]) -> bool {
         if self.of_grammar {
             self.follower.accept(token);
+            let stays = match self.way_out {
+                None => false,
+                Some(WayOut::End) => true,
+                Some(WayOut::Close(byte)) => spelled.first() != Some(&byte),
+            };
+            self.left_none = if stays { 0 } else { self.left_none.saturating_add(1) };
         }
         self.of_grammar
+    }
+
+    /// Whether one of so many latest tokens stands where the grammar let the text leave what it was in:
+    /// its end, or that of a string, a list or an object of it. Elsewhere it goes round because it has to.
+    pub(super) fn could_leave(&self, latest: usize) -> bool {
+        self.left_none < latest
     }
 
     /// Whether the latest token is the grammar's.

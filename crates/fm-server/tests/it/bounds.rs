@@ -66,9 +66,27 @@ fn an_answer_that_goes_round_ends_and_says_why() {
     assert_eq!(why, "repetition");
     assert!(tokens > 802 && !message["content"].as_str().unwrap().is_empty(), "{tokens}");
     assert!(get(server.at, "/metrics").body.contains("requests_total{finish=\"repetition\"} 2\n"));
-    // An answer of a given form goes on until something else ends it.
-    let form = json!({"structured_outputs": {"regex": "( Tom)*!"}});
-    assert_eq!(ask(form).0, "context");
+    // An answer of a given form ends where it could have left the circle: a string that could be closed,
+    // a text that could end.
+    let format = |schema: Value| {
+        let named = json!({"name": "a", "schema": schema});
+        json!({"response_format": {"type": "json_schema", "json_schema": named}})
+    };
+    let names = json!({
+        "type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"],
+    });
+    let (why, tokens, message) = ask(format(names));
+    assert!(why == "repetition" && tokens < 420, "{why} after {tokens}");
+    assert!(message["content"].as_str().unwrap().ends_with(" Tom Tom"), "{message}");
+    assert_eq!(ask(json!({"structured_outputs": {"regex": "( Tom)*"}})).0, "repetition");
+    // Where it has to go round, it does: until something else ends it, or it is done.
+    assert_eq!(ask(json!({"structured_outputs": {"regex": "( Tom)*!"}})).0, "context");
+    let ones = json!({"type": "array", "items": {"const": 1}, "minItems": 300, "maxItems": 300});
+    let whole = post(server.at, CHAT, &round_and_round(server.at, " Tom", &format(ones))).json();
+    assert_eq!(whole["timings"]["finish"], "stop", "{whole}");
+    let list = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Vec<u8>>(list).unwrap(), [1; 300]);
+    assert!(whole["usage"]["completion_tokens"].as_u64() > Some(500), "{whole}");
 
     let server = bounded(1, Bounds::default());
     let body = round_and_round(server.at, " Tom", &json!({"max_tokens": 500}));
