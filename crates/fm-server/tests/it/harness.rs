@@ -42,7 +42,7 @@ pub(crate) struct Running {
 struct Size {
     sessions: usize,
     context: u32,
-    /// Experts of a layer that memory holds; all of them, if nobody says how many.
+    /// Experts that memory holds; all of them, if nobody says how many.
     slots: Option<usize>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn start_of(sessions: usize, context: u32) -> Running {
     start_sized(Size { context, ..Size::of(sessions) })
 }
 
-/// A server with room for so few experts of a layer that others have to go.
+/// A server with room for so few experts that others have to go.
 pub(crate) fn start_tight(slots: usize) -> Running {
     start_sized(Size { slots: Some(slots), ..Size::of(1) })
 }
