@@ -122,7 +122,7 @@ impl Entries {
         self.layers.iter().copied()
     }
 
-    /// Counts a request of a layer: its turns, this one included.
+    /// Counts a turn of a layer: how many there were, this one included.
     pub(crate) fn next_turn(&mut self, layer: LayerIndex) -> u32 {
         self.turns[layer.index()] += 1;
         self.turns[layer.index()]

@@ -66,12 +66,12 @@ impl Standing {
     }
 }
 
-/// When an expert is used.
+/// When an expert is used. A step of few rows is one turn of every layer, and so is each row of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
-    /// Requests of all layers so far; never goes back.
+    /// Turns of all layers so far; never goes back.
     pub now: u64,
-    /// Requests of the expert's layer so far, this one included.
+    /// Turns of the expert's layer so far, this one included.
     pub of_layer: u32,
 }
 

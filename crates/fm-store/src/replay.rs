@@ -2,8 +2,8 @@
 //!
 //! The policies are those of the store, and so are the plan and the order of evictions: the hits of
 //! a request are kept until they are handed out, up to `READ_AHEAD` reads make room whatever it
-//! costs, further ones only at the expense of what is worth less. Reads take no time here, so the
-//! store may differ where requests overlap.
+//! costs, further ones only at the expense of what is worth less; rows of prompts count one by one. Reads take
+//! no time here, so the store may differ where requests overlap.
 
 mod belady;
 
@@ -130,6 +130,7 @@ impl<'a> Replay<'a> {
         let mut outcome = Outcome { slots: cache.slots(), ..Outcome::default() };
         let mut counted_step = None;
         for (frame, union) in self.unions() {
+            cache.use_all(frame, union, self.trace.experts(frame));
             if frame.step < scenario.warm_up {
                 cache.request(frame, union, &mut Outcome::default());
                 continue;
@@ -182,6 +183,8 @@ struct Cache {
     now: u64,
     states: Vec<State>,
     arrival_rows_max: usize,
+    /// Whether rows of a prompt are turns of their own. They are nothing new to who knows the future.
+    by_row: bool,
 }
 
 impl Cache {
@@ -243,6 +246,7 @@ impl Cache {
             now: 0,
             states: Vec::new(),
             arrival_rows_max: scenario.arrival_rows_max,
+            by_row: scenario.judge != Judge::Belady,
         })
     }
 
@@ -250,18 +254,36 @@ impl Cache {
         self.classes.iter().map(|class| class.occupants.len()).sum()
     }
 
+    /// Tells the policy what a layer uses in a step, as `Store::request` and `Store::request_rows` do.
+    fn use_all(&mut self, frame: &Frame, union: &[ExpertIndex], chosen: &[u16]) {
+        let layer = usize::from(frame.layer);
+        if self.by_row && frame.rows > self.arrival_rows_max {
+            for row in chosen.chunks_exact(chosen.len() / frame.rows) {
+                self.turn(layer, row.iter().map(|expert| usize::from(*expert)));
+            }
+        } else {
+            self.turn(layer, union.iter().map(|expert| expert.index()));
+        }
+    }
+
+    fn turn(&mut self, layer: usize, chosen: impl Iterator<Item = usize>) {
+        let (class, first, _) = self.layers[layer].expect("frames are of layers that route");
+        self.now += 1;
+        self.turns[layer] += 1;
+        let turn = Turn { now: self.now, of_layer: self.turns[layer] };
+        for expert in chosen {
+            self.classes[class].policy.used(&mut self.members[first + expert].standing, turn);
+        }
+    }
+
     /// One layer in one step.
     fn request(&mut self, frame: &Frame, union: &[ExpertIndex], outcome: &mut Outcome) {
         let layer = usize::from(frame.layer);
         let (class, first, read_bytes) =
             self.layers[layer].expect("frames are of layers that route");
-        self.now += 1;
-        self.turns[layer] += 1;
-        let turn = Turn { now: self.now, of_layer: self.turns[layer] };
         self.states.clear();
         for expert in union {
-            let member = &mut self.members[first + expert.index()];
-            self.classes[class].policy.used(&mut member.standing, turn);
+            let member = &self.members[first + expert.index()];
             self.states.push(match member.slot {
                 Some(slot) => {
                     self.classes[class].policy.remove(slot);

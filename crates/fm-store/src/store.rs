@@ -8,14 +8,12 @@
 
 mod ahead;
 mod memory;
+mod request;
 mod warm;
 
 use std::{sync::Arc, time::Instant};
 
-use fm_format::{
-    key::{ExpertIndex, ExpertKey, LayerIndex},
-    record::Catalog,
-};
+use fm_format::{key::ExpertKey, record::Catalog};
 
 use crate::{
     class::{Class, Taken},
@@ -23,7 +21,7 @@ use crate::{
     error::StoreError,
     map::ExpertMap,
     plan::{Plan, StoreOptions},
-    policy::{PolicyScope, Turn},
+    policy::PolicyScope,
     reader::{Fetch, Fetched, Reader, Wait},
     stats::Stats,
     ticket::{Arrived, Failure, ItemState, Order, Purpose, Ticket, TicketTable},
@@ -58,7 +56,7 @@ pub struct Store {
     busy_since: Instant,
     /// Bound: one per item of an open request.
     failures: Vec<Failure>,
-    /// Requests so far: the policies' clock.
+    /// Turns so far: the policies' clock.
     now: u64,
     stats: Stats,
 }
@@ -94,58 +92,6 @@ impl Store {
             now: 0,
             stats: Stats::default(),
         })
-    }
-
-    /// Asks for experts: those that are there are kept, reads of the others start. Never blocks.
-    ///
-    /// # Errors
-    /// [`StoreError::TooManyTickets`]. Reads that fail are reported by [`Store::next`].
-    ///
-    /// # Panics
-    /// If `ascending` is not, or names an expert or layer that does not exist.
-    pub fn request(
-        &mut self,
-        layer: LayerIndex,
-        ascending: &[ExpertIndex],
-    ) -> Result<Ticket, StoreError> {
-        self.check(layer, ascending);
-        self.sweep();
-        self.collect(Wait::Poll);
-        let ticket = self.tickets.open(layer, ascending, Purpose::Demand)?;
-        self.now += 1;
-        let turn = Turn { now: self.now, of_layer: self.entries.next_turn(layer) };
-        self.pin_all(layer, ascending);
-        let entries = self.entries.layer(layer);
-        for expert in ascending {
-            let at = entries.at(*expert);
-            self.map.used(at);
-            let entry = &mut self.entries[at];
-            self.classes[entries.class].policy.used(&mut entry.standing, turn);
-            let foreseen = std::mem::replace(&mut entry.foreseen, Foreseen::No);
-            let (residence, seen) = (entry.residence, entry.seen);
-            self.count(residence, seen, foreseen);
-        }
-        self.issue(self.tickets.position(&ticket));
-        self.issue_forecasts();
-        Ok(ticket)
-    }
-
-    fn check(&self, layer: LayerIndex, ascending: &[ExpertIndex]) {
-        assert!(ascending.is_sorted_by(|a, b| a < b), "experts ascend, each named once");
-        let count = self.entries.layer(layer).count;
-        assert!(ascending.last().is_none_or(|last| last.index() < count), "the expert exists");
-    }
-
-    /// Experts of an open request stay where they are, or will be.
-    fn pin_all(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
-        let entries = self.entries.layer(layer);
-        for expert in experts {
-            let entry = &mut self.entries[entries.at(*expert)];
-            if let (Residence::Resident(slot), 0) = (entry.residence, entry.pins) {
-                self.classes[entries.class].pin(slot);
-            }
-            entry.pins += 1;
-        }
     }
 
     /// The next expert of a request, each exactly once, `None` when all have been handed out.
@@ -452,34 +398,5 @@ impl Store {
             self.entries[entry].handed_out = true;
         }
         Arrived { expert: item.expert, record: Ok(self.classes[class].lease(slot)) }
-    }
-
-    /// A request has taken or given up an expert.
-    fn unpin(&mut self, layer: LayerIndex, expert: ExpertIndex) {
-        let entries = self.entries.layer(layer);
-        let class = entries.class;
-        let entry = &mut self.entries[entries.at(expert)];
-        entry.pins -= 1;
-        match entry.residence {
-            Residence::Resident(slot) if entry.pins == 0 => {
-                self.classes[class].unpin(slot, &entry.standing);
-            }
-            Residence::Resident(_) | Residence::Loading(_) | Residence::Absent => {}
-        }
-    }
-
-    /// Ends the requests whose tickets were dropped. What they had under way arrives as residents.
-    fn sweep(&mut self) {
-        while let Some(ticket) = self.tickets.dropped() {
-            let layer = self.tickets.get(ticket).layer;
-            for at in 0..self.tickets.get(ticket).items.len() {
-                let item = self.tickets.get(ticket).items[at];
-                if item.state != ItemState::Done {
-                    self.unpin(layer, item.expert);
-                }
-            }
-            self.failures.retain(|failure| failure.ticket != ticket);
-            self.tickets.close(ticket);
-        }
     }
 }

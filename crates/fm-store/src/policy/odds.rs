@@ -90,8 +90,12 @@ impl Odds {
         }
     }
 
-    /// How likely a resident is used soon, at its layer's next turn.
+    /// How likely a resident is used soon, at its layer's next turn. Whom a prompt's reads brought along and
+    /// nobody ever used goes first: of ages that high the table knows nothing, and would keep it.
     fn odds(&self, layer: usize, class: usize, last_turn: u32) -> f32 {
+        if (class, last_turn) == (0, 0) {
+            return 0.0;
+        }
         self.table.odds(class, self.layers[layer].turns + 1 - last_turn)
     }
 

@@ -64,11 +64,18 @@ fn play(world: &World, trace: &Trace, policy: PolicyKind, slot_bytes: u64) -> St
     let options = StoreOptions { budget_bytes, policy, top_k: TOP_K, chunk_bytes: CHUNK_BYTES };
     let mut store = Store::open(&world.catalog, options, Box::new(reader)).unwrap();
     for frame in &trace.frames {
-        let mut union: Vec<_> = trace.experts(frame).iter().copied().map(ExpertIndex).collect();
+        let chosen: Vec<_> = trace.experts(frame).iter().copied().map(ExpertIndex).collect();
+        let (layer, mut union) = (LayerIndex(frame.layer), chosen.clone());
         union.sort_unstable();
         union.dedup();
-        let order = if frame.rows > FEW { Order::Ascending } else { Order::Arrival };
-        let mut ticket = store.request(LayerIndex(frame.layer), &union).unwrap();
+        let many = frame.rows > FEW;
+        let order = if many { Order::Ascending } else { Order::Arrival };
+        let ticket = if many {
+            store.request_rows(layer, &union, (&chosen, TOP_K))
+        } else {
+            store.request(layer, &union)
+        };
+        let mut ticket = ticket.unwrap();
         while let Some(arrived) = store.next(&mut ticket, order).unwrap() {
             arrived.record.unwrap();
         }

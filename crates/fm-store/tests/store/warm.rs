@@ -2,14 +2,14 @@
 
 use fm_format::key::{ExpertIndex, LayerIndex};
 use fm_store::{
-    CHUNK_BYTES, Order, PolicyKind, Stats, Store, StoreOptions,
+    CHUNK_BYTES, Order, PolicyKind, Stats, Store, StoreOptions, Ticket,
     heat::Heat,
     reader::{Access, Reader, memory::Memory},
 };
 
 use crate::{
     sim_disk::SimDisk,
-    world::{Noise, Style, World},
+    world::{Noise, Style, World, experts},
 };
 
 const EXPERTS: usize = 64;
@@ -29,23 +29,36 @@ fn open(world: &World, policy: PolicyKind) -> Store {
     Store::open(&world.catalog, options, Box::new(reader)).unwrap()
 }
 
-/// Tokens that take four experts of every layer, low numbers more often than high ones.
+fn layers(world: &World) -> impl Iterator<Item = LayerIndex> {
+    let layers = (0..).zip(&world.catalog.layers).filter(|(_, layer)| layer.is_some());
+    layers.map(|(at, _)| LayerIndex(at))
+}
+
+/// Four experts, low numbers more often than high ones.
+fn choice(noise: &mut Noise) -> [ExpertIndex; TOP_K] {
+    let mut chosen = [EXPERTS; TOP_K];
+    for at in 0..TOP_K {
+        while chosen[at] == EXPERTS || chosen[..at].contains(&chosen[at]) {
+            chosen[at] = noise.below(EXPERTS) * noise.below(EXPERTS) / EXPERTS;
+        }
+    }
+    chosen.sort_unstable();
+    chosen.map(|at| ExpertIndex(at as u16))
+}
+
+fn take(store: &mut Store, mut ticket: Ticket, order: Order) {
+    while let Some(arrived) = store.next(&mut ticket, order).unwrap() {
+        arrived.record.unwrap();
+    }
+}
+
+/// Tokens that take such experts of every layer.
 fn play(store: &mut Store, world: &World, seed: u64, tokens: usize) -> Stats {
     let mut noise = Noise::new(seed);
-    let layers = (0..).zip(&world.catalog.layers).filter(|(_, layer)| layer.is_some());
-    let layers: Vec<_> = layers.map(|(at, _)| LayerIndex(at)).collect();
-    for layer in (0..tokens).flat_map(|_| layers.clone()) {
-        let mut chosen = [EXPERTS; TOP_K];
-        for at in 0..TOP_K {
-            while chosen[at] == EXPERTS || chosen[..at].contains(&chosen[at]) {
-                chosen[at] = noise.below(EXPERTS) * noise.below(EXPERTS) / EXPERTS;
-            }
-        }
-        chosen.sort_unstable();
-        let chosen = chosen.map(|at| ExpertIndex(at as u16));
-        let mut ticket = store.request(layer, &chosen).unwrap();
-        while let Some(arrived) = store.next(&mut ticket, Order::Arrival).unwrap() {
-            arrived.record.unwrap();
+    for _ in 0..tokens {
+        for layer in layers(world) {
+            let ticket = store.request(layer, &choice(&mut noise)).unwrap();
+            take(store, ticket, Order::Arrival);
         }
     }
     store.stats()
@@ -55,6 +68,44 @@ fn heat(world: &World) -> Heat {
     let mut store = open(world, PolicyKind::Odds);
     play(&mut store, world, 1, 300);
     store.heat().unwrap()
+}
+
+/// Share of hits of ten tokens behind a prompt, whose rows count `by_row`, and in which the next layer's
+/// experts are all read `ahead`.
+fn hits_behind_a_prompt(world: &World, by_row: bool, ahead: bool) -> f64 {
+    let mut store = open(world, PolicyKind::Odds);
+    let mut noise = Noise::new(1);
+    let everyone = experts(0..EXPERTS as u16);
+    let mut layers = layers(world).peekable();
+    while let Some(layer) = layers.next() {
+        let chosen: Vec<_> = (0..200).flat_map(|_| choice(&mut noise)).collect();
+        let mut union = chosen.clone();
+        union.sort_unstable();
+        union.dedup();
+        assert!(union.len() > EXPERTS * 3 / 4, "most are wanted");
+        let ticket = if by_row {
+            store.request_rows(layer, &union, (&chosen, TOP_K))
+        } else {
+            store.request(layer, &union)
+        };
+        let next = layers.peek().filter(|_| ahead);
+        let _forecast = next.map(|next| store.foresee(*next, &everyone, 64).unwrap());
+        take(&mut store, ticket.unwrap(), Order::Ascending);
+    }
+    let prompt = store.stats();
+    (play(&mut store, world, 2, 10) - prompt).hit_rate()
+}
+
+#[test]
+fn a_prompt_says_what_its_text_likes() {
+    let world = world();
+    for ahead in [false, true] {
+        let hits = [false, true].map(|by_row| hits_behind_a_prompt(&world, by_row, ahead));
+        assert!(hits[1] > hits[0] + 0.1, "{hits:?}");
+    }
+    // Reading ahead brings experts that nobody wanted: they go first.
+    let [alone, ahead] = [false, true].map(|ahead| hits_behind_a_prompt(&world, true, ahead));
+    assert!(ahead > alone - 0.02, "{alone} {ahead}");
 }
 
 #[test]
