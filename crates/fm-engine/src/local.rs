@@ -26,7 +26,7 @@ pub use self::handles::{Handles, SharedStats, Tap, read_stats};
 use crate::{
     look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS, sweeps},
     pressure::Guard,
-    warm_start::{HeatFile, HeatIgnored},
+    warm_start::{HeatFile, HeatIgnored, HeatKeeper},
 };
 
 /// See the module.
@@ -46,7 +46,7 @@ pub struct Local {
     forecast: Option<Ticket>,
     handles: Handles,
     /// Where to leave word of what was used.
-    heat: Option<HeatFile>,
+    heat: Option<HeatKeeper>,
 }
 
 impl Local {
@@ -86,7 +86,7 @@ impl Local {
         self
     }
 
-    /// Knows what earlier runs used, and writes to the same file in the end. A file that cannot be
+    /// Knows what earlier runs used, and writes to the same file now and then. A file that cannot be
     /// used is replaced then.
     pub(crate) fn remembering(mut self, file: HeatFile) -> (Self, Option<HeatIgnored>) {
         let ignored = match file.read(&self.catalog) {
@@ -96,7 +96,7 @@ impl Local {
             }
             Err(ignored) => Some(ignored),
         };
-        self.heat = Some(file);
+        self.heat = Some(HeatKeeper::new(file, Instant::now()));
         (self, ignored)
     }
 
@@ -131,9 +131,8 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        if let Some((file, heat)) = self.heat.as_ref().zip(self.store.heat()) {
-            // The next run starts cold: it costs a few reads.
-            let _ = file.write(&heat);
+        if let Some(heat) = &self.heat {
+            heat.keep(self.store.heat());
         }
     }
 }
@@ -165,7 +164,11 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
     ) -> Result<Self::Ticket, ExpertsFailed> {
         let rows = routes.ids.len() / routes.top_k.max(1);
         let top_k = routes.top_k;
-        self.foresight.begins(layer, rows, Instant::now());
+        let now = Instant::now();
+        self.foresight.begins(layer, rows, now);
+        if let Some(heat) = &mut self.heat {
+            heat.look(now, || self.store.heat());
+        }
         if self.handles.forget.swap(false, Ordering::Relaxed) {
             self.store.evict_all();
         }
