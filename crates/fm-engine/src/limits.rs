@@ -306,9 +306,10 @@ mod tests {
         let probes = (ProbeMemory::Allocate, Watched::Yes);
         let all = Limits::get(&[], 1, probes, Some(dir.path()));
         assert!(all.disk_bytes_per_s == Some(123.0) && all.memory_bytes_per_s.is_some());
-        // And what is known is not measured again.
+        // And what is known is not measured again. Written and read, a float may be the next one.
         let again = Limits::get(&[], 1, probes, Some(dir.path()));
-        assert_eq!(again.memory_bytes_per_s, all.memory_bytes_per_s);
+        let bytes_per_s = |limits: Limits| limits.memory_bytes_per_s.unwrap().round();
+        assert!((bytes_per_s(again) - bytes_per_s(all)).abs() <= 1.0);
     }
 
     #[cfg(target_os = "linux")]
