@@ -44,6 +44,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
         eos: engine.eos,
         context: engine.plan.context,
         system: None,
+        marks_turns: !engine.runner.forks_anywhere(),
     };
     let options = ScheduleOptions { sessions: 1, queue: 1, stall_max: Duration::from_secs(2) };
     let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk: None };

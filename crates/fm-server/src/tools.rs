@@ -320,6 +320,7 @@ fn depth(value: &Value) -> usize {
         _ => 0,
     }
 }
+
 /// The calls of a conversation: ids and functions.
 pub(crate) fn calls(messages: &[Message]) -> impl Iterator<Item = (&str, &Value)> {
     let lists = messages.iter().filter_map(|message| message.tool_calls.as_ref()?.as_array());
