@@ -14,22 +14,27 @@ const STEPS: &[&[&str]] = &[
     &["deny", "check", "bans", "licenses", "sources"],
     &["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"],
     &["doc", "--release", "--workspace", "--no-deps", "--document-private-items"],
+    &["xtask", "fuzz"],
     &["nextest", "run", "--release", "--workspace"],
     &["xtask", "loom"],
 ];
+
+/// Whether a command does what it shall; says why it could not be started.
+fn succeeds(command: &mut Command) -> bool {
+    let status = command.status().inspect_err(|error| eprintln!("cannot start cargo: {error}"));
+    status.is_ok_and(|status| status.success())
+}
+
+fn code(success: bool) -> ExitCode {
+    if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
 
 /// Runs the steps; the first failure ends the run.
 pub(crate) fn run() -> ExitCode {
     for step in STEPS {
         println!("== cargo {}", step.join(" "));
-        let status = Command::new("cargo").args(*step).env("RUSTDOCFLAGS", "-D warnings").status();
-        match status {
-            Ok(status) if status.success() => {}
-            Ok(_) => return ExitCode::FAILURE,
-            Err(error) => {
-                eprintln!("cannot start cargo: {error}");
-                return ExitCode::FAILURE;
-            }
+        if !succeeds(Command::new("cargo").args(*step).env("RUSTDOCFLAGS", "-D warnings")) {
+            return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
@@ -39,15 +44,7 @@ pub(crate) fn run() -> ExitCode {
 pub(crate) fn soak(seconds: Option<&String>) -> ExitCode {
     let seconds = seconds.map_or("1800", String::as_str);
     let words = ["test", "--release", "--package", "fm-server", "--test", "soak"];
-    let status = Command::new("cargo").args(words).env("FLASH_MOE_SOAK_SECONDS", seconds).status();
-    match status {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("cannot start cargo: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    code(succeeds(Command::new("cargo").args(words).env("FLASH_MOE_SOAK_SECONDS", seconds)))
 }
 
 /// Goes through every order in which the threads of the pool can take their steps: a package of its own
@@ -55,14 +52,20 @@ pub(crate) fn soak(seconds: Option<&String>) -> ExitCode {
 pub(crate) fn loom() -> ExitCode {
     let words = ["test", "--release", "--locked", "--manifest-path", "loom/Cargo.toml"];
     let target = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")];
-    match Command::new("cargo").args(words).envs(target).status() {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("cannot start cargo: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    code(succeeds(Command::new("cargo").args(words).envs(target)))
+}
+
+/// Whether the fuzz targets (`fuzz/`, a workspace of its own) are programs still. What they share with the
+/// rest is checked already; the library that they are linked with is not needed for that.
+pub(crate) fn fuzz() -> ExitCode {
+    let words = ["check", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"];
+    let target = [
+        ("CARGO_TARGET_DIR", "target"),
+        ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
+        ("CARGO_PROFILE_RELEASE_STRIP", "debuginfo"),
+        ("CUSTOM_LIBFUZZER_PATH", "/not/linked.a"),
+    ];
+    code(succeeds(Command::new("cargo").args(words).envs(target)))
 }
 
 /// Tests the kernels for 64-bit Arm on another machine: cross-compiled, and emulated with every instruction set
@@ -78,22 +81,12 @@ pub(crate) fn arm() -> ExitCode {
         ),
     ];
     let unset = defaults.into_iter().filter(|(name, _)| env::var_os(name).is_none());
-    match Command::new("cargo")
-        .args(words)
-        .args(["--", "neon", "i8mm", "level"])
-        .envs(unset)
-        .status()
-    {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(_) => {
-            eprintln!(
-                "hint: rustup target add {TARGET}; Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
-            );
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("cannot start cargo: {error}");
-            ExitCode::FAILURE
-        }
+    let tests = ["--", "neon", "i8mm", "level"];
+    let done = succeeds(Command::new("cargo").args(words).args(tests).envs(unset));
+    if !done {
+        eprintln!(
+            "hint: rustup target add {TARGET}; Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+        );
     }
+    code(done)
 }
