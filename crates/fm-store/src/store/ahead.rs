@@ -7,7 +7,7 @@
 
 use fm_format::key::{ExpertIndex, LayerIndex};
 
-use super::{READ_AHEAD, Store};
+use super::Store;
 use crate::{
     entries::{Foreseen, Residence},
     error::StoreError,
@@ -45,35 +45,25 @@ impl Store {
         let all =
             (0..u32::BITS as usize).filter(|at| open(*at)).fold(0_u32, |set, at| set | 1 << at);
         let each = || (0..u32::BITS as usize).filter(|at| all >> at & 1 == 1);
-        let mut wanted = false;
         for at in each() {
-            if self.tickets.get(at).purpose != Purpose::Demand {
-                continue;
-            }
-            if self.next_absent(at).is_some() {
+            let demanded = self.tickets.get(at).purpose == Purpose::Demand;
+            if demanded && self.next_absent(at).is_some() {
                 return;
             }
-            let pending = self.tickets.get(at);
-            wanted |= pending.done_until < pending.items.len();
         }
         for at in each() {
             if let Purpose::Forecast { records } = self.tickets.get(at).purpose {
-                self.issue_forecast(at, (records, wanted));
+                self.issue_forecast(at, records);
             }
         }
     }
 
-    /// Up to `records` are under way. While experts are still `wanted` by a request they hold the slots
-    /// that will be free next, and reading far ahead would be at the expense of popular ones: what a prompt's
-    /// text likes would leave for what the next layer wants once.
-    fn issue_forecast(&mut self, ticket: usize, (records, wanted): (usize, bool)) {
+    fn issue_forecast(&mut self, ticket: usize, records: usize) {
         while self.under_way < records {
             let Some((_, entry)) = self.next_absent(ticket) else { return };
             let class = self.entries.layer(self.tickets.get(ticket).layer).class;
-            let far = wanted && self.under_way >= READ_AHEAD;
-            let (standing, seen) = (self.entries[entry].standing, self.entries[entry].seen);
-            let newcomer = far.then_some(&standing);
-            let Some(taken) = self.classes[class].take(entry, newcomer) else { return };
+            let Some(taken) = self.classes[class].take(entry, None) else { return };
+            let seen = self.entries[entry].seen;
             self.start(entry, class, taken);
             self.entries[entry].foreseen = if seen { Foreseen::Again } else { Foreseen::New };
             self.stats.foreseen_records += 1;
