@@ -1,6 +1,6 @@
 //! The command line: flags in, text out. Everything else is in the crates below.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr)]
+#![allow(clippy::print_stderr)]
 
 mod cmd;
 mod config;

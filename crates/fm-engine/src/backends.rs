@@ -1,7 +1,7 @@
 //! The devices this build can compute on: the only place that lists them.
 
 use fm_format::record::{Catalog, LayerRecords, MatrixRole};
-pub use fm_kernels::backend::Numerics;
+pub use fm_kernels::backend::{KvFormat, Numerics};
 
 /// A device by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

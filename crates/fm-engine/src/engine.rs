@@ -16,7 +16,12 @@ use fm_format::{
     },
     source::{Checkpoint, Files, TensorChecksum, gguf::Metadata},
 };
-use fm_kernels::{Backend, backend::Numerics, cpu::Cpu, reference::Reference};
+use fm_kernels::{
+    Backend,
+    backend::{KvFormat, Numerics},
+    cpu::Cpu,
+    reference::Reference,
+};
 use fm_model::{
     Runner,
     arch::describe,
@@ -121,6 +126,8 @@ pub struct Engine {
     pub plan: MemoryPlan,
     /// Arithmetic in force.
     pub numerics: Numerics,
+    /// What keys and values are kept in.
+    pub kv: KvFormat,
     /// Threads that compute.
     pub threads: usize,
     /// How experts are read.
@@ -151,7 +158,7 @@ pub struct Engine {
     pub load_times: LoadTimes,
     handles: Handles,
     trace_header: TraceHeader,
-    /// Of weights, numerics and experts per token.
+    /// Of weights, numerics, the format of keys and values, and experts per token.
     pub(crate) identity: u128,
 }
 
@@ -207,7 +214,7 @@ pub fn plan(
         DeviceChoice::Reference => 1,
         _ => options.threads.unwrap_or_else(|| physical_cores(&places.root)),
     };
-    let footprint = Footprint::of(&spec, options.top_k);
+    let footprint = Footprint::of(&spec, options.top_k, options.kv);
     let (options, Checkpoint { path, metadata, files, .. }) = (options.clone(), checkpoint);
     Ok(Planned {
         path,
@@ -245,6 +252,11 @@ impl Planned {
             disk_bytes_per_s: undecided.then(|| Limits::disk(&self.files, cache_dir)).flatten(),
             ..reader::ReaderOptions::default()
         }
+    }
+
+    /// Lossy switches in force, in words.
+    pub fn lossy(&self) -> Vec<String> {
+        self.options.lossy(self.spec.moe_dims(None).top_k)
     }
 
     /// Its files, opened.
@@ -342,13 +354,7 @@ impl Engine {
         });
         let (built, (text, text_time)) = (built?, text?);
         let TextParts { tokenizer, template, generation, eos } = text;
-        let mut lossy = Vec::new();
-        if let Some(top_k) = planned.options.top_k {
-            let own = planned.spec.moe_dims(None).top_k;
-            if top_k != own {
-                lossy.push(format!("{top_k} experts per token instead of {own}"));
-            }
-        }
+        let lossy = planned.lossy();
         Ok(Self {
             template,
             eos,
@@ -359,6 +365,7 @@ impl Engine {
             footprint: planned.footprint,
             plan: planned.plan,
             numerics: built.numerics,
+            kv: planned.options.kv,
             threads: planned.threads,
             reader: built.reader,
             trunk_memory: planned.options.trunk_memory,
@@ -465,11 +472,14 @@ where
     trace_header.fingerprint = format!("{identity:032x}");
     numerics.name().clone_into(&mut trace_header.numerics);
     // Another arithmetic, or other experts, and the state would not be this model's.
-    identity ^= (numerics as u128) << 64 | plan.decoder.top_k.unwrap_or(0) as u128;
+    let kv = planned.options.kv;
+    identity ^= (kv as u128) << 96 | (numerics as u128) << 64;
+    identity ^= plan.decoder.top_k.unwrap_or(0) as u128;
     let runner_options = RunnerOptions {
         decoder: plan.decoder,
         sessions_max: plan.sessions,
         kv_blocks: plan.kv_blocks,
+        kv_format: kv,
         marks_max: plan.marks,
         fingerprint: identity,
     };

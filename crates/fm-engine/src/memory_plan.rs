@@ -177,7 +177,7 @@ impl MemoryPlan {
         check_top_k(spec, options.top_k)?;
         let allowed = limits.allowed();
         let budget = options.memory.unwrap_or_else(|| default_budget(limits));
-        let footprint = Footprint::of(spec, options.top_k);
+        let footprint = Footprint::of(spec, options.top_k, options.kv);
         let overhead = overhead(&demand) + disk_buffers(&demand, &footprint);
         let recurrent = footprint.recurrent * sessions as u64;
         let decoder = |rows_max| DecoderOptions {

@@ -3,7 +3,7 @@
 //! Flags, keys of `config.toml` and `docs/options.md` derive from the rows; adding an option means
 //! adding a row and a field.
 
-use fm_kernels::backend::Numerics;
+use fm_kernels::backend::{KvFormat, Numerics};
 use fm_model::load::WeightMemory;
 use fm_store::{PolicyKind, reader::IoMode};
 
@@ -41,6 +41,20 @@ pub struct EngineOptions {
     pub slots: Option<usize>,
     /// Experts per token instead of the model's own number: lossy.
     pub top_k: Option<usize>,
+    /// What keys and values are kept in: lossy, but for f32.
+    pub kv: KvFormat,
+}
+
+impl EngineOptions {
+    /// Those that are lossy, in words, for a model that takes `top_k` experts per token by itself.
+    pub(crate) fn lossy(&self, top_k: usize) -> Vec<String> {
+        let fewer = self.top_k.filter(|own| *own != top_k);
+        let fewer = fewer.map(|own| format!("{own} experts per token instead of {top_k}"));
+        let kv = self.kv;
+        let rounded =
+            (kv != KvFormat::F32).then(|| format!("keys and values in {kv} instead of f32"));
+        fewer.into_iter().chain(rounded).collect()
+    }
 }
 
 /// One option.
@@ -99,7 +113,7 @@ fn positive<N: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Option<
 }
 
 /// How a model runs.
-pub static ENGINE: [OptionRow<EngineOptions>; 13] = [
+pub static ENGINE: [OptionRow<EngineOptions>; 14] = [
     OptionRow {
         name: "device",
         value: "DEVICE",
@@ -204,6 +218,17 @@ pub static ENGINE: [OptionRow<EngineOptions>; 13] = [
         help: "Experts per token instead of the model's own number: lossy, and reported as such",
         choices: free,
         set: |options, text| positive(text).map(|top_k| options.top_k = Some(top_k)),
+    },
+    OptionRow {
+        name: "kv",
+        value: "FORMAT",
+        help: "What keys and values are kept in; f16 takes half the memory for a context: lossy, and \
+               reported as such [default: f32]",
+        choices: || KvFormat::ALL.iter().map(|format| format.name()).collect(),
+        set: |options, text| {
+            options.kv = *KvFormat::ALL.iter().find(|format| format.name() == text)?;
+            Some(())
+        },
     },
 ];
 

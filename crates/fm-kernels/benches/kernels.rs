@@ -19,11 +19,12 @@ use fm_format::{
 use fm_kernels::{
     Backend, Cpu, WeightBytes,
     backend::{
-        AttentionShape, DeltaInputs, DeltaShape, HeadOrder, KvView, Numerics, QMatrix, View,
-        ViewMut,
+        AttentionShape, DeltaInputs, DeltaShape, HeadOrder, KvFormat, KvView, Numerics, QMatrix,
+        View, ViewMut,
     },
     conformance::noise_weights,
     cpu::{Level, probe},
+    host::HostKv,
 };
 
 /// Bytes of weights that decode walks through, far more than a cache holds.
@@ -315,19 +316,26 @@ impl Bench {
         };
         for (name, shape) in [("attention", grouped), ("latent attention", latent)] {
             for (rows, position) in [(1_usize, 4095_usize), (128, 1024)] {
-                self.attention_case(name, shape, (rows, position));
+                for format in KvFormat::ALL {
+                    self.attention_case(name, (shape, *format), (rows, position));
+                }
             }
         }
     }
 
-    fn attention_case(&self, name: &str, shape: AttentionShape, (rows, position): (usize, usize)) {
-        let name = format!("{name} {rows} rows at {position}");
+    fn attention_case(
+        &self,
+        name: &str,
+        (shape, format): (AttentionShape, KvFormat),
+        (rows, position): (usize, usize),
+    ) {
+        let name = format!("{name} {rows} rows at {position} {format}");
         if self.skips(&name) {
             return;
         }
         let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = shape;
         let blocks = (position + rows).div_ceil(64);
-        let keys = values(blocks * kv_heads * 64 * k_dim);
+        let keys = HostKv::rounded(format, &values(blocks * kv_heads * 64 * k_dim));
         let own_values = (v_dim == k_dim).then_some(&keys);
         let table: Vec<u32> = (0..blocks as u32).collect();
         let kv = KvView { keys: &keys, values: own_values, table: &table, sinks: None };
@@ -356,21 +364,24 @@ impl Bench {
                 let (k_dim, v_dim) = (dim, dim);
                 let shape =
                     AttentionShape { heads, kv_heads, k_dim, v_dim, scale: 0.06, window: None };
-                self.written_case(shape, tokens);
+                for format in KvFormat::ALL {
+                    self.written_case((shape, *format), tokens);
+                }
             }
         }
     }
 
-    fn written_case(&self, shape: AttentionShape, tokens: usize) {
+    fn written_case(&self, (shape, format): (AttentionShape, KvFormat), tokens: usize) {
         let AttentionShape { heads, kv_heads, k_dim, .. } = shape;
-        let name = format!("written attention {heads} heads of {k_dim} at {tokens}");
+        let name = format!("written attention {heads} heads of {k_dim} at {tokens} {format}");
         if self.skips(&name) {
             return;
         }
         let layer_len = tokens * kv_heads * k_dim;
         let set = weights(quant::by_name("f32").expect("it is in the table"), SET_BYTES);
-        let (layers, blocks) = (SET_BYTES / 8 / layer_len, (tokens / 64) as u32);
-        let pools = [0, 1].map(|_| values(layers * layer_len));
+        let token_bytes = 2 * format.value_bytes();
+        let (layers, blocks) = (SET_BYTES / token_bytes / layer_len, (tokens / 64) as u32);
+        let pools = [0, 1].map(|_| HostKv::rounded(format, &values(layers * layer_len)));
         let q = values(heads * k_dim);
         let mut out = vec![0.0; heads * k_dim];
         let mut rounds = Vec::new();
@@ -385,7 +396,7 @@ impl Bench {
                 let out = ViewMut::new(&mut out, 1, heads * k_dim);
                 self.device.attention(shape, q, &kv, tokens as u32 - 1, out).expect("the host");
             }
-            let bytes = (layers * layer_len * 8) as f64;
+            let bytes = (layers * layer_len * token_bytes) as f64;
             let rate = bytes / start.elapsed().as_secs_f64() / 1e9;
             rounds.push([rate, probe, rate / probe]);
         }

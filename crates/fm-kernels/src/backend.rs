@@ -14,9 +14,9 @@ mod view;
 
 pub use operands::{
     Activation, AttentionShape, Clamp, Combine, DeltaInputs, DeltaShape, ExpertBiases, ExpertCall,
-    ExpertRow, ExpertScratch, ExpertWeights, HeadOrder, KvView, Product, QMatrix,
-    ROUTER_GROUPS_MAX, Rope, RopeLayout, RouterGroups, RouterLogits, RouterScale, RouterScoring,
-    RouterSpec, Routes,
+    ExpertRow, ExpertScratch, ExpertWeights, HeadOrder, KvFormat, KvOverflow, KvView, Product,
+    QMatrix, ROUTER_GROUPS_MAX, Rope, RopeLayout, RouterGroups, RouterLogits, RouterScale,
+    RouterScoring, RouterSpec, Routes,
 };
 pub use view::{View, ViewMut};
 
@@ -42,7 +42,7 @@ pub type DeviceResult<T = ()> = Result<T, DeviceError>;
 pub enum Numerics {
     /// Scalar f32 in source order.
     Reference,
-    /// Fast kernels, f32 activations and KV.
+    /// Fast kernels, f32 activations.
     F32,
     /// As [`Numerics::F32`], but activations that meet arranged weights are integers of 15 bits with
     /// a scale per 64: see [`crate::reference::quantise`].
@@ -87,6 +87,8 @@ impl fmt::Display for Numerics {
 pub trait Backend: Send + Sized + 'static {
     /// f32 values on the device.
     type Buf: Send + Sync + fmt::Debug;
+    /// Keys or values of the blocks of an attention layer, in a [`KvFormat`].
+    type Kv: Send + Sync + fmt::Debug;
     /// Packed weights the device owns.
     type Packed: AsRef<Self::Bytes> + AsMut<Self::Bytes> + Send + fmt::Debug;
     /// Packed weights, borrowed: of the trunk or of an expert slot.
@@ -287,24 +289,39 @@ pub trait Backend: Send + Sized + 'static {
     /// # Errors
     /// If the device fails.
     fn rope(&self, rope: &Rope<'_, Self::Buf>, x: ViewMut<'_, Self::Buf>) -> DeviceResult;
-    /// Puts `rows` rows of one session, from `position` on, into the blocks of `pool`:
-    /// `x` is `[rows, kv_heads · dim]`, `pool` is `[blocks, kv_heads, KV_BLOCK_TOKENS, dim]`.
+    /// So many zeros for keys or values.
     ///
     /// # Errors
-    /// If the device fails.
+    /// If the device is out of memory.
+    fn kv_alloc(&self, format: KvFormat, len: usize) -> DeviceResult<Self::Kv>;
+    /// Puts `rows` rows of one session, from `position` on, into the blocks of `pool`, rounded to its
+    /// format: `x` is `[rows, kv_heads · dim]`, `pool` is `[blocks, kv_heads, KV_BLOCK_TOKENS, dim]`.
+    ///
+    /// # Errors
+    /// If the device fails, or with [`KvOverflow`] as source if a value is beyond the format.
     fn kv_write(
         &self,
         x: View<'_, Self::Buf>,
         position: u32,
         table: &[u32],
         dim: usize,
-        pool: &mut Self::Buf,
+        pool: &mut Self::Kv,
     ) -> DeviceResult;
     /// Copies one block of `len` values inside a pool: a fork writes into its own copy.
     ///
     /// # Errors
     /// If the device fails.
-    fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut Self::Buf) -> DeviceResult;
+    fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut Self::Kv) -> DeviceResult;
+    /// Copies values of a pool from value `first` on to the host: little-endian, in its format.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn kv_read(&self, pool: &Self::Kv, first: usize, bytes: &mut [u8]) -> DeviceResult;
+    /// The counterpart of [`Backend::kv_read`].
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn kv_restore(&self, bytes: &[u8], pool: &mut Self::Kv, first: usize) -> DeviceResult;
     /// Causal attention of the rows of one session; row `i` stands at `position + i` and sees
     /// itself and all before it, or those in its window. `q` is `[rows, heads · k_dim]`, `out` `[rows, heads · v_dim]`.
     /// The softmax runs online, block by block in ascending order. Source: Milakov, Gimelshein,
@@ -316,7 +333,7 @@ pub trait Backend: Send + Sized + 'static {
         &self,
         shape: AttentionShape,
         q: View<'_, Self::Buf>,
-        kv: &KvView<'_, Self::Buf>,
+        kv: &KvView<'_, Self::Kv, Self::Buf>,
         position: u32,
         out: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;

@@ -37,7 +37,7 @@ pub use matmul::{
 use noise::noise;
 pub use noise::noise_weights;
 pub use routing::route;
-pub use sequence::{attention, causal_conv, delta_net, kv_copy_block};
+pub use sequence::{attention, causal_conv, delta_net, kv_copy_block, kv_formats};
 
 /// Stamps the whole suite out for one backend, a test per operation.
 ///
@@ -49,7 +49,7 @@ macro_rules! conformance {
         $crate::conformance! { @each $open;
             a_prompt_may_be_chunked_anywhere a_row_does_not_see_its_neighbours
             add add_bias attention buffers causal_conv clamped_mul combine_rows delta_net embed expert_rows
-            expert_rows_as_products experts gated_norm_heads kv_copy_block matmul matmul_each matmul_heads matmul_rows rms_norm rms_norm_heads rope route
+            expert_rows_as_products experts gated_norm_heads kv_copy_block kv_formats matmul matmul_each matmul_heads matmul_rows rms_norm rms_norm_heads rope route
             scatter_rows sigmoid_mul silu_mul
         }
     };

@@ -11,8 +11,8 @@
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
-    backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
-    host::{ConvWeight, Host, Kernels, Parallel, RowSelection},
+    backend::{AttentionShape, Clamp, Numerics, Rope, View},
+    host::{ConvWeight, Host, HostKvView, Kernels, Parallel, RowSelection},
     reference::{delta_net::DeltaStep, quantise::Block},
 };
 
@@ -217,11 +217,18 @@ impl Kernels for Simd {
         &self,
         shape: AttentionShape,
         q: View<'_, Vec<f32>>,
-        (kv, head): (&KvView<'_, Vec<f32>>, usize),
+        (kv, head): (HostKvView<'_>, usize),
         position: usize,
         out: &mut [f32],
     ) {
-        self.level.run(attention::Attend { shape, q, kv, head, position, out });
+        match kv {
+            HostKvView::F32(kv) => {
+                self.level.run(attention::Attend { shape, q, kv, head, position, out });
+            }
+            HostKvView::F16(kv) => {
+                self.level.run(attention::Attend { shape, q, kv, head, position, out });
+            }
+        }
     }
 
     fn conv_row(&self, weight: ConvWeight<'_>, history: &mut [&mut [f32]], x: &mut [f32]) {

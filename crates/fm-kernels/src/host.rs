@@ -11,8 +11,8 @@ use crate::{
     WeightBytes,
     backend::{
         self, AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult,
-        ExpertCall, ExpertRow, ExpertScratch, ExpertWeights, KvView, Numerics, Product, QMatrix,
-        Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View, ViewMut,
+        ExpertCall, ExpertRow, ExpertScratch, ExpertWeights, KvFormat, KvView, Numerics, Product,
+        QMatrix, Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View, ViewMut,
     },
     reference::{
         activation, norm,
@@ -26,6 +26,7 @@ mod delta_net;
 mod expert_rows;
 mod experts;
 mod kernels;
+mod kv;
 mod matmul;
 mod places;
 mod view;
@@ -36,6 +37,7 @@ pub use delta_net::ConvWeight;
 pub use expert_rows::EXPERT_ROWS_PER_PASS;
 pub use experts::EXPERTS_TOGETHER_MAX;
 pub use kernels::{ARRANGED_ROWS_MAX, Kernels, PANEL_ROWS, Parallel, QUERIES_PER_TASK_MAX};
+pub use kv::{Half, HostKv, HostKvView, KvLanes};
 use places::PlaceLists;
 
 /// A backend in host memory.
@@ -76,6 +78,7 @@ impl<K: Kernels> Host<K> {
 
 impl<K: Kernels> Backend for Host<K> {
     type Buf = Vec<f32>;
+    type Kv = HostKv;
     type Packed = WeightBytes;
     type Bytes = [u8];
     type Acts = HostActs;
@@ -315,21 +318,33 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
+    fn kv_alloc(&self, format: KvFormat, len: usize) -> DeviceResult<HostKv> {
+        Ok(HostKv::zeroed(format, len))
+    }
+
     fn kv_write(
         &self,
         x: View<'_, Vec<f32>>,
         position: u32,
         table: &[u32],
         dim: usize,
-        pool: &mut Vec<f32>,
+        pool: &mut HostKv,
     ) -> DeviceResult {
-        view::kv_write(&x, position as usize, table, dim, pool);
+        pool.write(&x, position as usize, (table, dim))
+    }
+
+    fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut HostKv) -> DeviceResult {
+        pool.copy_block(from as usize, to as usize, len);
         Ok(())
     }
 
-    fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut Vec<f32>) -> DeviceResult {
-        let from = from as usize * len;
-        pool.copy_within(from..from + len, to as usize * len);
+    fn kv_read(&self, pool: &HostKv, first: usize, bytes: &mut [u8]) -> DeviceResult {
+        pool.read(first, bytes);
+        Ok(())
+    }
+
+    fn kv_restore(&self, bytes: &[u8], pool: &mut HostKv, first: usize) -> DeviceResult {
+        pool.restore(bytes, first);
         Ok(())
     }
 
@@ -337,11 +352,11 @@ impl<K: Kernels> Backend for Host<K> {
         &self,
         shape: AttentionShape,
         q: View<'_, Vec<f32>>,
-        kv: &KvView<'_, Vec<f32>>,
+        kv: &KvView<'_, HostKv, Vec<f32>>,
         position: u32,
         out: ViewMut<'_, Vec<f32>>,
     ) -> DeviceResult {
-        self.attend(shape, q, kv, position as usize, out);
+        self.attend(shape, q, kv.into(), position as usize, out);
         Ok(())
     }
 

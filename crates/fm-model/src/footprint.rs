@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use fm_format::record::MatrixRole;
 use fm_kernels::{
-    backend::KV_BLOCK_TOKENS,
+    backend::{KV_BLOCK_TOKENS, KvFormat},
     host::{ARRANGED_ROWS_MAX, EXPERT_ROWS_PER_PASS},
 };
 
@@ -27,7 +27,7 @@ pub struct Footprint {
     pub recurrent: u64,
     /// The same at one position.
     pub memories: u64,
-    /// The largest part of a session that is moved at once: a layer's keys, values or memories.
+    /// The largest parts of a session that are moved at once: a layer's keys or values, and its memories.
     pub state_part: u64,
     /// Work space of a step per row of the batch.
     pub scratch_row: u64,
@@ -45,17 +45,17 @@ pub struct Footprint {
 
 impl Footprint {
     /// Counts the bytes of a described model.
-    pub fn of(spec: &ModelSpec, top_k: Option<usize>) -> Self {
+    pub fn of(spec: &ModelSpec, top_k: Option<usize>, kv: KvFormat) -> Self {
         let (active_experts, memories) = (active_expert_bytes(spec, top_k), memories(spec));
         let trunk = trunk_bytes(spec);
         // A token reads one row of the embedding, and all of it only where it is the head too.
         let embed = if spec.head.is_some() { spec.embed.shape.bytes() as u64 } else { 0 };
         Self {
             trunk,
-            kv_block: block_bytes(spec.kv_shapes()),
+            kv_block: block_bytes(spec.kv_shapes(), kv),
             recurrent: 2 * memories,
             memories,
-            state_part: state_part(spec),
+            state_part: state_part(spec, kv),
             scratch_row: scratch_row(spec, top_k),
             scratch_head_row: scratch_head_row(spec),
             aside_row: 4 * spec.hidden as u64,
@@ -83,20 +83,19 @@ impl Footprint {
 }
 
 /// Bytes of keys, values and memories that the token at `position` reads.
-pub fn state_bytes(spec: &ModelSpec, position: usize) -> u64 {
+pub fn state_bytes(spec: &ModelSpec, position: usize, kv: KvFormat) -> u64 {
     let kept = spec.layers.iter().filter_map(|layer| {
-        let token_bytes = block_bytes(std::iter::once(layer.mixer.kv_shape()?));
+        let token_bytes = block_bytes(std::iter::once(layer.mixer.kv_shape()?), kv);
         Some(layer.mixer.seen_from(position) as u64 * token_bytes / KV_BLOCK_TOKENS as u64)
     });
     kept.sum::<u64>() + memories(spec)
 }
 
-fn state_part(spec: &ModelSpec) -> u64 {
-    let keys = spec
-        .kv_shapes()
-        .map(|shape| 4 * (shape.kv_heads * shape.k_dim.max(shape.v_dim) * KV_BLOCK_TOKENS) as u64);
+fn state_part(spec: &ModelSpec, kv: KvFormat) -> u64 {
+    let parts = spec.kv_shapes().map(|shape| shape.kv_heads * shape.k_dim.max(shape.v_dim));
+    let block = kv.value_bytes() * KV_BLOCK_TOKENS * parts.max().unwrap_or(0);
     let memories = spec.delta_layers().map(|layer| DeltaState::<Nowhere>::bytes(layer.shape));
-    keys.chain(memories).max().unwrap_or(0)
+    block as u64 + memories.max().unwrap_or(0)
 }
 
 /// Bytes of the delta nets' memories of one session.

@@ -11,7 +11,7 @@ use std::{
 use fm_format::key::LayerIndex;
 use fm_kernels::{
     Backend,
-    backend::{DeviceResult, Routes, View, ViewMut},
+    backend::{DeviceResult, KvFormat, Routes, View, ViewMut},
 };
 
 use self::{
@@ -37,9 +37,11 @@ pub struct RunnerOptions {
     pub sessions_max: usize,
     /// Blocks of keys and values for all of them, and for those that are kept.
     pub kv_blocks: usize,
+    /// What they are kept in.
+    pub kv_format: KvFormat,
     /// Marks that may be set, if there are recurrent memories.
     pub marks_max: usize,
-    /// Identifies model and numerics in saved sessions.
+    /// Identifies model, numerics and format of keys and values in saved sessions.
     pub fingerprint: u128,
 }
 

@@ -297,7 +297,10 @@ impl PieceBytes {
 pub struct Transfer {
     pub(crate) part: usize,
     pub(crate) hash: Xxh3Default,
+    /// Of memories.
     pub(crate) values: Vec<f32>,
+    /// Of blocks.
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Transfer {

@@ -3,7 +3,7 @@
 //! ```text
 //! magic | fingerprint u128 | position u32 | memories u32 | marks u32 | position u32 of each | XXH3-64
 //! marks:  f32 … per delta-net layer: convolution history, recurrent memory | XXH3-64
-//! blocks: f32 … per attention layer: keys, values | XXH3-64
+//! blocks: per attention layer: keys, values, in the format that they are kept in | XXH3-64
 //! ```
 //! All numbers are little-endian. Every piece, the memories at a mark or a block, has its own checksum
 //! and a length that is known, so that pieces can lie in other files too, each where it was written first.
@@ -129,25 +129,25 @@ pub(crate) fn write_part<B: Backend>(
     transfer: &mut Transfer,
     to: &mut dyn Write,
 ) -> Result<bool, SessionFileError> {
-    let values = &mut transfer.values;
+    let mut to = Hashed { inner: to, hash: std::mem::take(&mut transfer.hash) };
     let parts = match piece {
         Piece::Memories(position) => {
             let memories =
                 session.memories(position).ok_or(SessionFileError::NotThere { piece })?;
             let delta = memories.get(transfer.part).ok_or(SessionFileError::NotThere { piece })?;
-            delta.read(device, values)?;
+            delta.read(device, &mut transfer.values)?;
+            to.put_values(&transfer.values)?;
             memories.len()
         }
         Piece::Block(place) => {
             let block = session.table.blocks().get(place as usize);
             let block = *block.ok_or(SessionFileError::NotThere { piece })?;
             let tokens = session.position as usize - place as usize * KV_BLOCK_TOKENS;
-            pool.read_part(device, (block, tokens), transfer.part, values)?;
+            pool.read_part(device, (block, tokens), transfer.part, &mut transfer.bytes)?;
+            to.put(&transfer.bytes)?;
             pool.parts()
         }
     };
-    let mut to = Hashed { inner: to, hash: std::mem::take(&mut transfer.hash) };
-    to.put_values(values)?;
     transfer.part += 1;
     let last = transfer.part == parts;
     if last {
@@ -168,12 +168,12 @@ pub(crate) fn read_part<B: Backend>(
 ) -> Result<bool, SessionFileError> {
     let part = transfer.part;
     let mut from = Hashed { inner: from, hash: std::mem::take(&mut transfer.hash) };
-    let values = &mut transfer.values;
     let parts = match piece {
         Piece::Memories(_) => {
             let parts = session.delta.len();
             let delta = session.delta.get_mut(part);
             let delta = delta.ok_or(SessionFileError::NotThere { piece })?;
+            let values = &mut transfer.values;
             values.resize(delta.len(), 0.0);
             from.take_values(values)?;
             delta.write(device, values)?;
@@ -182,9 +182,10 @@ pub(crate) fn read_part<B: Backend>(
         Piece::Block(place) => {
             let block = session.table.blocks().get(place as usize);
             let block = *block.ok_or(SessionFileError::NotThere { piece })?;
-            values.resize(pool.part_len(part), 0.0);
-            from.take_values(values)?;
-            pool.write_part(device, block, part, values)?;
+            let bytes = &mut transfer.bytes;
+            bytes.resize(pool.part_bytes(part), 0);
+            from.take_bytes(bytes)?;
+            pool.write_part(device, block, part, bytes)?;
             pool.parts()
         }
     };
@@ -248,17 +249,21 @@ impl<T: Read + ?Sized> Hashed<&mut T> {
 
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
-        self.inner.read_exact(&mut bytes)?;
-        self.hash.update(&bytes);
+        self.take_bytes(&mut bytes)?;
         Ok(bytes)
+    }
+
+    fn take_bytes(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.inner.read_exact(bytes)?;
+        self.hash.update(bytes);
+        Ok(())
     }
 
     fn take_values(&mut self, values: &mut [f32]) -> io::Result<()> {
         let mut bytes = [0; 4096];
         for values in values.chunks_mut(bytes.len() / 4) {
             let bytes = &mut bytes[..values.len() * 4];
-            self.inner.read_exact(bytes)?;
-            self.hash.update(bytes);
+            self.take_bytes(bytes)?;
             for (bytes, value) in bytes.chunks_exact(4).zip(values) {
                 *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             }

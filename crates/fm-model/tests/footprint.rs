@@ -9,7 +9,7 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend,
-    backend::{Numerics, Routes},
+    backend::{KvFormat, Numerics, Routes},
     cpu::Cpu,
 };
 use fm_model::{
@@ -58,15 +58,21 @@ fn taken_and_planned(model: &TinyModel, rows: usize) -> (u64, u64) {
         DecoderOptions { rows_max: rows, logits_rows_max: 1, short_rows_max: 512, top_k: None };
     let before = live_bytes();
     let loaded = Decoder::load(&Loader::new(&device, &files, 2), &spec, decoder).unwrap();
-    let footprint = Footprint::of(&spec, None);
+    let footprint = Footprint::of(&spec, None, KvFormat::F32);
     let trunk = live_bytes() - before;
     let slack = footprint.trunk / 50 + (64 << 10);
     assert!(trunk <= footprint.trunk + slack, "{trunk} bytes of weights, {footprint:?}");
     assert!(trunk + slack >= footprint.trunk, "{trunk} bytes of weights, {footprint:?}");
 
     let kv_blocks = footprint.kv_blocks(rows as u32) as usize;
-    let options =
-        RunnerOptions { decoder, sessions_max: 1, kv_blocks, marks_max: 0, fingerprint: 7 };
+    let options = RunnerOptions {
+        decoder,
+        sessions_max: 1,
+        kv_blocks,
+        kv_format: KvFormat::F32,
+        marks_max: 0,
+        fingerprint: 7,
+    };
     reset_peak();
     let before = live_bytes();
     let mut runner = ModelRunner::new(device, loaded, Nobody, &spec, options).unwrap();

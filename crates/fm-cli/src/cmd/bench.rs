@@ -9,7 +9,10 @@ mod setup;
 mod speed;
 mod table;
 
-use std::path::PathBuf;
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use fm_engine::{EngineError, options::ENGINE};
@@ -120,7 +123,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     if matches.get_flag("json") {
         console::print_json(&output)?;
     } else {
-        println!("{output}");
+        writeln!(io::stdout().lock(), "{output}")?;
     }
     verdict
 }

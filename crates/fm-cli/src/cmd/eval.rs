@@ -4,7 +4,7 @@ mod found;
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::{Arg, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
 use fm_engine::{
     Engine, EngineError, Load,
-    backends::{DeviceChoice, Numerics},
+    backends::{DeviceChoice, KvFormat, Numerics},
     bytes::Bytes,
     engine::plan,
     eval::{
@@ -49,8 +49,8 @@ pub(super) fn command() -> Command {
     };
     let numerics: Vec<_> = Numerics::ALL.iter().map(|numerics| numerics.name()).collect();
     let against = format!(
-        "Also compare with the same model in other numerics ({}), with another model of the same \
-         tokenizer, or with logits that --dump has written",
+        "Also compare with the same model in other numerics ({}) or without its lossy options \
+         ({EXACT}), with another model of the same tokenizer, or with logits that --dump has written",
         numerics.join(", ")
     );
     let command = Command::new("eval")
@@ -65,7 +65,12 @@ pub(super) fn command() -> Command {
                 .required(true)
                 .value_parser(value_parser!(PathBuf)),
         )
-        .arg(Arg::new("against").long("against").value_name("NUMERICS|MODEL|DUMP").help(against))
+        .arg(
+            Arg::new("against")
+                .long("against")
+                .value_name("NUMERICS|exact|MODEL|DUMP")
+                .help(against),
+        )
         .arg(
             valued(
                 "dump",
@@ -95,9 +100,13 @@ pub(super) fn command() -> Command {
     flags::add(command, &ENGINE, "Engine")
 }
 
+/// What stands for the same model without its lossy options.
+const EXACT: &str = "exact";
+
 /// What the model is held to.
 enum Against {
     Numerics(Numerics),
+    Exact,
     Model(PathBuf),
     Dump(Box<DumpReader>),
 }
@@ -107,6 +116,9 @@ impl Against {
         let Some(given) = matches.get_one::<String>("against") else { return Ok(None) };
         if let Some(numerics) = Numerics::ALL.iter().find(|numerics| numerics.name() == given) {
             return Ok(Some(Self::Numerics(*numerics)));
+        }
+        if given == EXACT {
+            return Ok(Some(Self::Exact));
         }
         let path = PathBuf::from(given);
         if is_dump(&path) {
@@ -124,7 +136,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let path = model_path(matches)?;
     let mut options = flags::engine_options(matches)?;
     let cutting = cut(matches, &path, &mut options, against.as_ref())?;
-    if matches!(against, Some(Against::Numerics(_) | Against::Model(_))) {
+    if matches!(against, Some(Against::Numerics(_) | Against::Exact | Against::Model(_))) {
         // Two models side by side share the memory.
         let limits = MemoryLimits::read(&places::places().root);
         options.memory = Some(options.memory.unwrap_or_else(|| default_budget(&limits)) / 2);
@@ -136,6 +148,10 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(Against::Numerics(numerics)) => {
             let (numerics, device) = (Some(*numerics), DeviceChoice::Auto);
             let options = EngineOptions { numerics, device, ..options };
+            Other::Engine(Box::new(open(&path, &options, true)?))
+        }
+        Some(Against::Exact) => {
+            let options = EngineOptions { top_k: None, kv: KvFormat::F32, ..options };
             Other::Engine(Box::new(open(&path, &options, true)?))
         }
         Some(Against::Model(path)) => {
@@ -294,8 +310,7 @@ fn measure(
     if matches.get_flag("json") {
         return console::print_json(&found.as_json());
     }
-    print!("{found}");
-    Ok(())
+    Ok(write!(io::stdout().lock(), "{found}")?)
 }
 
 fn begin_dump(

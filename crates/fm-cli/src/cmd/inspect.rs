@@ -1,9 +1,12 @@
 //! `inspect`: what a model is made of.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
 
 use clap::{ArgMatches, Command};
-use fm_engine::{EngineError, bytes::Bytes};
+use fm_engine::{EngineError, backends::KvFormat, bytes::Bytes};
 use fm_format::source::Checkpoint;
 use fm_model::{
     arch::describe,
@@ -63,12 +66,11 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     if matches.get_flag("json") {
         return console::print_json(&inspection);
     }
-    print(&inspection);
-    Ok(())
+    Ok(print(&inspection, &mut io::stdout().lock())?)
 }
 
 fn inspect(model: String, spec: &ModelSpec) -> Inspection {
-    let footprint = Footprint::of(spec, None);
+    let footprint = Footprint::of(spec, None, KvFormat::F32);
     let tensors = rows(spec);
     let moe_layers = spec.catalog.layers.iter().flatten();
     Inspection {
@@ -149,29 +151,37 @@ fn class_of(name: &str) -> &'static str {
     found.map_or("other", |row| row.1)
 }
 
-fn print(inspection: &Inspection) {
+fn print(inspection: &Inspection, out: &mut impl Write) -> io::Result<()> {
     let i = inspection;
-    println!("{} · {} · {}", i.model, i.model_type, Bytes(i.bytes));
-    println!(
+    writeln!(out, "{} · {} · {}", i.model, i.model_type, Bytes(i.bytes))?;
+    writeln!(
+        out,
         "  {} layers ({} attention, {} delta net), hidden {}, vocabulary {}, context {}",
         i.layers, i.attention_layers, i.delta_net_layers, i.hidden, i.vocab, i.context
-    );
-    println!("  {} layers with {} experts, {} per token", i.moe_layers, i.experts, i.top_k);
-    println!(
+    )?;
+    writeln!(out, "  {} layers with {} experts, {} per token", i.moe_layers, i.experts, i.top_k)?;
+    writeln!(
+        out,
         "  {} read per token, {} of it routed experts; {} of keys and values per token",
         Bytes(i.active_bytes_per_token),
         Bytes(i.active_expert_bytes_per_token),
         Bytes(i.kv_bytes_per_token)
-    );
-    println!("\n  {:<20} {:<16} {:>6} {:>8} {:>10}", "class", "format", "bits", "tensors", "bytes");
+    )?;
+    writeln!(
+        out,
+        "\n  {:<20} {:<16} {:>6} {:>8} {:>10}",
+        "class", "format", "bits", "tensors", "bytes"
+    )?;
     for row in &i.tensors {
-        println!(
+        writeln!(
+            out,
             "  {:<20} {:<16} {:>6.2} {:>8} {:>10}",
             row.class,
             row.format,
             row.bits_per_weight,
             row.tensors,
             Bytes(row.bytes).to_string()
-        );
+        )?;
     }
+    Ok(())
 }

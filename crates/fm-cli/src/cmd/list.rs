@@ -1,5 +1,7 @@
 //! `list`: the models in the cache.
 
+use std::io::{self, Write};
+
 use clap::{ArgMatches, Command};
 use fm_engine::bytes::Bytes;
 use fm_format::{FormatError, source::Checkpoint};
@@ -43,6 +45,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         return Ok(());
     }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
+    let mut out = io::stdout().lock();
     for row in rows {
         let revision: String = row.revision.chars().take(COMMIT_DIGITS).collect();
         let kind = row.kind.unwrap_or("–");
@@ -52,7 +55,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             (false, Some(problem)) => format!("incomplete: {problem}"),
         };
         let bytes = Bytes(row.bytes).to_string();
-        println!("{:<width$}  {revision:<12}  {bytes:>9}  {kind:<14}  {state}", row.name);
+        writeln!(out, "{:<width$}  {revision:<12}  {bytes:>9}  {kind:<14}  {state}", row.name)?;
     }
     Ok(())
 }

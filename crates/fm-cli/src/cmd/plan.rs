@@ -1,6 +1,9 @@
 //! `plan`: who would get how much memory, before anything is loaded.
 
-use std::path::PathBuf;
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
 
 use anyhow::Context;
 use clap::{ArgMatches, Command};
@@ -48,8 +51,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     if matches.get_flag("json") {
         return console::print_json(&as_json(&planned, remote.as_ref()));
     }
-    print(&planned, remote.as_ref());
-    Ok(())
+    Ok(print(&planned, remote.as_ref(), &mut io::stdout().lock())?)
 }
 
 /// The model, if it is on the hub and not here.
@@ -89,6 +91,7 @@ fn as_json(planned: &Planned, remote: Option<&RemoteModel>) -> serde_json::Value
         "active_expert_bytes_per_token": planned.footprint.active_experts,
         "device": planned.device.name(),
         "threads": planned.threads,
+        "lossy": planned.lossy(),
     })
 }
 
@@ -97,7 +100,7 @@ fn title(planned: &Planned, remote: Option<&RemoteModel>) -> String {
     remote.map_or_else(|| planned.path.display().to_string(), |remote| remote.name.to_string())
 }
 
-fn print(planned: &Planned, remote: Option<&RemoteModel>) {
+fn print(planned: &Planned, remote: Option<&RemoteModel>, out: &mut impl Write) -> io::Result<()> {
     let plan = &planned.plan;
     let slots: usize = plan.store.classes.iter().map(|class| class.slots).sum();
     let experts: usize = plan.store.classes.iter().map(|class| class.experts).sum();
@@ -123,23 +126,29 @@ fn print(planned: &Planned, remote: Option<&RemoteModel>) {
             format!("{slots} of {experts} experts ({share:.1} %), {} in all", Bytes(plan.experts)),
         ),
     ];
-    println!("{} · {}", title(planned, remote), planned.spec.model_type);
+    writeln!(out, "{} · {}", title(planned, remote), planned.spec.model_type)?;
     if let Some(remote) = remote {
-        println!("  {remote}");
+        writeln!(out, "  {remote}")?;
+    }
+    for lossy in planned.lossy() {
+        writeln!(out, "  lossy: {lossy}")?;
     }
     for (what, bytes, note) in rows {
-        println!("  {what:<28} {:>10}   {note}", Bytes(bytes).to_string());
+        writeln!(out, "  {what:<28} {:>10}   {note}", Bytes(bytes).to_string())?;
     }
-    println!(
+    writeln!(
+        out,
         "  {:<28} {:>10}   of a budget of {}",
         "together",
         Bytes(plan.total()).to_string(),
         Bytes(plan.budget)
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "  {:<28} {:>10}   {} of it routed experts",
         "read per token",
         Bytes(planned.footprint.active).to_string(),
         Bytes(planned.footprint.active_experts)
-    );
+    )?;
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal, Read},
+    io::{self, IsTerminal, Read, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
@@ -187,7 +187,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     }
     if generated.text.is_none() {
         let numbers: Vec<String> = generated.tokens.iter().map(u32::to_string).collect();
-        println!("{}", numbers.join(","));
+        writeln!(io::stdout(), "{}", numbers.join(","))?;
     }
     if !matches.get_flag("quiet") {
         eprintln!("\n{report}");

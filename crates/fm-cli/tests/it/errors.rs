@@ -1,8 +1,8 @@
 //! One line, a hint, an exit code; never a panic.
 
-use std::fs;
+use std::{fs, process::Command};
 
-use fm_testkit::golden::{demo_dir, golden_dir};
+use fm_testkit::golden::{demo_dir, golden_dir, workspace_dir};
 
 use crate::{flash_moe, stderr};
 
@@ -125,4 +125,30 @@ fn damaged_gguf_files() {
         damaged_gguf("blk.0.attn_k.weight", "blk.0.attn_x.weight"),
     ];
     insta::assert_snapshot!("damaged_gguf_files", all.join("\n"));
+}
+
+/// `flash-moe plan … | head -1`, with a reader that has gone before the first line.
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let commands = [
+        &["plan", "models/demo"] as &[&str],
+        &["inspect", "models/demo"],
+        &["run", "models/demo", "--prompt-tokens", "5,6", "--max-tokens", "2", "--quiet"],
+        &["eval", "models/demo", "--text", "tools/demo-model/heldout.txt", "--tokens", "40"],
+    ];
+    for command in commands {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let home = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_flash-moe"))
+            .args(command)
+            .current_dir(workspace_dir())
+            .env_clear()
+            .env("HOME", home.path())
+            .stdout(writer)
+            .output()
+            .unwrap();
+        let said = stderr(&output);
+        assert!(output.status.success() && !said.contains("panicked"), "{command:?}: {said}");
+    }
 }

@@ -57,6 +57,15 @@ fn numerics_and_other_models_run_side_by_side() {
     assert_eq!(found["against"]["numerics"], "reference");
     let kl = found["against"]["kl"]["value"].as_f64().unwrap();
     assert!(kl < 1e-6, "{kl}");
+    let halves = ["--kv", "f16", "--k", "3", "--against", "exact"];
+    let found = json(&[text.as_slice(), &halves].concat());
+    let lossy = ["3 experts per token instead of 4", "keys and values in f16 instead of f32"];
+    assert_eq!(found["lossy"], serde_json::json!(lossy));
+    assert_eq!(found["against"]["lossy"], serde_json::json!([]));
+    let halves = json(&[text.as_slice(), &["--kv", "f16", "--against", "exact"]].concat());
+    let kl = halves["against"]["kl"]["value"].as_f64().unwrap();
+    assert!(kl > 0.0 && kl < 1e-5, "{kl}");
+    assert!(found["against"]["kl"]["value"].as_f64().unwrap() > 10.0 * kl, "{found}");
     let found = json(&[text.as_slice(), &["--against", "models/demo-bf16"]].concat());
     assert_eq!(found["against"]["model"], "models/demo-bf16");
     let kl = found["against"]["kl"]["value"].as_f64().unwrap();

@@ -16,7 +16,7 @@ impl Engine {
     pub fn state_fingerprint(&self, program: Option<&Path>) -> u128 {
         let mut hash = Xxh3Default::new();
         hash.update(&self.identity.to_le_bytes());
-        for word in [self.model_type, self.numerics.name(), cpu_features(), "f32 keys and values"] {
+        for word in [self.model_type, self.numerics.name(), cpu_features()] {
             hash.update(word.as_bytes());
             hash.update(&[0]);
         }

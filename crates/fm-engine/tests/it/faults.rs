@@ -24,7 +24,7 @@ use fm_format::{
     record::{Catalog, FileIndex},
     source::{Checkpoint, Files},
 };
-use fm_kernels::cpu::Cpu;
+use fm_kernels::{backend::KvFormat, cpu::Cpu};
 use fm_model::{
     Runner,
     arch::describe,
@@ -161,8 +161,14 @@ impl Model {
             None => local,
         };
         let stats = local.handles().stats;
-        let options =
-            RunnerOptions { decoder, sessions_max: 3, kv_blocks: 8, marks_max: 0, fingerprint: 0 };
+        let options = RunnerOptions {
+            decoder,
+            sessions_max: 3,
+            kv_blocks: 8,
+            kv_format: KvFormat::F32,
+            marks_max: 0,
+            fingerprint: 0,
+        };
         (Box::new(ModelRunner::new(device, loaded, local, &self.spec, options).unwrap()), stats)
     }
 }

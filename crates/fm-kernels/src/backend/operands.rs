@@ -1,5 +1,7 @@
 //! What operations take: matrices, shapes, routes and the places where state lives.
 
+use std::fmt;
+
 use fm_format::{key::ExpertIndex, record::MatrixShape};
 
 use super::{Backend, View, ViewMut};
@@ -255,17 +257,64 @@ impl AttentionShape {
     }
 }
 
+/// What keys and values are rounded to where they are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvFormat {
+    /// Not at all.
+    #[default]
+    F32,
+    /// Half precision, IEEE 754 binary16, ties to even: half the bytes, 11 significant bits.
+    F16,
+}
+
+impl KvFormat {
+    /// Every format, in the order of the option's help.
+    pub const ALL: &'static [Self] = &[Self::F32, Self::F16];
+
+    /// The word of the command line and the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        }
+    }
+
+    /// Bytes of a value.
+    pub fn value_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A key or a value is beyond what its format holds. Kept as the largest it would be another text's.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("a key or value of {value:e} is beyond {format}; keep them in f32")]
+pub struct KvOverflow {
+    /// What should have been kept.
+    pub value: f32,
+    /// Where.
+    pub format: KvFormat,
+}
+
 /// The keys and values of one layer that one session may see.
 ///
 /// `keys` is `[blocks, kv_heads, KV_BLOCK_TOKENS, k_dim]`, `values` likewise with `v_dim` if there
-/// are any; both hold the blocks of all sessions, and `table[position / KV_BLOCK_TOKENS]` is the
+/// are any, in the same format; both hold the blocks of all sessions, and `table[position / KV_BLOCK_TOKENS]` is the
 /// block of a position.
 #[derive(Debug)]
-pub struct KvView<'a, Buf> {
+pub struct KvView<'a, Kv, Buf> {
     /// Keys of the layer's pool.
-    pub keys: &'a Buf,
+    pub keys: &'a Kv,
     /// Values of the layer's pool; `None` if they are the first `v_dim` of every key.
-    pub values: Option<&'a Buf>,
+    pub values: Option<&'a Kv>,
     /// Blocks of this session, by position.
     pub table: &'a [u32],
     /// `[heads]`: one more score of every head, with its share of the softmax and no value.

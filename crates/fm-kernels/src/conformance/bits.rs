@@ -8,7 +8,7 @@ use crate::backend::{
 
 use super::{
     Case, Weights, noise, read_all,
-    sequence::{Attention, Convolution, DeltaNet, Values},
+    sequence::{Attention, Convolution, DeltaNet, Kept, Values},
 };
 
 pub(super) fn bits(values: &[f32]) -> Vec<u32> {
@@ -77,13 +77,16 @@ pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
     }
     let (k_dim, v_dim, scale) = (40, 24, 0.3);
     let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim, v_dim, scale, window: None };
-    for values in [Values::Own, Values::InKeys] {
-        check(device, |chunks| Attention { shape, position: 37, chunks, values, sinks: false });
+    let position = 37;
+    for (values, kept) in
+        [(Values::Own, Kept::F32), (Values::InKeys, Kept::F32), (Values::Own, Kept::F16)]
+    {
+        check(device, |chunks| Attention { shape, position, chunks, values, sinks: false, kept });
     }
     for window in [1, 5, 64, 70] {
         let shape = AttentionShape { window: Some(window), ..shape };
-        let values = Values::Own;
-        check(device, |chunks| Attention { shape, position: 37, chunks, values, sinks: true });
+        let (values, kept) = (Values::Own, Kept::F32);
+        check(device, |chunks| Attention { shape, position, chunks, values, sinks: true, kept });
     }
     check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });
     let (key_heads, value_heads, k_dim, v_dim) = (2, 6, 24, 17);

@@ -1,9 +1,11 @@
 //! Operations along a session: attention over its blocks, convolution and delta net over its past.
 
+use half::f16;
+
 use crate::{
     backend::{
         AttentionShape, Backend, DeltaInputs, DeltaShape, DeviceResult, HeadOrder, KV_BLOCK_TOKENS,
-        KvView, View, ViewMut,
+        KvFormat, KvOverflow, KvView, View, ViewMut,
     },
     tolerance,
 };
@@ -20,6 +22,23 @@ pub(super) struct Attention {
     pub(super) values: Values,
     /// Whether every head has one more score.
     pub(super) sinks: bool,
+    /// What keys and values are kept in.
+    pub(super) kept: Kept,
+}
+
+/// What keys and values are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    F32,
+    F16,
+    /// In f32, where they are what [`Kept::F16`] rounds them to.
+    Rounded,
+}
+
+impl Kept {
+    fn format(self) -> KvFormat {
+        if self == Self::F16 { KvFormat::F16 } else { KvFormat::F32 }
+    }
 }
 
 /// Where values are.
@@ -34,19 +53,79 @@ pub(super) enum Values {
 }
 
 impl Attention {
-    /// Writes keys or values of `rows` rows and returns the pool.
-    fn write_chunk<B: Backend>(
+    /// Writes keys of rows behind `position`.
+    fn write_keys<B: Backend>(
+        &self,
         device: &B,
-        pool: &mut B::Buf,
-        (seed, dim, heads): (u64, usize, usize),
+        pool: &mut B::Kv,
         (position, rows): (usize, usize),
         table: &[u32],
     ) -> DeviceResult {
-        let values = noise(seed, (position + rows) * heads * dim);
-        let x = device.upload(&values)?;
-        let x = View::new(&x, position + rows, heads * dim).rows(position, rows);
-        device.kv_write(x, position as u32, table, dim, pool)
+        let AttentionShape { kv_heads, k_dim, .. } = self.shape;
+        let keys = self.given(3, (position + rows) * kv_heads * k_dim);
+        write(device, pool, (&keys, k_dim), (position, rows), table)
     }
+
+    /// Writes their values.
+    fn write_values<B: Backend>(
+        &self,
+        device: &B,
+        pool: &mut B::Kv,
+        (position, rows): (usize, usize),
+        table: &[u32],
+    ) -> DeviceResult {
+        let AttentionShape { kv_heads, k_dim, v_dim, .. } = self.shape;
+        let heads = (position + rows) * kv_heads;
+        let values = if self.values == Values::CopiedFromKeys {
+            let keys = self.given(3, heads * k_dim);
+            keys.chunks_exact(k_dim).flat_map(|key| &key[..v_dim]).copied().collect()
+        } else {
+            self.given(4, heads * v_dim)
+        };
+        write(device, pool, (&values, v_dim), (position, rows), table)
+    }
+
+    fn given(&self, seed: u64, len: usize) -> Vec<f32> {
+        let mut values = noise(seed, len);
+        if self.kept == Kept::Rounded {
+            values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
+        }
+        values
+    }
+}
+
+/// Keys or values for [`Backend::kv_write`], whose rows from `position` on are written.
+fn write<B: Backend>(
+    device: &B,
+    pool: &mut B::Kv,
+    (values, dim): (&[f32], usize),
+    (position, rows): (usize, usize),
+    table: &[u32],
+) -> DeviceResult {
+    if rows == 0 {
+        return Ok(());
+    }
+    let x = device.upload(values)?;
+    let x = View::new(&x, position + rows, values.len() / (position + rows)).rows(position, rows);
+    device.kv_write(x, position as u32, table, dim, pool)
+}
+
+/// A pool in which something stood before.
+fn used_pool<B: Backend>(
+    device: &B,
+    format: KvFormat,
+    (seed, len): (u64, usize),
+) -> DeviceResult<B::Kv> {
+    let mut pool = device.kv_alloc(format, len)?;
+    let values = noise(seed, len);
+    let bytes: Vec<u8> = match format {
+        KvFormat::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        KvFormat::F16 => {
+            values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect()
+        }
+    };
+    device.kv_restore(&bytes, &mut pool, 0)?;
+    Ok(pool)
 }
 
 impl Case for Attention {
@@ -57,24 +136,19 @@ impl Case for Attention {
         // Blocks lie in descending order, so that a block's number is not its position.
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let pool_len = |dim| blocks * kv_heads * KV_BLOCK_TOKENS * dim;
-        let mut keys = device.upload(&noise(1, pool_len(k_dim)))?;
-        let mut values = device.upload(&noise(2, pool_len(v_dim)))?;
-        let before = (0, self.position);
-        Self::write_chunk(device, &mut keys, (3, k_dim, kv_heads), before, &table)?;
-        Self::write_chunk(device, &mut values, (4, v_dim, kv_heads), before, &table)?;
+        let format = self.kept.format();
+        let mut keys = used_pool(device, format, (1, pool_len(k_dim)))?;
+        let mut values = used_pool(device, format, (2, pool_len(v_dim)))?;
+        self.write_keys(device, &mut keys, (0, self.position), &table)?;
+        self.write_values(device, &mut values, (0, self.position), &table)?;
         let sinks = device.upload(&noise(6, heads))?;
         let q = device.upload(&noise(5, (total - self.position) * (heads * k_dim + 7)))?;
         let mut out = device.alloc((total - self.position) * heads * v_dim)?;
         let mut done = 0;
         for rows in &self.chunks {
             let at = (self.position + done, *rows);
-            Self::write_chunk(device, &mut keys, (3, k_dim, kv_heads), at, &table)?;
-            Self::write_chunk(device, &mut values, (4, v_dim, kv_heads), at, &table)?;
-            if self.values == Values::CopiedFromKeys {
-                let all = blocks * kv_heads * KV_BLOCK_TOKENS;
-                let beginnings = View::new(&keys, all, k_dim).columns(0, v_dim);
-                device.copy(beginnings, ViewMut::new(&mut values, all, v_dim))?;
-            }
+            self.write_keys(device, &mut keys, at, &table)?;
+            self.write_values(device, &mut values, at, &table)?;
             let values = Some(&values).filter(|_| self.values != Values::InKeys);
             let sinks = Some(&sinks).filter(|_| self.sinks);
             let kv = KvView { keys: &keys, values, table: &table, sinks };
@@ -90,10 +164,11 @@ impl Case for Attention {
 }
 
 /// [`Backend::kv_write`] and [`Backend::attention`], within and across blocks, with values of their
-/// own and inside the keys, with sinks and in windows.
+/// own and inside the keys, with sinks and in windows, in every [`KvFormat`].
 ///
 /// # Panics
-/// If values inside the keys give other bits than the same ones elsewhere.
+/// If values inside the keys give other bits than the same ones elsewhere, or rounded ones other bits than
+/// what they are rounded to.
 pub fn attention<B: Backend>(device: &B) {
     for (k_dim, v_dim) in [(40, 40), (48, 48), (16, 16), (128, 64), (7, 130)] {
         for (position, rows) in [(0, 1), (0, 5), (60, 9), (63, 1), (64, 1), (190, 70)] {
@@ -101,8 +176,13 @@ pub fn attention<B: Backend>(device: &B) {
             let (heads, kv_heads, window) = (6, 3, None);
             let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale, window };
             let chunks = vec![rows];
-            let case = Attention { shape, position, chunks, values: Values::Own, sinks: false };
+            let (values, sinks, kept) = (Values::Own, false, Kept::F32);
+            let case = Attention { shape, position, chunks, values, sinks, kept };
             case.check(device, tolerance::CHAINED_F32);
+            same_bits(
+                device,
+                &[Kept::F16, Kept::Rounded].map(|kept| Attention { kept, ..case.clone() }),
+            );
             for window in [None, Some(1), Some(3), Some(64), Some(100)] {
                 let shape = AttentionShape { window, ..shape };
                 let case = Attention { shape, sinks: true, ..case.clone() };
@@ -111,9 +191,11 @@ pub fn attention<B: Backend>(device: &B) {
             if v_dim <= k_dim {
                 let case = Attention { values: Values::InKeys, ..case };
                 case.check(device, tolerance::CHAINED_F32);
-                let copied = Attention { values: Values::CopiedFromKeys, ..case.clone() };
-                let bits = |case: &Attention| bits(&case.run(device).expect("the device runs"));
-                assert!(bits(&case) == bits(&copied), "{case:?}");
+                for kept in [Kept::F32, Kept::F16] {
+                    let case = Attention { kept, ..case.clone() };
+                    let copied = Attention { values: Values::CopiedFromKeys, ..case.clone() };
+                    same_bits(device, &[case, copied]);
+                }
             }
         }
     }
@@ -122,13 +204,53 @@ pub fn attention<B: Backend>(device: &B) {
     for (heads, kv_heads) in [(15, 3), (8, 1), (4, 4), (300, 1)] {
         let (k_dim, v_dim, scale, window) = (40, 24, 0.6, Some(70));
         let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale, window };
-        let (values, sinks) = (Values::Own, true);
-        let case = Attention { shape, position: 61, chunks: vec![9], values, sinks };
-        case.check(device, tolerance::CHAINED_F32);
-        let alone = Attention { chunks: vec![1; 9], ..case.clone() };
-        let bits = |case: &Attention| bits(&case.run(device).expect("the device runs"));
-        assert!(bits(&case) == bits(&alone), "{case:?}");
+        let (values, sinks, chunks) = (Values::Own, true, vec![9]);
+        for kept in [Kept::F32, Kept::F16] {
+            let chunks = chunks.clone();
+            let case = Attention { shape, position: 61, chunks, values, sinks, kept };
+            case.check(device, tolerance::CHAINED_F32);
+            let alone = Attention { chunks: vec![1; 9], ..case.clone() };
+            same_bits(device, &[case, alone]);
+        }
     }
+}
+
+fn same_bits<B: Backend>(device: &B, cases: &[Attention; 2]) {
+    let [a, b] = cases.each_ref().map(|case| bits(&case.run(device).expect("the device runs")));
+    assert!(a == b, "{cases:?}");
+}
+
+/// [`Backend::kv_write`] rounds to the format, says what is beyond it, and [`Backend::kv_read`] gives what
+/// is kept.
+///
+/// # Panics
+/// If it does not.
+pub fn kv_formats<B: Backend>(device: &B) {
+    let mut values = noise(1, 40);
+    values.extend([65504.0, -65519.9, 1e-8, -0.0, 6e-5, f32::INFINITY, 1.0 + f32::EPSILON, 3.0]);
+    let kept = |format, values: &[f32]| -> DeviceResult<Vec<u8>> {
+        let mut pool = used_pool(device, format, (2, 2 * KV_BLOCK_TOKENS * 24))?;
+        // Two rows of two heads of twelve, in the second block.
+        write(device, &mut pool, (values, 12), (0, 2), &[1])?;
+        let mut bytes = vec![0; 12 * format.value_bytes()];
+        let mut all = Vec::new();
+        for (row, head) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let first = ((2 + head) * KV_BLOCK_TOKENS + row) * 12;
+            device.kv_read(&pool, first, &mut bytes)?;
+            all.extend_from_slice(&bytes);
+        }
+        Ok(all)
+    };
+    let exact: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    assert!(kept(KvFormat::F32, &values).expect("the device runs") == exact);
+    let halves = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes());
+    let rounded: Vec<u8> = halves.collect();
+    assert!(kept(KvFormat::F16, &values).expect("the device runs") == rounded);
+    values[47] = -65520.0;
+    kept(KvFormat::F32, &values).expect("f32 holds it");
+    let error = kept(KvFormat::F16, &values).expect_err("f16 does not hold it");
+    let overflow = error.source.downcast_ref::<KvOverflow>().expect("it says so");
+    assert_eq!(overflow.value, -65520.0);
 }
 
 /// [`Backend::kv_copy_block`] copies one block and nothing else.
@@ -136,12 +258,16 @@ pub fn attention<B: Backend>(device: &B) {
 /// # Panics
 /// If it does not.
 pub fn kv_copy_block<B: Backend>(device: &B) {
-    let values = noise(1, 5 * 24);
-    let mut pool = device.upload(&values).expect("the device has memory");
-    device.kv_copy_block(3, 1, 24, &mut pool).expect("the device runs");
-    let mut want = values;
-    want.copy_within(72..96, 24);
-    assert_eq!(read_all(device, &pool, 120).expect("the device runs"), want);
+    for format in KvFormat::ALL {
+        let mut pool = used_pool(device, *format, (1, 5 * 24)).expect("the device has memory");
+        let bytes = format.value_bytes();
+        let (mut want, mut found) = (vec![0; 120 * bytes], vec![0; 120 * bytes]);
+        device.kv_read(&pool, 0, &mut want).expect("the device runs");
+        device.kv_copy_block(3, 1, 24, &mut pool).expect("the device runs");
+        want.copy_within(72 * bytes..96 * bytes, 24 * bytes);
+        device.kv_read(&pool, 0, &mut found).expect("the device runs");
+        assert!(found == want, "{format}");
+    }
 }
 
 /// The causal convolution; its result and the history it leaves.

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use fm_format::quant::QuantFormat;
 
 use crate::{
-    backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
-    host::{ConvWeight, Host, Kernels, Parallel, RowSelection},
+    backend::{AttentionShape, Clamp, Numerics, Rope, View},
+    host::{ConvWeight, Host, HostKvView, Kernels, Parallel, RowSelection},
     reference::{Scalar, delta_net::DeltaStep},
 };
 
@@ -119,7 +119,7 @@ impl Kernels for Wrong {
         &self,
         shape: AttentionShape,
         q: View<'_, Vec<f32>>,
-        kv: (&KvView<'_, Vec<f32>>, usize),
+        kv: (HostKvView<'_>, usize),
         position: usize,
         out: &mut [f32],
     ) {

@@ -1,8 +1,8 @@
 //! Attention of some query heads, block by block.
 
 use crate::{
-    backend::{AttentionShape, KV_BLOCK_TOKENS, KvView, View},
-    host::QUERIES_PER_TASK_MAX,
+    backend::{AttentionShape, KV_BLOCK_TOKENS, View},
+    host::{Half, KvLanes, QUERIES_PER_TASK_MAX},
 };
 
 use super::{
@@ -17,13 +17,33 @@ const MANY_SUMS: usize = 16;
 /// Sums of a tile that fits where a vector takes several of few registers.
 const FEW_SUMS: usize = 4;
 
+/// A number as it lies among keys or values.
+pub(super) trait Kept: Copy + Default {
+    /// Sixteen of them from memory.
+    fn load<L: Lanes>(lanes: L, x: &[Self; LANES]) -> L::F;
+}
+
+impl Kept for f32 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &Sixteen) -> L::F {
+        lanes.load(x)
+    }
+}
+
+impl Kept for Half {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[Self; LANES]) -> L::F {
+        lanes.f16(x.as_flattened().try_into().expect("two bytes each"))
+    }
+}
+
 /// Query heads of some rows, see [`crate::reference::attention::attend`]: the same equations in the
 /// same order of blocks and positions. Every query meets a block before the next block is read.
-pub(super) struct Attend<'a> {
+pub(super) struct Attend<'a, E> {
     pub(super) shape: AttentionShape,
     /// `[rows, heads · k_dim]`
     pub(super) q: View<'a, Vec<f32>>,
-    pub(super) kv: &'a KvView<'a, Vec<f32>>,
+    pub(super) kv: KvLanes<'a, E>,
     /// The first of the heads.
     pub(super) head: usize,
     /// Of the first row.
@@ -32,7 +52,7 @@ pub(super) struct Attend<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-impl Work for Attend<'_> {
+impl<E: Kept> Work for Attend<'_, E> {
     type Out = ();
 
     #[inline(always)]
@@ -57,11 +77,11 @@ impl Work for Attend<'_> {
 }
 
 /// Queries that read one key/value head, row by row.
-struct Queries<'a> {
+struct Queries<'a, E> {
     shape: AttentionShape,
     /// `[rows, count · k_dim]`
     q: View<'a, Vec<f32>>,
-    kv: &'a KvView<'a, Vec<f32>>,
+    kv: KvLanes<'a, E>,
     kv_head: usize,
     /// `[count]`
     sinks: Option<&'a [f32]>,
@@ -87,7 +107,7 @@ struct Seen {
     to: usize,
 }
 
-impl Queries<'_> {
+impl<E: Kept> Queries<'_, E> {
     /// All of them over all blocks, eight or four at a time where they see the same positions.
     #[inline(always)]
     fn attend<L: Lanes>(&self, lanes: L, out: &mut [f32]) {
@@ -181,7 +201,7 @@ impl Queries<'_> {
             (q[n], places[n]) = (self.query(at + n), self.place(at + n));
         }
         let mut scores = [[0.0; KV_BLOCK_TOKENS]; G];
-        score::<L, G, N, T>(lanes, scale, q, (keys, ahead[0]), &mut scores);
+        score::<L, E, G, N, T>(lanes, scale, q, (keys, ahead[0]), &mut scores);
         let mut fades = [0.0; G];
         for n in 0..G {
             let (state, scores) = (&mut states[at + n], &mut scores[n][..to - from]);
@@ -191,18 +211,18 @@ impl Queries<'_> {
             state.sum = state.sum * fades[n] + exp_sum(lanes, higher, scores);
         }
         let shares = Shares { fades, scores: &scores, tokens: to - from, ahead: ahead[1] };
-        gather::<L, G, N, T>(lanes, shares, values, out, (places, v_dim));
+        gather::<L, E, G, N, T>(lanes, shares, values, out, (places, v_dim));
     }
 
     /// What the first queries of a block ask for, and how far behind what they read it is: while they
     /// meet its keys its values, and while they gather its values the keys of the next one.
     #[inline(always)]
-    fn ahead(&self, keys: &[f32], values: &[f32], block: usize) -> [Option<usize>; 2] {
+    fn ahead(&self, keys: &[E], values: &[E], block: usize) -> [Option<usize>; 2] {
         let next = (block + 1) * KV_BLOCK_TOKENS < self.position + self.q.rows;
         let next = next.then(|| self.kv.table[block + 1] as usize * self.shape.kv_heads);
         let next = next.map(|lane| (lane + self.kv_head) * KV_BLOCK_TOKENS * self.shape.k_dim);
         let next = next.map(|first| &self.kv.keys[first..]);
-        let far = |to: &[f32], from: &[f32]| to.as_ptr().addr().wrapping_sub(from.as_ptr().addr());
+        let far = |to: &[E], from: &[E]| to.as_ptr().addr().wrapping_sub(from.as_ptr().addr());
         match self.kv.values {
             Some(_) => [Some(far(values, keys)), next.map(|next| far(next, values))],
             None => [next.map(|next| far(next, keys)), None],
@@ -212,11 +232,11 @@ impl Queries<'_> {
 
 /// `scores[n][t] = scale · q[n]·keys[t]`; asks for what lies `ahead` of the keys.
 #[inline(always)]
-fn score<L: Lanes, const G: usize, const N: usize, const T: usize>(
+fn score<L: Lanes, E: Kept, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     scale: f32,
     q: [&[f32]; G],
-    (keys, ahead): (&[f32], Option<usize>),
+    (keys, ahead): (&[E], Option<usize>),
     scores: &mut [[f32; KV_BLOCK_TOKENS]; G],
 ) {
     let k_dim = q[0].len();
@@ -224,22 +244,22 @@ fn score<L: Lanes, const G: usize, const N: usize, const T: usize>(
     let mut t = 0;
     let mut tiles = keys.chunks_exact(T * k_dim);
     for keys in &mut tiles {
-        score_keys::<L, G, N, T>(lanes, scale, &q, (keys, ahead), (scores, t));
+        score_keys::<L, E, G, N, T>(lanes, scale, &q, (keys, ahead), (scores, t));
         t += T;
     }
     for key in tiles.remainder().chunks_exact(k_dim) {
-        score_keys::<L, G, N, 1>(lanes, scale, &q, (key, ahead), (scores, t));
+        score_keys::<L, E, G, N, 1>(lanes, scale, &q, (key, ahead), (scores, t));
         t += 1;
     }
 }
 
 /// `T` keys, whose scores are those from `t` on.
 #[inline(always)]
-fn score_keys<L: Lanes, const G: usize, const N: usize, const T: usize>(
+fn score_keys<L: Lanes, E: Kept, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     scale: f32,
-    q: &Rows<'_, G>,
-    (keys, ahead): (&[f32], Option<usize>),
+    q: &Rows<'_, f32, G>,
+    (keys, ahead): (&[E], Option<usize>),
     (scores, t): (&mut [[f32; KV_BLOCK_TOKENS]; G], usize),
 ) {
     let k_dim = keys.len() / T;
@@ -250,7 +270,7 @@ fn score_keys<L: Lanes, const G: usize, const N: usize, const T: usize>(
     let keys = Rows::new(rows, k_dim);
     for first in (0..G).step_by(N) {
         let ahead = ahead.filter(|_| first == 0);
-        let sums = products::<L, G, N, T>(lanes, (q, first), (&keys, ahead));
+        let sums = products::<L, E, G, N, T>(lanes, (q, first), (&keys, ahead));
         let mut tile = [[0.0; T]; N];
         add_lanes(lanes, scale, sums, tile.as_flattened_mut());
         for (scores, tile) in scores[first..].iter_mut().zip(tile) {
@@ -286,22 +306,22 @@ fn add_lanes<L: Lanes, const N: usize, const T: usize>(
 }
 
 /// Some rows as vectors; what is left of them fills a last one up.
-struct Rows<'a, const N: usize> {
-    vectors: [&'a [Sixteen]; N],
-    tails: Option<[Sixteen; N]>,
+struct Rows<'a, E, const N: usize> {
+    vectors: [&'a [[E; LANES]]; N],
+    tails: Option<[[E; LANES]; N]>,
 }
 
-impl<'a, const N: usize> Rows<'a, N> {
+impl<'a, E: Kept, const N: usize> Rows<'a, E, N> {
     #[inline(always)]
-    fn new(rows: [&'a [f32]; N], len: usize) -> Self {
-        let mut vectors: [&[Sixteen]; N] = [&[]; N];
+    fn new(rows: [&'a [E]; N], len: usize) -> Self {
+        let mut vectors: [&[[E; LANES]]; N] = [&[]; N];
         for n in 0..N {
             vectors[n] = &rows[n].as_chunks().0[..len / LANES];
         }
         if len.is_multiple_of(LANES) {
             return Self { vectors, tails: None };
         }
-        let mut tails = [[0.0; LANES]; N];
+        let mut tails = [[E::default(); LANES]; N];
         for n in 0..N {
             tails[n] = padded(rows[n].as_chunks::<LANES>().1);
         }
@@ -312,10 +332,10 @@ impl<'a, const N: usize> Rows<'a, N> {
 /// Products of `N` queries from `first` on and `T` keys, whose lanes are still to be added; one does not
 /// depend on `N` or `T`.
 #[inline(always)]
-fn products<L: Lanes, const G: usize, const N: usize, const T: usize>(
+fn products<L: Lanes, E: Kept, const G: usize, const N: usize, const T: usize>(
     lanes: L,
-    (q, first): (&Rows<'_, G>, usize),
-    (keys, ahead): (&Rows<'_, T>, Option<usize>),
+    (q, first): (&Rows<'_, f32, G>, usize),
+    (keys, ahead): (&Rows<'_, E, T>, Option<usize>),
 ) -> [[L::F; T]; N] {
     let mut sums = [[lanes.splat(0.0); T]; N];
     for at in 0..keys.vectors[0].len() {
@@ -328,7 +348,7 @@ fn products<L: Lanes, const G: usize, const N: usize, const T: usize>(
             if let Some(ahead) = ahead {
                 lanes.prefetch(key, ahead);
             }
-            let key = lanes.load(key);
+            let key = E::load(lanes, key);
             for n in 0..N {
                 sums[n][t] = lanes.fma(vectors[n], key, sums[n][t]);
             }
@@ -338,7 +358,7 @@ fn products<L: Lanes, const G: usize, const N: usize, const T: usize>(
         for n in 0..N {
             let head = lanes.load(&heads[first + n]);
             for t in 0..T {
-                sums[n][t] = lanes.fma(head, lanes.load(&tails[t]), sums[n][t]);
+                sums[n][t] = lanes.fma(head, E::load(lanes, &tails[t]), sums[n][t]);
             }
         }
     }
@@ -365,35 +385,41 @@ struct Shares<'a, const G: usize> {
 /// `out[n] = fade[n] · out[n] + Σ shares[n][t] · values[t]`, positions ascending; `values` come with
 /// their stride, and output `n` has `v_dim` values from `places[n]` on.
 #[inline(always)]
-fn gather<L: Lanes, const G: usize, const N: usize, const C: usize>(
+fn gather<L: Lanes, E: Kept, const G: usize, const N: usize, const C: usize>(
     lanes: L,
     shares: Shares<'_, G>,
-    (values, stride): (&[f32], usize),
+    (values, stride): (&[E], usize),
     out: &mut [f32],
     (mut places, v_dim): ([usize; G], usize),
 ) {
     let mut at = 0;
     while at + C * LANES <= v_dim {
-        gather_columns::<L, G, N, C>(lanes, shares, (&values[at..], stride), out, places);
+        gather_columns::<L, E, G, N, C>(lanes, shares, (&values[at..], stride), out, places);
         at += C * LANES;
         places.iter_mut().for_each(|place| *place += C * LANES);
     }
     while at + LANES <= v_dim {
-        gather_columns::<L, G, N, 1>(lanes, shares, (&values[at..], stride), out, places);
+        gather_columns::<L, E, G, N, 1>(lanes, shares, (&values[at..], stride), out, places);
         at += LANES;
         places.iter_mut().for_each(|place| *place += LANES);
     }
     if at < v_dim {
-        gather_tail::<L, G, N>(lanes, shares, (&values[at..], stride), out, (places, v_dim - at));
+        gather_tail::<L, E, G, N>(
+            lanes,
+            shares,
+            (&values[at..], stride),
+            out,
+            (places, v_dim - at),
+        );
     }
 }
 
 /// `C` vectors of each output.
 #[inline(always)]
-fn gather_columns<L: Lanes, const G: usize, const N: usize, const C: usize>(
+fn gather_columns<L: Lanes, E: Kept, const G: usize, const N: usize, const C: usize>(
     lanes: L,
     Shares { fades, scores, tokens, ahead }: Shares<'_, G>,
-    (values, stride): (&[f32], usize),
+    (values, stride): (&[E], usize),
     out: &mut [f32],
     places: [usize; G],
 ) {
@@ -410,7 +436,7 @@ fn gather_columns<L: Lanes, const G: usize, const N: usize, const C: usize>(
             let mut columns = [lanes.splat(0.0); C];
             let values = &values[t * stride..][..C * LANES];
             for (values, column) in values.as_chunks().0.iter().zip(&mut columns) {
-                *column = lanes.load(values);
+                *column = E::load(lanes, values);
                 if let Some(ahead) = ahead {
                     lanes.prefetch(values, ahead);
                 }
@@ -433,14 +459,14 @@ fn gather_columns<L: Lanes, const G: usize, const N: usize, const C: usize>(
 
 /// The last `len` values of each output, fewer than a vector: by way of copies that are filled up.
 #[inline(always)]
-fn gather_tail<L: Lanes, const G: usize, const N: usize>(
+fn gather_tail<L: Lanes, E: Kept, const G: usize, const N: usize>(
     lanes: L,
     shares: Shares<'_, G>,
-    (values, stride): (&[f32], usize),
+    (values, stride): (&[E], usize),
     out: &mut [f32],
     (places, len): ([usize; G], usize),
 ) {
-    let (mut block, mut outs) = ([[0.0; LANES]; KV_BLOCK_TOKENS], [[0.0; LANES]; G]);
+    let (mut block, mut outs) = ([[E::default(); LANES]; KV_BLOCK_TOKENS], [[0.0; LANES]; G]);
     for (t, value) in block[..shares.tokens].iter_mut().enumerate() {
         *value = padded(&values[t * stride..][..len]);
     }
@@ -450,7 +476,7 @@ fn gather_tail<L: Lanes, const G: usize, const N: usize>(
         outs[n] = padded(&out[places[n]..][..len]);
     }
     let values = (block.as_flattened(), LANES);
-    gather_columns::<L, G, N, 1>(lanes, shares, values, outs.as_flattened_mut(), firsts);
+    gather_columns::<L, E, G, N, 1>(lanes, shares, values, outs.as_flattened_mut(), firsts);
     for n in 0..G {
         out[places[n]..][..len].copy_from_slice(&outs[n][..len]);
     }

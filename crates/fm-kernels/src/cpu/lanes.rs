@@ -217,8 +217,8 @@ pub(super) trait Work {
 
 /// The first up to sixteen values of `x`, filled up with zeros.
 #[inline(always)]
-pub(super) fn padded(x: &[f32]) -> Sixteen {
-    let mut all = [0.0; LANES];
+pub(super) fn padded<E: Copy + Default>(x: &[E]) -> [E; LANES] {
+    let mut all = [E::default(); LANES];
     all[..x.len()].copy_from_slice(x);
     all
 }

@@ -98,7 +98,7 @@ use crate::{
         Cpu, Level,
         lanes::{Lanes, Work},
     },
-    host::Kernels,
+    host::{HostKv, Kernels},
     reference::{
         Reference,
         quantise::{BLOCK, Block},
@@ -331,7 +331,7 @@ fn heads_that_share_a_task_do_not_see_each_other() {
         (0..len).map(|i| ((i + 1) as f32 * (seed + 0.37)).sin()).collect()
     };
     let (position, rows, table) = (100_u32, 3, [1, 0]);
-    let keys = noise(2 * kv_heads * KV_BLOCK_TOKENS * k_dim, 1.0);
+    let keys = HostKv::F32(noise(2 * kv_heads * KV_BLOCK_TOKENS * k_dim, 1.0));
     // Groups of eight, four and one, and those that leave a rest.
     let cases = Level::all().into_iter().flat_map(|level| [(16, level), (24, level)]);
     for (heads, level) in cases {

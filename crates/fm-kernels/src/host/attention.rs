@@ -1,8 +1,8 @@
 //! Attention on the host: rows are shared out, or the heads of a row where there are few.
 
-use crate::backend::{AttentionShape, KvView, View, ViewMut};
+use crate::backend::{AttentionShape, View, ViewMut};
 
-use super::{Host, Kernels, QUERIES_PER_TASK_MAX};
+use super::{Host, HostKvView, Kernels, QUERIES_PER_TASK_MAX};
 
 /// Later rows see more: tasks that are smaller than a thread's share even that out.
 const TASKS_PER_THREAD: usize = 4;
@@ -13,7 +13,7 @@ impl<K: Kernels> Host<K> {
         &self,
         shape: AttentionShape,
         q: View<'_, Vec<f32>>,
-        kv: &KvView<'_, Vec<f32>>,
+        kv: HostKvView<'_>,
         position: usize,
         mut out: ViewMut<'_, Vec<f32>>,
     ) {

@@ -3,7 +3,7 @@
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
-    backend::{AttentionShape, Clamp, KvView, Numerics, Rope, View},
+    backend::{AttentionShape, Clamp, Numerics, Rope, View},
     reference::{
         activation, attention,
         delta_net::DeltaStep,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    RowSelection,
+    HostKvView, RowSelection,
     delta_net::{self, ConvWeight},
 };
 
@@ -159,7 +159,7 @@ pub trait Kernels: Parallel + Sync {
         &self,
         shape: AttentionShape,
         q: View<'_, Vec<f32>>,
-        (kv, head): (&KvView<'_, Vec<f32>>, usize),
+        (kv, head): (HostKvView<'_>, usize),
         position: usize,
         out: &mut [f32],
     ) where
@@ -169,7 +169,14 @@ pub trait Kernels: Parallel + Sync {
         for (i, out) in out.chunks_exact_mut(shape.v_dim).enumerate() {
             let (row, at) = (i / heads, i % heads);
             let q = &q.row(row)[at * shape.k_dim..][..shape.k_dim];
-            attention::attend(self, shape, q, (kv, head + at), position + row, out);
+            match kv {
+                HostKvView::F32(kv) => {
+                    attention::attend(self, shape, q, (kv, head + at), position + row, out);
+                }
+                HostKvView::F16(kv) => {
+                    attention::attend(self, shape, q, (kv, head + at), position + row, out);
+                }
+            }
         }
     }
 

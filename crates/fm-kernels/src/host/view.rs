@@ -1,6 +1,6 @@
 //! Views into host buffers.
 
-use crate::backend::{AttentionShape, KV_BLOCK_TOKENS, KvView, View, ViewMut};
+use crate::backend::{View, ViewMut};
 
 use super::Parallel;
 
@@ -33,17 +33,6 @@ pub(super) fn for_each_row(
 pub(super) fn rows_per_task(parallel: &impl Parallel, rows: usize, values: usize) -> usize {
     let tasks = if values < VALUES_PER_FORK { 1 } else { parallel.threads() * TASKS_PER_THREAD };
     rows.div_ceil(tasks).max(1)
-}
-
-impl KvView<'_, Vec<f32>> {
-    /// The values that begin at a lane of a block, `kv_head · KV_BLOCK_TOKENS` of them after the
-    /// block's first, and how far apart they are.
-    pub(crate) fn values(&self, shape: AttentionShape, lane: usize) -> (&[f32], usize) {
-        match self.values {
-            Some(values) => (&values[lane * shape.v_dim..], shape.v_dim),
-            None => (&self.keys[lane * shape.k_dim..], shape.k_dim),
-        }
-    }
 }
 
 impl View<'_, Vec<f32>> {
@@ -86,24 +75,5 @@ impl ViewMut<'_, Vec<f32>> {
     pub(crate) fn contiguous(&mut self) -> &mut [f32] {
         assert!(self.stride == self.cols || self.rows == 1, "the rows lie side by side");
         &mut self.buf[self.offset..][..self.rows * self.cols]
-    }
-}
-
-/// See [`crate::Backend::kv_write`].
-pub(super) fn kv_write(
-    x: &View<'_, Vec<f32>>,
-    position: usize,
-    table: &[u32],
-    dim: usize,
-    pool: &mut [f32],
-) {
-    let kv_heads = x.cols / dim;
-    for i in 0..x.rows {
-        let block = table[(position + i) / KV_BLOCK_TOKENS] as usize;
-        let token = (position + i) % KV_BLOCK_TOKENS;
-        for (head, values) in x.row(i).chunks_exact(dim).enumerate() {
-            let at = ((block * kv_heads + head) * KV_BLOCK_TOKENS + token) * dim;
-            pool[at..at + dim].copy_from_slice(values);
-        }
     }
 }

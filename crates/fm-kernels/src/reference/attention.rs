@@ -1,9 +1,27 @@
 //! Attention of one query head over the blocks of its session, with an online softmax.
 
 use crate::{
-    backend::{AttentionShape, KV_BLOCK_TOKENS, KvView},
-    host::Kernels,
+    backend::{AttentionShape, KV_BLOCK_TOKENS},
+    host::{Half, Kernels, KvLanes},
 };
+
+/// A key's or value's number, as it is kept.
+pub trait Kept: Copy {
+    /// What it stands for.
+    fn value(self) -> f32;
+}
+
+impl Kept for f32 {
+    fn value(self) -> f32 {
+        self
+    }
+}
+
+impl Kept for Half {
+    fn value(self) -> f32 {
+        half::f16::from_le_bytes(self).to_f32()
+    }
+}
 
 /// One query head at `position`: sees positions `0..=position`, or the latest of them that are in
 /// its window.
@@ -19,18 +37,18 @@ use crate::{
 ///
 /// The block is the unit whatever the chunking of a prompt, so a row's bits depend on nothing but
 /// its own history. `q` is `[k_dim]`, `out` is `[v_dim]`, `head` is a query head.
-pub fn attend<K: Kernels>(
+pub fn attend<K: Kernels, E: Kept>(
     kernels: &K,
     shape: AttentionShape,
     q: &[f32],
-    (kv, head): (&KvView<'_, Vec<f32>>, usize),
+    (kv, head): (KvLanes<'_, E>, usize),
     position: usize,
     out: &mut [f32],
 ) {
     let kv_head = head / (shape.heads / shape.kv_heads);
     let (mut peak, mut sum) = kv.sinks.map_or((f32::NEG_INFINITY, 0.0), |sinks| (sinks[head], 1.0));
     let from = shape.first_seen(position);
-    let mut scores = [0.0; KV_BLOCK_TOKENS];
+    let (mut scores, mut row) = ([0.0; KV_BLOCK_TOKENS], Vec::new());
     out.fill(0.0);
     let blocks = (0..=position).step_by(KV_BLOCK_TOKENS).zip(kv.table);
     for (first, block) in blocks.skip(from / KV_BLOCK_TOKENS) {
@@ -39,7 +57,9 @@ pub fn attend<K: Kernels>(
         let scores = &mut scores[unseen..KV_BLOCK_TOKENS.min(position + 1 - first)];
         let keys = kv.keys[lane * shape.k_dim..].chunks_exact(shape.k_dim);
         for (score, key) in scores.iter_mut().zip(keys) {
-            *score = shape.scale * kernels.dot(q, key);
+            row.clear();
+            row.extend(key.iter().map(|kept| kept.value()));
+            *score = shape.scale * kernels.dot(q, &row);
         }
         let higher = scores.iter().copied().fold(peak, f32::max);
         let fade = (peak - higher).exp(); // e^-∞ = 0 for the first block
@@ -50,7 +70,9 @@ pub fn attend<K: Kernels>(
         for (score, value) in scores.iter().zip(values.chunks(stride)) {
             let share = (score - peak).exp();
             sum += share;
-            kernels.axpy(share, &value[..shape.v_dim], out);
+            row.clear();
+            row.extend(value[..shape.v_dim].iter().map(|kept| kept.value()));
+            kernels.axpy(share, &row, out);
         }
     }
     out.iter_mut().for_each(|out| *out /= sum);
@@ -103,12 +125,12 @@ mod tests {
             let keys = noise(seed, blocks * 3 * KV_BLOCK_TOKENS * 5);
             let values = noise(seed + 1, blocks * 3 * KV_BLOCK_TOKENS * 7);
             let q = noise(seed + 2, 5);
-            let kv = KvView {
-                keys: &keys, values: Some(&values), table: &table, sinks: sinks.as_ref(),
+            let kv = KvLanes {
+                keys: &keys, values: Some(&values), table: &table, sinks: sinks.as_deref(),
             };
             for head in 0..shape.heads {
                 let mut out = vec![0.0; 7];
-                attend(&Scalar::PLAIN, shape, &q, (&kv, head), position, &mut out);
+                attend(&Scalar::PLAIN, shape, &q, (kv, head), position, &mut out);
                 let rows = |data: &[f32], dim: usize| -> Vec<Vec<f32>> {
                     (from..=position).map(|at| {
                         let block = table[at / KV_BLOCK_TOKENS] as usize;

@@ -39,7 +39,7 @@ impl<B: Backend> Sessions<B> {
         Ok(Self {
             list: Vec::new(),
             names: Vec::new(),
-            pool: KvPool::new(device, spec.kv_shapes(), options.kv_blocks)?,
+            pool: KvPool::new(device, spec.kv_shapes(), (options.kv_blocks, options.kv_format))?,
             memories: DeltaPool::new(spec.delta_layers().map(|layer| layer.shape).collect()),
             next_name: 0,
             options,
@@ -263,7 +263,7 @@ impl<B: Backend> Sessions<B> {
 
     pub(super) fn piece_bytes(&self) -> PieceBytes {
         let checksum = size_of::<u64>() as u64;
-        let parts = (0..self.pool.parts()).map(|part| 4 * self.pool.part_len(part));
+        let parts = (0..self.pool.parts()).map(|part| self.pool.part_bytes(part));
         let memories = self.memories.shapes().iter().map(|shape| DeltaState::<B>::bytes(*shape));
         let of = |bytes: u64| if bytes == 0 { 0 } else { bytes + checksum };
         let part_max = parts.clone().chain(memories.clone().map(|bytes| bytes as usize)).max();

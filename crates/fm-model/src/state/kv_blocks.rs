@@ -5,7 +5,7 @@
 
 use fm_kernels::{
     Backend, DeviceError,
-    backend::{DeviceResult, KV_BLOCK_TOKENS, KvView, View, ViewMut},
+    backend::{DeviceResult, KV_BLOCK_TOKENS, KvFormat, KvView, View},
 };
 
 use crate::spec::KvShape;
@@ -42,9 +42,9 @@ impl BlockTable {
 /// Keys and values of one attention layer, all sessions.
 #[derive(Debug)]
 struct KvLayer<B: Backend> {
-    keys: B::Buf,
+    keys: B::Kv,
     /// `None` if they are a part of the keys.
-    values: Option<B::Buf>,
+    values: Option<B::Kv>,
     shape: KvShape,
 }
 
@@ -58,13 +58,13 @@ impl<B: Backend> KvLayer<B> {
     }
 
     /// Its pools, each with the values of a head.
-    fn pools(&self) -> impl Iterator<Item = (&B::Buf, usize)> {
+    fn pools(&self) -> impl Iterator<Item = (&B::Kv, usize)> {
         let values = self.values.iter().map(|values| (values, self.shape.v_dim));
         std::iter::once((&self.keys, self.shape.k_dim)).chain(values)
     }
 
     /// Its pools, each with the length of a block.
-    fn pools_mut(&mut self) -> impl Iterator<Item = (&mut B::Buf, usize)> {
+    fn pools_mut(&mut self) -> impl Iterator<Item = (&mut B::Kv, usize)> {
         let (keys_len, values_len) = (self.key_block_len(), self.value_block_len());
         let values = self.values.iter_mut().map(move |values| (values, values_len));
         std::iter::once((&mut self.keys, keys_len)).chain(values)
@@ -75,6 +75,7 @@ impl<B: Backend> KvLayer<B> {
 #[derive(Debug)]
 pub struct KvPool<B: Backend> {
     layers: Vec<KvLayer<B>>,
+    format: KvFormat,
     /// Sessions that use a block; 0 is free.
     references: Vec<u32>,
     /// Free blocks, the next one last.
@@ -82,9 +83,9 @@ pub struct KvPool<B: Backend> {
 }
 
 /// Bytes of one block over all layers of the given shapes.
-pub fn block_bytes(shapes: impl Iterator<Item = KvShape>) -> u64 {
+pub fn block_bytes(shapes: impl Iterator<Item = KvShape>, format: KvFormat) -> u64 {
     let values = shapes.map(|shape| shape.kv_heads * (shape.k_dim + shape.v_dim));
-    4 * (values.sum::<usize>() * KV_BLOCK_TOKENS) as u64
+    (format.value_bytes() * values.sum::<usize>() * KV_BLOCK_TOKENS) as u64
 }
 
 impl<B: Backend> KvPool<B> {
@@ -92,16 +93,17 @@ impl<B: Backend> KvPool<B> {
     pub(crate) fn new(
         device: &B,
         shapes: impl Iterator<Item = KvShape>,
-        blocks: usize,
+        (blocks, format): (usize, KvFormat),
     ) -> DeviceResult<Self> {
         let layers = shapes.map(|shape| {
             let lane = blocks * shape.kv_heads * KV_BLOCK_TOKENS;
-            let keys = device.alloc(lane * shape.k_dim)?;
-            let values = (shape.v_dim > 0).then(|| device.alloc(lane * shape.v_dim));
+            let keys = device.kv_alloc(format, lane * shape.k_dim)?;
+            let values = (shape.v_dim > 0).then(|| device.kv_alloc(format, lane * shape.v_dim));
             Ok(KvLayer { keys, values: values.transpose()?, shape })
         });
         Ok(Self {
             layers: layers.collect::<DeviceResult<_>>()?,
+            format,
             references: vec![0; blocks],
             free: (0..blocks as u32).rev().collect(),
         })
@@ -202,7 +204,11 @@ impl<B: Backend> KvPool<B> {
     }
 
     /// What the rows of a session may read in layer `layer`.
-    pub(crate) fn view<'a>(&'a self, layer: usize, table: &'a BlockTable) -> KvView<'a, B::Buf> {
+    pub(crate) fn view<'a>(
+        &'a self,
+        layer: usize,
+        table: &'a BlockTable,
+    ) -> KvView<'a, B::Kv, B::Buf> {
         let layer = &self.layers[layer];
         KvView { keys: &layer.keys, values: layer.values.as_ref(), table: &table.0, sinks: None }
     }
@@ -212,30 +218,30 @@ impl<B: Backend> KvPool<B> {
         self.layers.iter().map(|layer| layer.pools().count()).sum()
     }
 
-    /// Values of a part, of all heads and positions.
-    pub(crate) fn part_len(&self, part: usize) -> usize {
+    /// Bytes of a part, of all heads and positions.
+    pub(crate) fn part_bytes(&self, part: usize) -> usize {
         let mut parts = self.layers.iter().flat_map(|layer| {
             layer.pools().map(|(_, dim)| layer.shape.kv_heads * KV_BLOCK_TOKENS * dim)
         });
-        parts.nth(part).unwrap_or(0)
+        self.format.value_bytes() * parts.nth(part).unwrap_or(0)
     }
 
-    /// Reads a part of a block as host values: layer by layer, keys before values. Only the first `tokens`
-    /// positions are the session's; what an earlier user left behind them reads as zero.
+    /// Reads a part of a block, little-endian in the pool's format: layer by layer, keys before values. Only
+    /// the first `tokens` positions are the session's; what an earlier user left behind them reads as zero.
     pub(crate) fn read_part(
         &self,
         device: &B,
         (block, tokens): (u32, usize),
         part: usize,
-        values: &mut Vec<f32>,
+        bytes: &mut Vec<u8>,
     ) -> DeviceResult {
-        values.resize(self.part_len(part), 0.0);
+        bytes.resize(self.part_bytes(part), 0);
+        let value_bytes = self.format.value_bytes();
         let mut parts = self.layers.iter().flat_map(KvLayer::pools);
         let Some((buf, dim)) = parts.nth(part) else { return Ok(()) };
-        let offset = block as usize * values.len();
-        device.read(View { offset, ..View::new(buf, 1, values.len()) }, values)?;
-        for lane in values.chunks_exact_mut(KV_BLOCK_TOKENS * dim) {
-            lane[tokens.min(KV_BLOCK_TOKENS) * dim..].fill(0.0);
+        device.kv_read(buf, block as usize * bytes.len() / value_bytes, bytes)?;
+        for lane in bytes.chunks_exact_mut(KV_BLOCK_TOKENS * dim * value_bytes) {
+            lane[tokens.min(KV_BLOCK_TOKENS) * dim * value_bytes..].fill(0);
         }
         Ok(())
     }
@@ -246,12 +252,11 @@ impl<B: Backend> KvPool<B> {
         device: &B,
         block: u32,
         part: usize,
-        values: &[f32],
+        bytes: &[u8],
     ) -> DeviceResult {
         let mut parts = self.layers.iter_mut().flat_map(KvLayer::pools_mut);
         let Some((buf, len)) = parts.nth(part) else { return Ok(()) };
-        let view = ViewMut { offset: block as usize * len, ..ViewMut::new(buf, 1, len) };
-        device.write(values, view)
+        device.kv_restore(bytes, buf, block as usize * len)
     }
 }
 
@@ -263,7 +268,7 @@ mod tests {
     fn pool(blocks: usize) -> (Reference, KvPool<Reference>) {
         let shape = KvShape { kv_heads: 1, k_dim: 2, v_dim: 1 };
         let device = Reference::open();
-        let pool = KvPool::new(&device, [shape].into_iter(), blocks).unwrap();
+        let pool = KvPool::new(&device, [shape].into_iter(), (blocks, KvFormat::F32)).unwrap();
         (device, pool)
     }
 
@@ -287,7 +292,10 @@ mod tests {
             let (mut keys, mut values, block) = (Vec::new(), Vec::new(), (table.blocks()[0], 2));
             pool.read_part(&device, block, 0, &mut keys).unwrap();
             pool.read_part(&device, block, 1, &mut values).unwrap();
-            (keys[..4].to_vec(), values[..2].to_vec())
+            let floats = |bytes: &[u8]| -> Vec<f32> {
+                bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+            };
+            (floats(&keys)[..4].to_vec(), floats(&values)[..2].to_vec())
         };
         assert_eq!(read(&a), (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]));
         assert_eq!(read(&b), (vec![1.0, 2.0, 9.0, 9.0], vec![5.0, 9.0]));

@@ -13,7 +13,7 @@ use fm_format::{
 };
 use fm_kernels::{
     Backend,
-    backend::{Combine, Routes, View, ViewMut},
+    backend::{Combine, KvFormat, Routes, View, ViewMut},
 };
 use fm_model::{
     Runner,
@@ -177,7 +177,7 @@ pub(crate) const SESSIONS_MAX: usize = 4;
 pub(crate) const MARKS_MAX: usize = 6;
 
 pub(crate) fn open<B: Backend<Bytes = [u8]>>(dir: &Path, device: B) -> ModelRunner<B, Resident> {
-    open_with_blocks(dir, device, 16)
+    open_with(dir, device, (16, KvFormat::F32))
 }
 
 /// As [`open`], with room for the keys and values of `kv_blocks` blocks.
@@ -185,6 +185,15 @@ pub(crate) fn open_with_blocks<B: Backend<Bytes = [u8]>>(
     dir: &Path,
     device: B,
     kv_blocks: usize,
+) -> ModelRunner<B, Resident> {
+    open_with(dir, device, (kv_blocks, KvFormat::F32))
+}
+
+/// As [`open_with_blocks`], with keys and values in a format.
+pub(crate) fn open_with<B: Backend<Bytes = [u8]>>(
+    dir: &Path,
+    device: B,
+    (kv_blocks, kv_format): (usize, KvFormat),
 ) -> ModelRunner<B, Resident> {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let spec = describe(&checkpoint).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
@@ -201,6 +210,7 @@ pub(crate) fn open_with_blocks<B: Backend<Bytes = [u8]>>(
         decoder,
         sessions_max: SESSIONS_MAX,
         kv_blocks,
+        kv_format,
         marks_max: MARKS_MAX,
         fingerprint: 7,
     };

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use fm_format::source::Checkpoint;
-use fm_kernels::backend::{KV_BLOCK_TOKENS, RopeLayout, RouterGroups};
+use fm_kernels::backend::{KV_BLOCK_TOKENS, KvFormat, RopeLayout, RouterGroups};
 use fm_model::{
     LoadError,
     arch::describe,
@@ -118,6 +118,6 @@ fn pairs_are_neighbours_unless_the_configuration_says_halves() {
 #[test]
 fn a_token_is_kept_as_one_short_key_per_layer() {
     let spec = edited("deepseek_v3/hf", &[]).unwrap();
-    let footprint = Footprint::of(&spec, None);
+    let footprint = Footprint::of(&spec, None, KvFormat::F32);
     assert_eq!(footprint.kv_block, (KV_BLOCK_TOKENS * 4 * (32 + 16) * 4) as u64);
 }

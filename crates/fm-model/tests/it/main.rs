@@ -8,6 +8,7 @@ mod harness;
 mod config;
 mod gguf;
 mod golden;
+mod half_kv;
 mod kept;
 mod latent;
 mod packed;

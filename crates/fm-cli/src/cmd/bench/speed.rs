@@ -3,6 +3,7 @@
 use anyhow::anyhow;
 use fm_engine::{
     EngineError,
+    backends::KvFormat,
     measure::{
         Discarded, Probe, Repeat, is_steady, repeat,
         walk::{Prompted, Walk, Window, combined_hash},
@@ -123,6 +124,8 @@ struct Weights {
     trunk: f64,
     /// One expert, on average over the layers.
     expert: f64,
+    /// What keys and values are kept in.
+    kv: KvFormat,
 }
 
 impl Weights {
@@ -134,6 +137,7 @@ impl Weights {
         Self {
             trunk: (footprint.active - footprint.active_experts) as f64,
             expert: footprint.active_experts as f64 / chosen.max(1) as f64,
+            kv: engine.kv,
         }
     }
 
@@ -143,7 +147,7 @@ impl Weights {
         // Sessions of a step share what both of them chose: the store is asked for it once.
         let experts = (store.hits + store.misses()) as f64 * self.expert;
         let positions = (position as usize..).take(steps);
-        let state: u64 = positions.map(|position| state_bytes(spec, position)).sum();
+        let state: u64 = positions.map(|position| state_bytes(spec, position, self.kv)).sum();
         steps as f64 * self.trunk + experts + (state * sessions as u64) as f64
     }
 }

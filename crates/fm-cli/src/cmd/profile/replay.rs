@@ -1,6 +1,9 @@
 //! `profile replay`: hit rates and bytes per token of every policy, without a model.
 
-use std::path::PathBuf;
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
 
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -91,7 +94,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         if matches.get_flag("json") {
             results.push(table.as_json());
         } else {
-            table.print();
+            table.print(&mut io::stdout().lock())?;
         }
     }
     if matches.get_flag("json") {
@@ -148,10 +151,11 @@ impl<'a> Table<'a> {
         slots as f64 / self.experts().max(1) as f64
     }
 
-    fn print(&self) {
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let header = &self.trace.header;
         let steps = self.trace.steps();
-        println!(
+        writeln!(
+            out,
             "{}: {} ({}, {}), {} steps, {} experts in {} layers, {} per token",
             self.name,
             header.model,
@@ -161,19 +165,20 @@ impl<'a> Table<'a> {
             self.experts(),
             header.layers.iter().flatten().count(),
             header.top_k
-        );
-        print!("{:>8} {:>7}", "slots", "share");
-        self.policies.iter().for_each(|policy| print!(" {policy:>18}"));
-        println!();
+        )?;
+        write!(out, "{:>8} {:>7}", "slots", "share")?;
+        self.policies.iter().try_for_each(|policy| write!(out, " {policy:>18}"))?;
+        writeln!(out)?;
         for (_, outcomes) in &self.outcomes {
             let slots = outcomes.first().map_or(0, |outcome| outcome.slots);
-            print!("{slots:>8} {:>5.1} %", 100.0 * self.share(outcomes));
+            write!(out, "{slots:>8} {:>5.1} %", 100.0 * self.share(outcomes))?;
             for outcome in outcomes {
                 let bytes = Bytes(outcome.bytes_per_token() as u64).to_string();
-                print!(" {:>6.1} % {bytes:>9}", 100.0 * outcome.hit_rate());
+                write!(out, " {:>6.1} % {bytes:>9}", 100.0 * outcome.hit_rate())?;
             }
-            println!();
+            writeln!(out)?;
         }
+        Ok(())
     }
 
     fn as_json(&self) -> Value {
