@@ -34,7 +34,9 @@ pub enum SessionFileError {
     #[error("this is not a saved session of this version")]
     NotASession,
     /// Of another model, or of other numerics: its values would mean nothing here.
-    #[error("the session was saved by another model or with other numerics")]
+    #[error(
+        "the session was saved by another model, with other numerics, or with another format of keys and values"
+    )]
     OtherModel,
     /// The bytes are not those that were written.
     #[error("the saved session is damaged: checksum {found:016x}, expected {expected:016x}")]
