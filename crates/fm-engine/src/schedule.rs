@@ -9,7 +9,7 @@
 //! and for prompts that are much shorter (`turns`, `pace`). A text that begins like another takes over what that one has computed
 //! (`prefix`). What a text becomes does not depend on its neighbours (invariant 2), so all of
 //! this decides when, never what. A text whose expert is lost fails alone; a text that nobody listens
-//! to any more gives its session back after the step, or between two layers if it was alone in it.
+//! to any more leaves at the next layer, and the layers behind it have the rows of the others.
 
 mod admission;
 mod pace;
@@ -301,7 +301,7 @@ impl Crew<'_> {
         self.mark();
         let now = self.now();
         self.writings.iter_mut().for_each(|writing| writing.mark(|| now));
-        // Who is in a sweep that rests is let go when it has ended.
+        // Who ends while its sweep rests is in it still, up to the next layer.
         let goes = |sweeps: &Sweeps, writing: &Writing<'_, _>| {
             writing.has_ended() && !sweeps.hold(writing)
         };

@@ -1,5 +1,6 @@
 //! The runner of a decoder on a device: sessions, batches, and what happens when an expert is lost.
 
+mod leave;
 mod sessions;
 mod sweep;
 
@@ -22,7 +23,7 @@ use crate::{
     decoder::{Decoder, DecoderOptions, Workspace},
     experts::RoutedExperts,
     runner::{
-        Batch, Halt, Lane, Loading, Output, Piece, PieceBytes, Progress, Row, RowInput, RunError,
+        Batch, Border, Halt, Lane, Loading, Output, Piece, PieceBytes, Row, RowInput, RunError,
         Runner, Saved, SessionId, StepError, StepTimes, Transfer, Wants,
     },
     spec::ModelSpec,
@@ -235,15 +236,15 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
     fn step(
         &mut self,
         batch: &Batch,
-        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<()>,
     ) -> Result<Output<'_>, StepError> {
         let aside = self.step.rests;
         if aside {
             self.aside.swap(&mut self.step, &mut self.workspace);
         }
-        let swept = self.begin(batch).and_then(|()| {
-            self.go_on(&mut |progress| at_layer(progress).map_break(|()| Halt::Cancel))
-        });
+        let swept = self
+            .begin(batch)
+            .and_then(|()| self.go_on(&mut |border| at_layer(border).map_break(|()| Halt::Cancel)));
         if aside {
             self.aside.swap(&mut self.step, &mut self.workspace);
         }
@@ -265,7 +266,7 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
     fn sweep(
         &mut self,
         lane: Lane,
-        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
+        at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<Halt>,
     ) -> Result<Option<Output<'_>>, StepError> {
         self.swap_lane(lane);
         let mut swept = Ok(None);

@@ -1,5 +1,7 @@
 //! A loaded model, seen from the engine: sessions by handle, one call per step.
 
+mod border;
+
 use std::{
     io::{Read, Seek, Write},
     ops::ControlFlow,
@@ -10,6 +12,7 @@ use fm_format::key::LayerIndex;
 use fm_kernels::{DeviceError, backend::KV_BLOCK_TOKENS};
 use xxhash_rust::xxh3::Xxh3Default;
 
+pub use self::border::{Border, Halt, Progress};
 use crate::{experts::ExpertsLost, session_file::SessionFileError, state::kv_blocks::OutOfBlocks};
 
 /// Name of a session inside its runner.
@@ -59,15 +62,6 @@ pub struct Batch {
     pub hidden_layer: Option<LayerIndex>,
 }
 
-/// How far a step is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// The layer that has just been computed.
-    pub layer: LayerIndex,
-    /// Layers of the model.
-    pub layers: u16,
-}
-
 /// Which of the batches that may rest between two layers: there is one in each lane, and each goes on
 /// while the other rests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,15 +71,6 @@ pub enum Lane {
     Long,
     /// Up to [`Runner::short_rows_max`] rows, which overtake.
     Short,
-}
-
-/// Why a batch does not go on after a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Halt {
-    /// It keeps its place, and goes on later.
-    Rest,
-    /// Nobody wants it any more.
-    Cancel,
 }
 
 /// What a step gave.
@@ -449,7 +434,7 @@ pub trait Runner: Send {
     /// If the bytes are damaged; the session is closed.
     fn load_part(&mut self, loading: &mut Loading, from: &mut dyn Read) -> Result<(), RunError>;
 
-    /// Computes a batch. `at_layer` is called between layers and may break off.
+    /// Computes a batch. `at_layer` is called after every layer and may break off, or let sessions leave.
     ///
     /// # Errors
     /// If nothing could be computed; see [`StepError`]. Sessions that are not in the batch are
@@ -457,12 +442,12 @@ pub trait Runner: Send {
     fn step(
         &mut self,
         batch: &Batch,
-        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<()>,
     ) -> Result<Output<'_>, StepError>;
 
     /// Begins a batch that may rest between layers: [`Runner::sweep`] computes it. Until it has ended,
-    /// its sessions do nothing else and are not to be closed or kept, no other batch can begin in its
-    /// lane, and steps of others have at most [`Runner::logits_rows_max`] rows.
+    /// those of its sessions that have not left do nothing else and are not to be closed or kept, no other
+    /// batch can begin in its lane, and steps of others have at most [`Runner::logits_rows_max`] rows.
     ///
     /// # Errors
     /// As [`Runner::step`]; then nothing has begun.
@@ -476,7 +461,7 @@ pub trait Runner: Send {
     fn sweep(
         &mut self,
         lane: Lane,
-        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
+        at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<Halt>,
     ) -> Result<Option<Output<'_>>, StepError>;
 
     /// Where the time of all steps so far went.

@@ -135,17 +135,23 @@ impl Crew<'_> {
         if writes {
             self.pace.waited(elapsed);
         }
-        match result {
-            Ok(false) => {
+        let rows = match result {
+            Ok(Some(rows)) => {
+                self.pace.swept(sweep.rows, sweep.layer);
+                rows
+            }
+            Ok(None) => {
                 *self.sweeps.of(lane) = Some(sweep);
                 self.activity.rests.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            Ok(true) => self.pace.swept(sweep.rows, sweep.layer),
-            Err(error) => self.fail(Part::Prompts(lane), error),
-        }
+            Err(error) => {
+                self.fail(Part::Prompts(lane), error);
+                0
+            }
+        };
         self.activity.steps.fetch_add(1, Ordering::Relaxed);
-        self.activity.prompt_tokens.fetch_add(sweep.rows as u64, Ordering::Relaxed);
+        self.activity.prompt_tokens.fetch_add(rows as u64, Ordering::Relaxed);
     }
 
     /// Tokens that a prompt wants taken in, if it is in no sweep.

@@ -40,6 +40,7 @@ fn short(seed: u64) -> Request {
 enum Heard {
     Token,
     Layer(usize),
+    Gone,
 }
 
 type Log = Arc<Mutex<Vec<Heard>>>;
@@ -148,7 +149,14 @@ fn whoever_leaves_a_sweep_that_others_are_in_changes_nobody() {
     let alone = alone(&options);
     let scheduler = start(&options, OPTIONS);
     let log = Log::default();
-    let (leaves, leaves_ends) = told(&log, (1, short(3)), 3);
+    let (mut leaves, leaves_ends) = told(&log, (1, short(3)), 3);
+    let (mut own, gone) = (leaves.listener, Arc::clone(&log));
+    leaves.listener = Box::new(move |update| {
+        if let Update::Done(_) = update {
+            gone.lock().unwrap().push(Heard::Gone);
+        }
+        own(update)
+    });
     let (stays, stays_ends) = told(&log, (2, short(4)), usize::MAX);
     let (text, ends) = bringing(&log, scheduler.queue(), vec![leaves, stays]);
     scheduler.queue().push(vec![text]).unwrap();
@@ -159,6 +167,9 @@ fn whoever_leaves_a_sweep_that_others_are_in_changes_nobody() {
     let log = log.lock().unwrap();
     let shared = log.windows(2).filter(|pair| *pair == [Heard::Layer(1), Heard::Layer(2)]);
     assert_eq!(shared.count(), 3, "they were in one sweep: {log:?}");
+    let gone = log.iter().position(|heard| *heard == Heard::Gone).unwrap();
+    let layers = log[..gone].iter().filter(|heard| **heard == Heard::Layer(2)).count();
+    assert_eq!(layers, 3, "its session is free while the sweep rests: {log:?}");
 }
 
 /// Nobody writes, and a long prompt is on its way, when two ask a question: they are answered before it

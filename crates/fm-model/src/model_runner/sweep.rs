@@ -18,7 +18,10 @@ use crate::{
     decoder::{FfnKind, LayerResult, MixerKind, Workspace},
     experts::{ExpertsLost, RoutedExperts},
     layer::{Segment, StepRows},
-    runner::{Batch, Halt, Lane, Progress, Row, RowInput, Spoiled, SpoiledReason, StepError},
+    runner::{
+        Batch, Border, Halt, Lane, Progress, Row, RowInput, SessionId, Spoiled, SpoiledReason,
+        StepError,
+    },
 };
 
 /// What a batch needs on the host; reused, so that a steady step allocates nothing.
@@ -26,19 +29,21 @@ use crate::{
 pub(super) struct Sweep {
     /// Rows that its residual stream has room for.
     rows_max: usize,
-    batch: Batch,
+    pub(super) batch: Batch,
     /// The layer that comes next.
     next: usize,
     /// Whether it waits there.
     pub(super) rests: bool,
     ids: Vec<u32>,
-    positions: Vec<u32>,
-    segments: Vec<Segment>,
+    pub(super) positions: Vec<u32>,
+    pub(super) segments: Vec<Segment>,
     /// Rows that go on through the last feed-forward network.
     pub(super) kept: Vec<usize>,
     /// Sessions, by segment, that have lost an expert.
-    lost: Vec<bool>,
-    first_loss: Option<ExpertsLost>,
+    pub(super) lost: Vec<bool>,
+    pub(super) first_loss: Option<ExpertsLost>,
+    /// Sessions that go no further than the layer that has just been computed.
+    pub(super) leavers: Vec<SessionId>,
     pub(super) hidden: Vec<f32>,
 }
 
@@ -104,6 +109,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         self.step.batch.hidden_layer = batch.hidden_layer;
         self.step.hidden.clear();
         self.step.first_loss = None;
+        self.step.leavers.clear();
         self.step.next = 0;
         self.step.lost.clear();
         self.step.lost.resize(self.step.segments.len(), false);
@@ -119,7 +125,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     /// Computes the layers that are left, and who was lost. Nothing comes of it if it rests before the end.
     pub(super) fn go_on(
         &mut self,
-        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
+        at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<Halt>,
     ) -> Result<Option<Vec<Spoiled>>, StepError> {
         let swept = self.sweep_layers(at_layer).and_then(|ended| {
             let started = Instant::now();
@@ -218,10 +224,11 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         Ok(())
     }
 
-    /// Runs the layers that are left; says whether none is. Marks segments that lose an expert.
+    /// Runs the layers that are left; says whether none is. Marks segments that lose an expert, and does
+    /// without those that leave.
     fn sweep_layers(
         &mut self,
-        at_layer: &mut dyn FnMut(Progress) -> ControlFlow<Halt>,
+        at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<Halt>,
     ) -> Result<bool, StepError> {
         let layers = self.decoder.layers();
         while self.step.next < layers {
@@ -233,7 +240,10 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
                 break;
             }
             let progress = Progress { layer: LayerIndex(layer as u16), layers: layers as u16 };
-            match at_layer(progress) {
+            let border = &mut Border { progress, leavers: &mut self.step.leavers };
+            let flow = at_layer(border);
+            self.drop_leavers()?;
+            match flow {
                 ControlFlow::Continue(()) => {}
                 ControlFlow::Break(Halt::Rest) => return Ok(false),
                 ControlFlow::Break(Halt::Cancel) => return Err(StepError::Cancelled),

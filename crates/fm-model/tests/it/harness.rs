@@ -36,6 +36,8 @@ pub(crate) struct Resident {
     records: Vec<Vec<Vec<u8>>>,
     grouped: RowsByExpert,
     pub(crate) broken: Vec<(u16, u16)>,
+    /// Rows of every layer with experts so far.
+    pub(crate) rows: Vec<usize>,
 }
 
 impl Resident {
@@ -54,7 +56,13 @@ impl Resident {
         };
         let layers = catalog.layers.iter();
         let records = layers.map(|l| l.as_ref().map(read_layer).unwrap_or_default()).collect();
-        Self { catalog, records, grouped: RowsByExpert::default(), broken: Vec::new() }
+        Self {
+            catalog,
+            records,
+            grouped: RowsByExpert::default(),
+            broken: Vec::new(),
+            rows: Vec::new(),
+        }
     }
 }
 
@@ -73,6 +81,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
     ) -> Result<(), ExpertsFailed> {
         let ExpertBatch { layer, form, routes, x, out, scratch } = batch;
         let ViewMut { buf, offset, rows, cols, stride } = out;
+        self.rows.push(rows);
         let few = rows <= ARRIVAL_ROWS_MAX;
         let top_k = routes.top_k;
         self.grouped.group(routes, |row, j| if few { row * top_k + j } else { row });

@@ -2,10 +2,11 @@
 
 use std::{io::Cursor, ops::ControlFlow};
 
+use fm_format::key::LayerIndex;
 use fm_kernels::{Backend, cpu::Cpu};
 use fm_model::{
     Runner,
-    runner::{Batch, Halt, Lane, SessionId, StepError, Wants},
+    runner::{Batch, Halt, Lane, Output, SessionId, StepError, Wants},
 };
 
 use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, row};
@@ -152,6 +153,151 @@ fn a_cancelled_step_can_be_repeated<B: Backend<Bytes = [u8]>>(family: &str, devi
     assert!(again == want[10..], "{family}");
 }
 
+/// All rows of prompts behind their first tokens, which want everything.
+fn all_of<'a>(prompts: impl Iterator<Item = (SessionId, &'a [u32])>) -> Batch {
+    let mut rows: Vec<_> =
+        prompts.flat_map(|(of, prompt)| batch_of(of, prompt, 1..prompt.len()).rows).collect();
+    rows.iter_mut().for_each(|row| row.wants.hidden = true);
+    Batch { rows, hidden_layer: Some(LayerIndex(1)) }
+}
+
+fn bits_of(output: &Output<'_>) -> [Vec<u32>; 2] {
+    [output.logits, output.hidden].map(|values| values.iter().map(|x| x.to_bits()).collect())
+}
+
+/// Of three sessions in a batch some leave after a layer: those that stay are what they are alone, in layers
+/// without the others' rows, and who left goes on from its checkpoint at once.
+fn who_leaves_a_batch_leaves_the_others_what_they_are<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let prompts = [&tokens[..30], &tokens[30..34], &tokens[50..67]];
+    let mut runner = open(&dir, device());
+    let begun = |runner: &mut dyn Runner, prompt: &[u32]| {
+        let session = runner.open(64).unwrap();
+        checkpoint_at(runner, session, prompt, 0);
+        session
+    };
+    let alone = prompts.map(|prompt| {
+        let session = begun(&mut runner, prompt);
+        let batch = all_of([(session, prompt)].into_iter());
+        let want = bits_of(&runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap());
+        runner.close(session);
+        want
+    });
+    for (layer, leavers) in [(0, &[0][..]), (1, &[1]), (2, &[2, 0]), (3, &[1]), (3, &[2])] {
+        let sessions = prompts.map(|prompt| begun(&mut runner, prompt));
+        runner.sweep_begin(Lane::Long, &all_of(sessions.into_iter().zip(prompts))).unwrap();
+        let rested = runner.sweep(Lane::Long, &mut |border| {
+            if border.progress.layer.0 < layer {
+                return ControlFlow::Continue(());
+            }
+            leavers.iter().for_each(|of| border.leave(sessions[*of]));
+            ControlFlow::Break(Halt::Rest)
+        });
+        assert!(rested.unwrap().is_none());
+        for of in leavers {
+            let (session, prompt) = (sessions[*of], prompts[*of]);
+            assert_eq!(runner.position(session).unwrap(), 1, "{family}: the checkpoint");
+            let again = feed(&mut runner, session, &prompt[1..], 64).concat();
+            assert!(bits(&[again])[0] == alone[*of][0], "{family}: {of} left after layer {layer}");
+            runner.close(session);
+        }
+        let stay: Vec<usize> = (0..3).filter(|of| !leavers.contains(of)).collect();
+        runner.experts_mut().rows.clear();
+        let output = runner.sweep(Lane::Long, &mut |_| ControlFlow::Continue(())).unwrap();
+        let together = bits_of(&output.expect("nobody lets it rest"));
+        for (what, together) in together.iter().enumerate() {
+            let want: Vec<u32> = stay.iter().flat_map(|of| alone[*of][what].clone()).collect();
+            assert!(*together == want, "{family}: {leavers:?} left after layer {layer}");
+        }
+        let rows: usize = stay.iter().map(|of| prompts[*of].len() - 1).sum();
+        let swept = &runner.experts_mut().rows;
+        assert!(swept.iter().all(|of| *of == rows), "{family}: {swept:?}, not {rows} in each");
+        assert_eq!(swept.len(), 3 - usize::from(layer), "{family}: every layer that was left");
+        for of in stay {
+            assert_eq!(runner.position(sessions[of]).unwrap(), prompts[of].len() as u32);
+            runner.close(sessions[of]);
+        }
+    }
+}
+
+/// What is said of sessions with a token each, by their places in `tokens`. The first one leaves after the
+/// second layer, if it shall.
+fn losses<R: Runner>(
+    runner: &mut R,
+    tokens: &[u32],
+    leaver: Option<usize>,
+) -> Vec<(usize, String)> {
+    let sessions: Vec<_> = tokens.iter().map(|_| runner.open(64).unwrap()).collect();
+    let rows = sessions.iter().zip(tokens).map(|(session, token)| row(*session, *token, 0));
+    let batch = Batch { rows: rows.collect(), hidden_layer: None };
+    let output = runner.step(&batch, &mut |border| {
+        if border.progress.layer.0 == 1 {
+            leaver.iter().for_each(|of| border.leave(sessions[*of]));
+        }
+        ControlFlow::Continue(())
+    });
+    let place = |session| sessions.iter().position(|of| *of == session).unwrap();
+    let spoiled = output.unwrap().spoiled.into_iter();
+    let said = spoiled.map(|of| (place(of.session), of.reason.to_string())).collect();
+    sessions.into_iter().for_each(|session| runner.close(session));
+    said
+}
+
+/// An expert of the second layer is lost, and all of the last one: of those who stay is said what would be said
+/// without the one who leaves in between.
+fn what_is_lost_is_said_of_those_who_stay<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let mut seen = [0; 2];
+    for expert in 0..6 {
+        let all = (0..6).map(|expert| (3, expert));
+        runner.experts_mut().broken = [(1, expert)].into_iter().chain(all).collect();
+        for three in tokens.windows(3).step_by(3).take(8) {
+            let want = losses(&mut runner, &three[1..], None);
+            let said = losses(&mut runner, three, Some(0));
+            // Where all were lost in the second layer, nothing was computed behind it.
+            if said.iter().any(|(of, _)| *of == 0) {
+                continue;
+            }
+            let said: Vec<_> = said.into_iter().map(|(of, why)| (of - 1, why)).collect();
+            assert_eq!(said, want, "{family}: expert {expert}");
+            seen[usize::from(want[0].1.contains("layer 3"))] += 1;
+        }
+    }
+    assert!(seen.iter().all(|seen| *seen > 0), "{family}: both are possible, {seen:?}");
+}
+
+/// If nobody stays, it is broken off.
+fn a_batch_that_all_have_left_is_broken_off<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let mut runner = open(&dir, device());
+    let sessions = [(); 2].map(|()| runner.open(64).unwrap());
+    let rows = sessions.into_iter().zip([&tokens[..30], &tokens[30..34]]);
+    let rows = rows.flat_map(|(of, prompt)| batch_of(of, prompt, 0..prompt.len()).rows);
+    let batch = Batch { rows: rows.collect(), hidden_layer: None };
+    let (mut layers, free) = (0, runner.blocks_free());
+    let left = runner.step(&batch, &mut |border| {
+        border.leave(sessions[layers]);
+        layers += 1;
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(left, Err(StepError::Cancelled)), "{family}");
+    assert_eq!(layers, 2, "{family}: one after the other");
+    assert_eq!(runner.blocks_free(), free, "{family}: what they had taken");
+    for session in sessions {
+        assert_eq!(runner.position(session).unwrap(), 0, "{family}: never computed");
+    }
+}
+
 /// Computes a layer of a batch; its logits where that was the last one.
 fn rest<R: Runner>(runner: &mut R, lane: Lane) -> Option<Vec<Vec<f32>>> {
     let vocab = runner.vocab();
@@ -220,6 +366,9 @@ for_each_device_and_family! {
     logits_do_not_depend_on_forking_or_saving
     a_lost_expert_spoils_only_who_chose_it
     a_cancelled_step_can_be_repeated
+    who_leaves_a_batch_leaves_the_others_what_they_are
+    what_is_lost_is_said_of_those_who_stay
+    a_batch_that_all_have_left_is_broken_off
     a_batch_that_rests_is_the_batch_that_does_not
 }
 
