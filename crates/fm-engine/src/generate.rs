@@ -25,8 +25,8 @@ use crate::{
 pub struct Request {
     /// All tokens of the text so far, those that the session already holds included.
     pub prompt: Vec<u32>,
-    /// Where in it its latest turn begins, which somebody may say again in other words.
-    pub turn: Option<u32>,
+    /// Where in it turns of the user begin, ascending, which somebody may say again in other words.
+    pub turns: Vec<u32>,
     /// How words are chosen.
     pub sampling: Sampling,
     /// Tokens to generate; `None` until the context is full.
@@ -98,7 +98,7 @@ impl Default for Request {
     fn default() -> Self {
         Self {
             prompt: Vec::new(),
-            turn: None,
+            turns: Vec::new(),
             sampling: Sampling::default(),
             max_tokens: None,
             eos: Vec::new(),

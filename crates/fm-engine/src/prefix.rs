@@ -28,7 +28,7 @@ use self::disk::Spilled;
 pub use self::disk::{Damage, DiskError, DiskOptions, Notice, Notices};
 pub(crate) use self::{
     disk::{BUFFERS, BUFFERS_BYTES, Disk, EntryId, Source},
-    marks::{is_due, of_prompt, of_turn},
+    marks::{is_due, of_prompt, of_turns},
 };
 
 /// Sessions that are kept in memory: each takes a list of its tokens beside its blocks.
@@ -193,7 +193,7 @@ impl Prefixes {
             self.close(runner, at);
         }
         if !runner.forks_anywhere() {
-            self.room_for_mark(runner, session);
+            self.room_for_mark(runner, session, MARKS_MAX - 1, &[]);
         }
         if runner.keep(session).is_ok() {
             let written = if self.disk.is_some() { Written::NotYet } else { Written::Never };
@@ -215,29 +215,40 @@ impl Prefixes {
         }
     }
 
-    /// Lets later texts continue a session from where it stands, though it goes on.
-    pub(crate) fn mark(&mut self, runner: &mut dyn Runner, session: SessionId) {
-        self.room_for_mark(runner, session);
+    /// Lets later texts continue a session from where it stands, though it goes on. Of its share of marks,
+    /// `borders` are left theirs, those ahead too, and its end.
+    pub(crate) fn mark(&mut self, runner: &mut dyn Runner, session: SessionId, borders: &[u32]) {
+        let position = runner.position(session).unwrap_or(0);
+        let ahead = borders.iter().filter(|border| **border > position).count();
+        let max = (MARKS_MAX - 2).saturating_sub(ahead).max(1);
+        self.room_for_mark(runner, session, max, borders);
         // Without it, later texts compute more.
         let _ = runner.mark(session);
     }
 
-    /// Frees a mark, of this session if it has its share, else of what is of least use.
-    fn room_for_mark(&mut self, runner: &mut dyn Runner, session: SessionId) {
-        while let Some(thin) = marks::thin(&runner.marks(session), MARKS_MAX - 1) {
+    /// Frees a mark, of this session if it has more than `max`, those that are `spared` last, else of what is of
+    /// least use.
+    fn room_for_mark(
+        &mut self,
+        runner: &mut dyn Runner,
+        session: SessionId,
+        max: usize,
+        spared: &[u32],
+    ) {
+        while let Some(thin) = marks::thin(&runner.marks(session), max, spared) {
             runner.unmark(session, thin);
         }
         let deadline = Instant::now() + LEAVE_MAX;
         while runner.marks_left() == 0 {
             let least = self.kept.iter().min_by_key(|kept| (kept.pin.rank(), kept.used));
             let Some(least) = least.map(|kept| kept.session) else { break };
-            match marks::thin(&runner.marks(least), 1) {
+            match marks::thin(&runner.marks(least), 1, &[]) {
                 Some(thin) => runner.unmark(least, thin),
                 None => self.evict(runner, deadline),
             }
         }
         if runner.marks_left() == 0
-            && let Some(thin) = marks::thin(&runner.marks(session), 0)
+            && let Some(thin) = marks::thin(&runner.marks(session), 0, &[])
         {
             runner.unmark(session, thin);
         }

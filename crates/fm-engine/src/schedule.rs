@@ -281,7 +281,7 @@ impl Crew<'_> {
             let cut =
                 writing.need() != Need::Next && prefix::is_due(held, &self.runner.marks(session));
             if writing.takes_mark() || cut {
-                self.prefixes.mark(self.runner.as_mut(), session);
+                self.prefixes.mark(self.runner.as_mut(), session, &writing.borders());
             }
         }
     }

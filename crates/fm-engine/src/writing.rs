@@ -118,6 +118,8 @@ pub(crate) struct Writing<'t, S> {
     held: usize,
     /// Where steps of the prompt end, latest first: positions that later texts may continue from.
     marks: Vec<u32>,
+    /// Those of them where it has stood.
+    marked: Vec<u32>,
     asked: Asked,
     end: Option<Result<FinishReason, EngineError>>,
     started: Mark,
@@ -175,6 +177,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             restored: 0,
             held,
             marks: Vec::new(),
+            marked: Vec::new(),
             asked: Asked::default(),
             end,
             started,
@@ -202,11 +205,14 @@ impl<'t, S: Hear> Writing<'t, S> {
 
     /// Whether it stands where a step was to end.
     pub(crate) fn takes_mark(&mut self) -> bool {
-        let stands = self.marks.last() == Some(&(self.held as u32));
-        if stands {
-            self.marks.pop();
-        }
-        stands
+        let stands = self.marks.pop_if(|mark| *mark == self.held as u32);
+        self.marked.extend(stands);
+        stands.is_some()
+    }
+
+    /// Where steps of its prompt end on purpose, or have ended.
+    pub(crate) fn borders(&self) -> Vec<u32> {
+        self.marked.iter().chain(&self.marks).copied().collect()
     }
 
     /// Tokens that its session holds.

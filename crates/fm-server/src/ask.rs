@@ -177,7 +177,7 @@ fn request(
     let banned = prompt.banned.iter().map(|token| (*token, f32::NEG_INFINITY));
     Request {
         prompt: prompt.tokens.clone(),
-        turn: prompt.turn,
+        turns: prompt.turns.clone(),
         sampling: Sampling {
             seed: manner.sampling.seed.wrapping_add(of_prompt as u64),
             ..manner.sampling

@@ -54,8 +54,8 @@ pub struct Model {
 #[derive(Clone, Debug)]
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
-    /// Where the latest turn begins, if that is known.
-    pub(crate) turn: Option<u32>,
+    /// Where turns of the user begin, as far as that is known.
+    pub(crate) turns: Vec<u32>,
     pub(crate) thinking: ThinkingState,
     pub(crate) answer: AnswerForm,
     /// What it has begun the answer with.
@@ -70,7 +70,7 @@ impl Prompt {
     pub(crate) fn plain(tokens: Vec<u32>) -> Self {
         Self {
             tokens,
-            turn: None,
+            turns: Vec::new(),
             thinking: ThinkingState::None,
             answer: AnswerForm::default(),
             opening: String::new(),
@@ -97,32 +97,29 @@ impl Model {
         conversation: Conversation,
         kept: &Kept,
     ) -> Result<Prompt, Problem> {
-        let (rendered, latest, mut prompt) = self.render(conversation, kept)?;
+        let mut places = self.marks_turns.then(Vec::new);
+        let (rendered, mut prompt) = self.render(conversation, kept, places.as_mut())?;
         prompt.tokens = self.encode(&rendered, SpecialTokens::ParseTemplate)?;
-        prompt.turn = latest.and_then(|latest| self.turn(&prompt.tokens, &rendered[latest..]));
-        self.fitting(prompt)
-    }
-
-    /// The control token before the last part of a text, of which these are the tokens.
-    fn turn(&self, tokens: &[u32], last: &str) -> Option<u32> {
-        let last = self.tokenizer.encode(last, SpecialTokens::ParseTemplate).ok()?.len();
-        let before = &tokens[..tokens.len().saturating_sub(last)];
-        Some(before.iter().rposition(|token| self.tokenizer.is_special(*token))? as u32)
+        let mut prompt = self.fitting(prompt)?;
+        let of = (prompt.tokens.as_slice(), rendered.as_str());
+        prompt.turns = turns::begin(&self.tokenizer, of, &places.unwrap_or_default());
+        Ok(prompt)
     }
 
     /// Tokens of a conversation, however many: who asks wants to know how much to leave out.
     pub(crate) fn count(&self, conversation: Conversation, kept: &Kept) -> Result<usize, Problem> {
-        let (rendered, ..) = self.render(conversation, kept)?;
+        let (rendered, _) = self.render(conversation, kept, None)?;
         Ok(self.tokenizer.encode(&rendered, SpecialTokens::ParseTemplate)?.len())
     }
 
-    /// The text of a conversation, where the words of its latest turn begin if that matters, and all of its
-    /// prompt but the tokens. What its messages spell never becomes a control token.
+    /// The text of a conversation, and all of its prompt but the tokens; in `places`, if somebody wants to know,
+    /// where words of the user are. What its messages spell never becomes a control token.
     fn render(
         &self,
         mut conversation: Conversation,
         kept: &Kept,
-    ) -> Result<(String, Option<usize>, Prompt), Problem> {
+        places: Option<&mut Vec<usize>>,
+    ) -> Result<(String, Prompt), Problem> {
         let template = self.template.as_ref().ok_or(Problem::NoTemplate)?;
         let tools = std::mem::take(&mut conversation.tools);
         let dialect = check(template, &tools)?;
@@ -152,11 +149,9 @@ impl Model {
             })
         };
         let mut rendered = render(messages)?;
-        let latest = if self.marks_turns {
-            turns::before_the_latest(&rendered, messages, render)
-        } else {
-            None
-        };
+        if let Some(places) = places {
+            *places = turns::of_the_user(&rendered, messages, render);
+        }
         let tags = ThinkingTags::new(THINK_BEGIN, THINK_END.trim())?;
         let mut prompt = Prompt::plain(Vec::new());
         prompt.thinking = tags.state_at_end_of(&rendered);
@@ -182,7 +177,7 @@ impl Model {
             prompt.thinking = ThinkingState::Closed;
         }
         rendered.push_str(&prompt.opening);
-        Ok((rendered, latest, prompt))
+        Ok((rendered, prompt))
     }
 
     /// Arguments of calls as the model wrote them, by the ids of those that are still known. What they

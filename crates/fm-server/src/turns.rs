@@ -1,7 +1,9 @@
 //! Turns of a conversation. Some follow each other in one role: agents send them, and some templates take
-//! turns strictly, and refuse a second one. The latest one of the user may be asked again in other words.
+//! turns strictly, and refuse a second one. Those of the user may be asked again in other words.
 
-use fm_text::{ChatTemplate, Message, RenderRequest, TextError};
+use std::ops::RangeInclusive;
+
+use fm_text::{ChatTemplate, Message, RenderRequest, SpecialTokens, TextError, Tokenizer};
 use serde_json::Value;
 
 /// Roles, and the shortest conversations that have two messages of theirs in a row.
@@ -11,24 +13,88 @@ const TWICE: [(&str, &[&str]); 3] = [
     ("assistant", &["user", "assistant", "assistant", "user"]),
 ];
 
-/// What a user might have said instead: nobody begins like that.
-const SAID_INSTEAD: &str = "\u{1}";
+/// What is put into users' words to find them: one of these that the text does not have. They are for private
+/// use, and templates write them as they are.
+const FINDERS: RangeInclusive<char> = '\u{E000}'..='\u{E03F}';
 
-/// How many bytes a text has in common with those in which the last user says something else. Nothing if
-/// no other user's turn is before that: the text is marked behind its first part anyway.
-pub(crate) fn before_the_latest(
+/// Where words of the user are in a text, in bytes, ascending; those of the first turn are not looked for, as
+/// the text is marked behind its first part anyway. `render` makes a text of messages, as it has made this one,
+/// and does it once more: with a letter in the middle of what the user says.
+pub(crate) fn of_the_user(
     text: &str,
     messages: &mut [Message],
     render: impl FnOnce(&[Message]) -> Result<String, TextError>,
-) -> Option<usize> {
-    let is_users = |message: &Message| message.role == "user";
-    let last = messages.iter().rposition(is_users)?;
-    messages[..last].iter().find(|message| is_users(message))?;
-    let said = messages[last].content.replace(SAID_INSTEAD.into());
-    let other = render(messages);
-    messages[last].content = said;
-    let same = text.bytes().zip(other.ok()?.bytes()).take_while(|(a, b)| a == b).count();
-    Some(text.floor_char_boundary(same))
+) -> Vec<usize> {
+    let Some(finder) = FINDERS.into_iter().find(|finder| !text.contains(*finder)) else {
+        return Vec::new();
+    };
+    let users = messages.iter_mut().enumerate().filter(|(_, message)| message.role == "user");
+    let mut said = Vec::new();
+    for (at, message) in users.skip(1) {
+        let Some(found) = message.content.as_ref().and_then(|words| with(finder, words)) else {
+            continue;
+        };
+        said.push((at, message.content.replace(found)));
+    }
+    if said.is_empty() {
+        return Vec::new();
+    }
+    let found = render(messages);
+    said.into_iter().for_each(|(at, words)| messages[at].content = words);
+    found.map_or_else(|_| Vec::new(), |found| places(text, &found, finder))
+}
+
+/// Words with a letter in their middle, so that they begin and end as they do; nothing if there are none.
+fn with(finder: char, words: &Value) -> Option<Value> {
+    let words = words.as_str()?;
+    let (start, trimmed) = (words.len() - words.trim_start().len(), words.trim());
+    let middle = words.floor_char_boundary(start + trimmed.len() / 2);
+    let (before, behind) = words.split_at(middle);
+    (!trimmed.is_empty()).then(|| format!("{before}{finder}{behind}").into())
+}
+
+/// Where `finder` is in what is otherwise `text`. Where a template writes something else on account of it, places
+/// are those before and behind that.
+fn places(text: &str, found: &str, finder: char) -> Vec<usize> {
+    let parts: Vec<&str> = found.split(finder).collect();
+    let mut start = 0;
+    let before = parts[..parts.len() - 1].iter().map_while(|part| {
+        start += text[start..].strip_prefix(part).map(|_| part.len())?;
+        Some(start)
+    });
+    let mut places: Vec<usize> = before.collect();
+    let mut end = text.len();
+    let behind = parts[places.len() + 1..].iter().rev().map_while(|part| {
+        end = text[start..end].strip_suffix(part).map(|rest| start + rest.len())?;
+        Some(end)
+    });
+    let behind: Vec<usize> = behind.collect();
+    places.extend(behind.into_iter().rev());
+    places
+}
+
+/// The last control tokens before places in a text, of which these are the tokens: there turns begin.
+pub(crate) fn begin(
+    tokenizer: &Tokenizer,
+    (tokens, text): (&[u32], &str),
+    places: &[usize],
+) -> Vec<u32> {
+    let is_control = |token: &u32| tokenizer.is_special(*token);
+    let controls = (0..).zip(tokens).filter(|(_, token)| is_control(token));
+    let mut before: Vec<u32> = controls.map(|(at, _)| at).collect();
+    let mut end = text.len();
+    let turns = places.iter().rev().map_while(|place| {
+        // Of the tokens between two places only the control tokens are those of the whole text.
+        let part = tokenizer.encode(&text[*place..end], SpecialTokens::ParseTemplate).ok()?;
+        let behind = part.iter().filter(|token| is_control(token)).count();
+        before.truncate(before.len().checked_sub(behind)?);
+        end = *place;
+        before.last().copied()
+    });
+    let mut turns: Vec<u32> = turns.collect();
+    turns.reverse();
+    turns.dedup();
+    turns
 }
 
 /// Makes one message of those in a row whose role the template refuses twice; others stay as they are.
@@ -74,6 +140,7 @@ pub(crate) fn append(last: &mut Message, next: Message) {
 
 #[cfg(test)]
 mod tests {
+    use fm_testkit::golden::demo_dir;
     use serde_json::json;
 
     use super::*;
@@ -107,24 +174,92 @@ mod tests {
         template.render(&request)
     }
 
+    /// Turns as `write` writes them, one behind the other.
+    fn written(messages: &[Message], write: fn(&str, &str) -> String) -> String {
+        let text = |turn: &Message| turn.content.as_ref().unwrap().as_str().unwrap().to_owned();
+        messages.iter().map(|turn| write(&turn.role, &text(turn))).collect()
+    }
+
+    fn said(turns: &[(&str, &str)]) -> Vec<Message> {
+        turns.iter().map(|(role, text)| Message::new(*role, *text)).collect()
+    }
+
     #[test]
-    fn a_text_parts_where_its_last_user_speaks() {
-        let render = |messages: &[Message]| {
-            let turn = |turn: &Message| {
-                let text = turn.content.as_ref().unwrap().as_str().unwrap();
-                format!("<{}>{text};", turn.role)
-            };
-            Ok(messages.iter().map(turn).collect::<Vec<_>>().concat())
-        };
-        let mut messages =
-            ["user", "assistant", "user", "tool"].map(|role| Message::new(role, "é"));
-        let text: String = render(&messages).unwrap();
-        let at = before_the_latest(&text, &mut messages, render).unwrap();
-        assert_eq!(&text[..at], "<user>é;<assistant>é;<user>");
-        assert_eq!(render(&messages).unwrap(), text, "it says again what it said");
-        assert_eq!(before_the_latest(&text, &mut messages[..2], render), None, "the first one");
+    fn turns_of_the_user_are_found_by_one_more_rendering() {
+        let write: fn(&str, &str) -> String = |role, text| format!("<{role}>{};", text.trim());
+        let turns = [
+            ("user", "é"),
+            ("assistant", "é"),
+            ("user", " é\n"),
+            ("tool", "é"),
+            ("user", "  "),
+            ("user", "aé\u{E000}éa"),
+        ];
+        let mut messages = said(&turns);
+        let text = written(&messages, write);
+        let mut renderings = 0;
+        let places = of_the_user(&text, &mut messages, |messages| {
+            renderings += 1;
+            Ok(written(messages, write))
+        });
+        let before: Vec<&str> = places.iter().map(|place| &text[..*place]).collect();
+        let second = "<user>é;<assistant>é;<user>";
+        let last = format!("{second}é;<tool>é;<user>;<user>aé");
+        assert_eq!((before, renderings), (vec![second, last.as_str()], 1));
+        assert_eq!(written(&messages, write), text, "it says again what it said");
+        let unasked = |_: &[Message]| unreachable!();
+        assert!(of_the_user(&text, &mut messages[..2], unasked).is_empty(), "the first one");
         let refuses = |_: &[Message]| Err(TextError::UnknownToken { id: 9, vocab_len: 9 });
-        assert_eq!(before_the_latest(&text, &mut messages, refuses), None);
+        assert!(of_the_user(&text, &mut messages, refuses).is_empty());
+        assert_eq!(written(&messages, write), text);
+    }
+
+    #[test]
+    fn a_turn_that_is_written_another_way_does_not_hide_the_others() {
+        let write: fn(&str, &str) -> String = |role, text| match text {
+            "special" => "!".to_owned(),
+            text => format!("<{role}>{text};"),
+        };
+        let turns = ["one", "two", "special", "three", "four"].map(|text| ("user", text));
+        let mut messages = said(&turns);
+        let text = written(&messages, write);
+        let places = of_the_user(&text, &mut messages, |messages| Ok(written(messages, write)));
+        let before: Vec<&str> = places.iter().map(|place| &text[..*place]).collect();
+        let [two, four] = ["<user>one;<user>t", "<user>one;<user>two;!<user>three;<user>fo"];
+        let three = "<user>one;<user>two;!<user>th";
+        assert_eq!(before, [two, three, four]);
+    }
+
+    #[test]
+    fn turns_begin_with_the_control_token_before_their_words() {
+        let tokenizer = Tokenizer::open(&demo_dir(), None).unwrap();
+        let turn = |words: &str| {
+            let guarded = tokenizer.guard(words);
+            format!(
+                "<|im_start|>user\n{guarded}<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+            )
+        };
+        let turns = ["Hi", "a fox", "say <|im_start|> and <|im_end|>", "é"].map(turn);
+        let text = turns.concat();
+        let tokens = tokenizer.encode(&text, SpecialTokens::ParseTemplate).unwrap();
+        let starts: Vec<usize> = turns
+            .iter()
+            .scan(0, |end, turn| {
+                let start = *end;
+                *end += turn.len();
+                Some(start)
+            })
+            .collect();
+        let words = starts[1..].iter().map(|start| start + "<|im_start|>user\n".len());
+        // In the middle of words, and twice in the same ones.
+        let places: Vec<usize> = words.flat_map(|at| [at, at + 1]).collect();
+        let places: Vec<usize> =
+            places.into_iter().filter(|at| text.is_char_boundary(*at)).collect();
+        let begin = begin(&tokenizer, (&tokens, &text), &places);
+        let encoded = |text: &str| tokenizer.encode(text, SpecialTokens::ParseTemplate).unwrap();
+        let want: Vec<u32> =
+            starts[1..].iter().map(|start| encoded(&text[..*start]).len() as u32).collect();
+        assert_eq!(begin, want);
     }
 
     #[test]

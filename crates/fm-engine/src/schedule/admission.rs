@@ -10,7 +10,7 @@ use fm_model::runner::SessionId;
 use super::{Crew, Job, Update, queue::Queue, restore::WORTH_READING};
 use crate::{
     error::EngineError,
-    prefix::{common, of_prompt, of_turn},
+    prefix::{common, of_prompt, of_turns},
     writing::{Mark, Need, Writing},
 };
 
@@ -191,9 +191,10 @@ impl Crew<'_> {
         let mut writing = writing.restored(restored as usize);
         if !self.runner.forks_anywhere() {
             let is_control = |token| self.tokenizer.is_some_and(|words| words.is_special(token));
-            writing.mark_at(&of_prompt(&writing.request().prompt, is_control));
-            let turn = of_turn(writing.request().turn, writing.held() as u32);
-            writing.mark_at(turn.as_slice());
+            let parts = of_prompt(&writing.request().prompt, is_control);
+            let turns = of_turns(&writing.request().turns, writing.held() as u32, &parts);
+            writing.mark_at(&parts);
+            writing.mark_at(&turns);
         }
         let reused = &self.activity.prefixes.reused_tokens;
         reused.fetch_add(writing.held() as u64, Ordering::Relaxed);

@@ -117,7 +117,7 @@ impl Crew<'_> {
             }
             self.activity.prefixes.restored_tokens.fetch_add(tokens.into(), Ordering::Relaxed);
             if !self.runner.forks_anywhere() {
-                self.prefixes.mark(self.runner.as_mut(), loading.session);
+                self.prefixes.mark(self.runner.as_mut(), loading.session, &[]);
             }
             self.write((job, started), loading.session, tokens);
         }

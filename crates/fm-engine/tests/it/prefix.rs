@@ -228,3 +228,36 @@ fn what_a_client_that_left_has_paid_for_is_kept() {
         scheduler.drain().unwrap();
     }
 }
+
+/// A long conversation that comes at once, by a model whose memories are marked in few places: whoever goes on
+/// otherwise from an earlier turn of it computes what is behind that turn.
+#[test]
+fn a_conversation_that_comes_at_once_is_continued_from_its_earlier_turns() {
+    for family in FAMILIES.into_iter().filter(|family| is_hybrid(family)) {
+        let options = EngineOptions {
+            context: Some(4096),
+            prefill_chunk: Some(512),
+            ..EngineOptions::default()
+        };
+        let scheduler = start(open_at(&family_dir(family), &options));
+        let mut alone = open_at(&family_dir(family), &options);
+        let asked = |prompt: Vec<u32>, turns: &[u32]| Request {
+            context: 4096,
+            turns: turns.to_vec(),
+            ..request(prompt)
+        };
+        let turns = [100, 650, 1000, 1700, 2200, 3000, 3100];
+        let prompt = tokens(1, 3150);
+        assert_eq!(answer(&scheduler, asked(prompt.clone(), &turns)).reused, 0);
+        // Turns that are less than 512 tokens apart, or nearer than the distance that their place allows, share
+        // the mark before them.
+        for (turn, mark) in [(3100, 3100), (2200, 2200), (1000, 1000)] {
+            let other = [&prompt[..turn], &tokens(turn as u64, 40)].concat();
+            let again = answer(&scheduler, asked(other.clone(), &[100]));
+            assert_eq!(again.reused, mark, "{family}: from the turn at {turn} on");
+            let want = fresh(&mut alone, asked(other, &[]));
+            assert_eq!(again.logits_hash, want.logits_hash, "{family}: turn at {turn}");
+        }
+        scheduler.drain().unwrap();
+    }
+}

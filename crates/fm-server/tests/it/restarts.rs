@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::post,
-    harness::{start, start_keeping, start_of},
+    harness::{Running, start, start_keeping, start_of},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -62,29 +62,36 @@ fn fresh_continued_and_restarted_are_one_answer() {
     assert!(log.contains(&format!("cached={restored} restored={restored} ")), "{log}");
 }
 
-/// The model has recurrent memories, which are marked in few places: before the latest turn too.
+/// The model has recurrent memories, which are marked in few places: before turns of the user too.
 #[test]
-fn a_conversation_that_comes_at_once_is_asked_again_in_other_words_from_its_last_turn_on() {
-    let server = start_of(1, 2048);
-    let said = (0..9).map(|at| {
-        let role = if at % 2 == 0 { "user" } else { "assistant" };
+fn a_conversation_that_comes_at_once_is_asked_again_in_other_words_from_a_turn_of_it_on() {
+    let server = start_of(1, 4096);
+    let said = |at: usize| {
+        let role = if at.is_multiple_of(2) { "user" } else { "assistant" };
         let content = format!("{at} is what was said of foxes, boats and leaves. ").repeat(8);
         json!({"role": role, "content": content})
-    });
-    let said: Vec<Value> = said.collect();
-    let ask = |last: &str| {
-        let messages =
-            [said.as_slice(), &[json!({"role": "assistant", "content": "Yes."})]].concat();
-        let messages = [messages, vec![json!({"role": "user", "content": last})]].concat();
+    };
+    let said: Vec<Value> = (0..22).map(said).collect();
+    let ask = |server: &Running, of: &[Value], last: &str| {
+        let messages = [of, &[json!({"role": "user", "content": last})]].concat();
         let body = json!({"messages": messages, "max_tokens": 3, "temperature": 0});
         let answer = post(server.at, CHAT, &body).json();
         let usage = &answer["usage"];
         let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-        (cached, usage["prompt_tokens"].as_u64().unwrap())
+        let tokens = usage["prompt_tokens"].as_u64().unwrap();
+        (cached, tokens, answer["timings"]["logits_hash"].clone())
     };
-    let (cached, tokens) = ask("And what do you say?");
+    let (cached, tokens, _) = ask(&server, &said, "And what do you say?");
     assert_eq!(cached, 0);
-    assert!(tokens > 700, "{tokens}");
-    let (cached, tokens) = ask("What else?");
+    assert!(tokens > 3000, "{tokens}");
+    let (cached, tokens, _) = ask(&server, &said, "What else?");
     assert!(cached + 25 > tokens, "only the last turn is computed: {cached} of {tokens}");
+    // A turn and its answer are 290 tokens: the next mark is 512 before the latest, the one after it 1024 more.
+    for turn in [18, 10] {
+        let (cached, there, hash) = ask(&server, &said[..turn], "Or else?");
+        assert!(there + 512 < tokens, "{there} of {tokens}");
+        assert!(cached + 25 > there, "only the earlier turn is computed: {cached} of {there}");
+        let (cached, _, fresh) = ask(&start_of(1, 4096), &said[..turn], "Or else?");
+        assert_eq!((cached, fresh), (0, hash), "turn {turn}");
+    }
 }
