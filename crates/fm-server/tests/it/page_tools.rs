@@ -8,7 +8,7 @@ use fm_text::{CallPart, Channel};
 use serde_json::{Value, json};
 
 use crate::{
-    browser::{Browser, ENTER, browser},
+    browser::{Browser, ENTER, Jobs, SHIFT, browser},
     harness::start,
     page_in_browser::{CONTRAST, IDLE, end, page_of_jobs, say, take},
 };
@@ -89,13 +89,16 @@ fn calls_are_shown_as_they_come_and_each_has_its_result() {
     define(&browser, r#"[{"type": "function", "function": {"name": "look"}}]"#);
     browser.press(&format!("question{ENTER}"));
     let mut job = take(&jobs);
+    say(&mut job, Channel::Thinking, "Hm.");
     call(&mut job, 0, CallPart::Begin("look"));
     call(&mut job, 0, CallPart::Arguments("{\"at\": \"the <b>sk"));
     browser.until("document.querySelector('.call .brief')?.textContent === '{\"at\": \"the <b>sk'");
     assert_eq!(browser.text(".call summary code"), "look");
     assert_eq!(browser.run("return document.querySelector('.call').open"), false, "folded");
     assert_eq!(browser.run("return document.querySelector('.came').innerText.trim()"), "");
+    assert_eq!(browser.text(".answer .facts"), "", "it is not waited for yet");
     browser.run("document.querySelector('.call').open = true");
+    browser.run("getSelection().selectAllChildren(document.querySelector('.call code'))");
     call(&mut job, 0, CallPart::Arguments("y\"}"));
     call(&mut job, 0, CallPart::End(None));
     for part in [CallPart::Begin("look"), CallPart::Arguments("{}"), CallPart::End(None)] {
@@ -106,23 +109,38 @@ fn calls_are_shown_as_they_come_and_each_has_its_result() {
     call(&mut job, 2, CallPart::Arguments("{\"a"));
     browser.until("document.querySelectorAll('.call').length === 3");
     assert_eq!(browser.run("return document.querySelector('.call').open"), true, "as it was left");
+    assert_eq!(browser.run("return getSelection().toString()"), "look", "marked still");
+    let lines = browser.run("return document.querySelector('.call pre').textContent");
+    assert_eq!(lines, "{\n  \"at\": \"the <b>sky\"\n}");
+    let fields = "return document.querySelectorAll('.calls textarea:not([hidden] *)').length";
+    assert_eq!(browser.run(fields), 0, "it writes still");
     call(&mut job, 2, CallPart::Broken);
     say(&mut job, Channel::Answer, "<tool_call>");
     end(&mut job);
     browser.until(IDLE);
     assert_eq!(browser.run("return document.querySelectorAll('#messages :is(img, b)').length"), 0);
-    assert_eq!(
-        browser.run("return document.querySelectorAll('.calls textarea:not([hidden] *)').length"),
-        2
-    );
+    assert_eq!(browser.run(fields), 2);
     assert!(browser.text(".call:nth-of-type(3) summary").contains("<img src=x"));
+    let note = "return [...document.querySelectorAll('.came')].map(e => e.innerText.includes('It was cut'))";
+    browser.run("document.querySelectorAll('.call').forEach(d => d.open = true)");
+    assert_eq!(browser.run(note), json!([false, false, true]), "the one that has no result");
+    assert_eq!(browser.text(".calls footer"), "Send the results");
 
+    let mut job = both_are_answered(&browser, &jobs);
+    say(&mut job, Channel::Answer, "Blue.");
+    end(&mut job);
+    browser.until(IDLE);
+    the_other_result_stays(&browser, &jobs);
+}
+
+/// What two calls gave is sent with them, and nothing for what was no call.
+fn both_are_answered(browser: &Browser, jobs: &Jobs) -> Job {
     // Enter goes to the next one, and then sends.
     browser.until("document.activeElement.ariaLabel === 'Result of look'");
     browser.press(&format!("blue{ENTER}"));
     browser.press(&format!("nothing{ENTER}"));
-    let mut job = take(&jobs);
-    let asked = latest_asked(&browser);
+    let job = take(jobs);
+    let asked = latest_asked(browser);
     assert_eq!(asked["tools"][0]["function"]["name"], "look");
     let [question, called, blue, nothing] = asked["messages"].as_array().unwrap().as_slice() else {
         panic!("{asked}")
@@ -130,6 +148,7 @@ fn calls_are_shown_as_they_come_and_each_has_its_result() {
     assert_eq!(question["content"], "question");
     let calls = called["tool_calls"].as_array().unwrap();
     assert_eq!((&called["content"], calls.len()), (&json!("<tool_call>"), 2));
+    assert_eq!(called["reasoning_content"], "Hm.");
     assert_eq!(
         calls[0]["function"],
         json!({"name": "look", "arguments": "{\"at\": \"the <b>sky\"}"})
@@ -138,9 +157,32 @@ fn calls_are_shown_as_they_come_and_each_has_its_result() {
     for (result, call, text) in [(blue, &calls[0], "blue"), (nothing, &calls[1], "nothing")] {
         assert_eq!(*result, json!({"role": "tool", "tool_call_id": call["id"], "content": text}));
     }
-    say(&mut job, Channel::Answer, "Blue.");
+    job
+}
+
+/// Who changes one result of two has the other kept; a line break is part of it.
+fn the_other_result_stays(browser: &Browser, jobs: &Jobs) {
+    browser.run("document.querySelector('.call').open = true");
+    click(browser, "Change the result");
+    assert_eq!(browser.text(".calls footer"), "Send the result");
+    assert_eq!(browser.run("return document.activeElement.value"), "blue", "as it was");
+    let shown = browser.text(".came");
+    assert!(!shown.contains("Change the result"), "it is there once: {shown}");
+    browser.press(&format!("{SHIFT}{ENTER}{SHIFT}and grey{ENTER}"));
+    let mut job = take(jobs);
+    let asked = latest_asked(browser);
+    let results = [2, 3].map(|at| asked["messages"][at]["content"].clone());
+    assert_eq!(results, ["blue\nand grey", "nothing"]);
     end(&mut job);
     browser.until(IDLE);
+    // As it stays when something else is asked; what was no call has no result then either.
+    browser.run("document.querySelector('#prompt').focus()");
+    browser.press(&format!("something else{ENTER}"));
+    let _job = take(jobs);
+    let asked = latest_asked(browser);
+    assert_eq!([2, 3].map(|at| asked["messages"][at]["content"].clone()), results);
+    let shown = browser.run("return document.querySelector('.call:nth-of-type(3)').textContent");
+    assert!(!shown.as_str().unwrap().contains("No result was given."), "{shown}");
 }
 
 #[test]
