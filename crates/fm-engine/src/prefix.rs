@@ -22,7 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fm_model::{Runner, runner::SessionId};
+use fm_model::{
+    Runner,
+    runner::{Row, SessionId},
+};
 
 use self::disk::Spilled;
 pub use self::disk::{Damage, DiskError, DiskOptions, Notice, Notices};
@@ -224,6 +227,41 @@ impl Prefixes {
         self.room_for_mark(runner, session, max, borders);
         // Without it, later texts compute more.
         let _ = runner.mark(session);
+    }
+
+    /// Makes room for the marks that rows of a session want; those want none for which there is no room beside
+    /// `others` of the same batch. Says how many are left. Of the session's share, `borders` are left theirs, and
+    /// its end.
+    pub(crate) fn place_marks(
+        &mut self,
+        runner: &mut dyn Runner,
+        rows: &mut [Row],
+        borders: &[u32],
+        others: usize,
+    ) -> usize {
+        let wanting = rows.iter().filter(|row| row.wants.mark);
+        let mut marks: Vec<u32> = wanting.map(|row| row.position + 1).collect();
+        let Some(first) = rows.first().copied() else { return 0 };
+        let ahead = borders.iter().filter(|border| **border > first.position).count();
+        let max = (MARKS_MAX - 1).saturating_sub(ahead).max(1);
+        self.room_for_mark(runner, first.session, max, borders);
+        while runner.marks_left() < others + marks.len() && self.thin_others(runner) {}
+        while let Some(least) = marks::thin(&marks, runner.marks_left().saturating_sub(others), &[])
+        {
+            marks.retain(|mark| *mark != least);
+        }
+        rows.iter_mut().for_each(|row| row.wants.mark = marks.contains(&(row.position + 1)));
+        marks.len()
+    }
+
+    /// Frees a mark of a kept session that has others. Says whether there was one.
+    fn thin_others(&self, runner: &mut dyn Runner) -> bool {
+        let thin =
+            |kept: &&Kept| Some((kept.session, marks::thin(&runner.marks(kept.session), 1, &[])?));
+        let mut by_use: Vec<&Kept> = self.kept.iter().collect();
+        by_use.sort_by_key(|kept| (kept.pin.rank(), kept.used));
+        let least = by_use.iter().find_map(thin);
+        least.inspect(|(session, mark)| runner.unmark(*session, *mark)).is_some()
     }
 
     /// Frees a mark, of this session if it has more than `max`, those that are `spared` last, else of what is of

@@ -269,19 +269,19 @@ impl Crew<'_> {
         Mark::now(self.runner.as_ref(), &|| read_stats(&self.stats))
     }
 
-    /// Marks prompts where later texts may continue them, if the model needs that.
+    /// Marks prompts where a step has cut them, if the model needs that for later texts to continue them.
     fn mark(&mut self) {
         if self.runner.forks_anywhere() {
             return;
         }
-        let stands =
-            |writing: &&mut Writing<'_, _>| !writing.has_ended() && !self.sweeps.hold(writing);
-        for writing in self.writings.iter_mut().filter(stands) {
+        let stands = |writing: &&Writing<'_, _>| !writing.has_ended() && !self.sweeps.hold(writing);
+        for writing in self.writings.iter().filter(stands) {
             let (session, held) = (writing.session(), writing.held() as u32);
             let cut =
                 writing.need() != Need::Next && prefix::is_due(held, &self.runner.marks(session));
-            if writing.takes_mark() || cut {
-                self.prefixes.mark(self.runner.as_mut(), session, &writing.borders());
+            if cut {
+                let borders: Vec<u32> = writing.borders().collect();
+                self.prefixes.mark(self.runner.as_mut(), session, &borders);
             }
         }
     }

@@ -116,9 +116,9 @@ pub(crate) struct Writing<'t, S> {
     restored: usize,
     /// Tokens that the session holds.
     held: usize,
-    /// Where steps of the prompt end, latest first: positions that later texts may continue from.
+    /// Positions ahead in the prompt that later texts may continue from, latest first.
     marks: Vec<u32>,
-    /// Those of them where it has stood.
+    /// Those of them that are behind.
     marked: Vec<u32>,
     asked: Asked,
     end: Option<Result<FinishReason, EngineError>>,
@@ -195,7 +195,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         self.session
     }
 
-    /// Ends a step of its prompt at each of these positions, if they are ahead.
+    /// Marks its session at each of these positions, if they are ahead.
     pub(crate) fn mark_at(&mut self, positions: &[u32]) {
         let ahead = self.will_hold().max(self.held + 1) as u32..self.request.prompt.len() as u32;
         self.marks.extend(positions.iter().filter(|position| ahead.contains(position)));
@@ -203,16 +203,9 @@ impl<'t, S: Hear> Writing<'t, S> {
         self.marks.dedup();
     }
 
-    /// Whether it stands where a step was to end.
-    pub(crate) fn takes_mark(&mut self) -> bool {
-        let stands = self.marks.pop_if(|mark| *mark == self.held as u32);
-        self.marked.extend(stands);
-        stands.is_some()
-    }
-
-    /// Where steps of its prompt end on purpose, or have ended.
-    pub(crate) fn borders(&self) -> Vec<u32> {
-        self.marked.iter().chain(&self.marks).copied().collect()
+    /// Where its prompt is marked on purpose, ahead and behind.
+    pub(crate) fn borders(&self) -> impl Iterator<Item = u32> {
+        self.marked.iter().chain(&self.marks).copied()
     }
 
     /// Tokens that its session holds.
@@ -303,14 +296,12 @@ impl<'t, S: Hear> Writing<'t, S> {
     }
 
     fn ask_prompt(&mut self, rows: usize, batch: &mut Batch) {
-        let mark = self.marks.last().map(|mark| *mark as usize).filter(|mark| *mark > self.held);
-        let rows = mark.map_or(rows, |mark| rows.min(mark - self.held));
         let tokens = self.request.prompt[self.held..self.held + rows].iter();
         batch.rows.extend((self.held as u32..).zip(tokens).map(|(position, token)| Row {
             session: self.session,
             input: RowInput::Token(*token),
             position,
-            wants: Wants::default(),
+            wants: Wants { mark: self.marks.contains(&(position + 1)), ..Wants::default() },
         }));
         let tail = batch.rows.last_mut().expect("a prompt wants at least one row");
         tail.wants.checkpoint = true;
@@ -336,7 +327,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         let token = *latest.expect("the prompt is not empty");
         let logits = self.forced.is_empty();
         let checkpoint = position.is_multiple_of(CHECKPOINT_TOKENS);
-        let wants = Wants { logits, hidden: false, checkpoint };
+        let wants = Wants { logits, checkpoint, ..Wants::default() };
         let input = RowInput::Token(token);
         batch.rows.push(Row { session: self.session, input, position, wants });
         self.asked = Asked { rows: 1, logits, ..Asked::default() };
@@ -364,6 +355,9 @@ impl<'t, S: Hear> Writing<'t, S> {
         let prompt = self.need() != Need::Next;
         self.held += rows;
         if prompt {
+            let behind = self.marks.iter().filter(|mark| **mark <= self.held as u32);
+            self.marked.extend(behind);
+            self.marks.retain(|mark| *mark > self.held as u32);
             return;
         }
         self.go_on(logits, within::STEP_WAIT);

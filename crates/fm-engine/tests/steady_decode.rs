@@ -53,7 +53,7 @@ fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>, sessions: u32) -
             session: *session,
             input: RowInput::Token((position * 7 + text * 11) % 50),
             position,
-            wants: Wants { logits: true, hidden: false, checkpoint: position % 8 == 0 },
+            wants: Wants { logits: true, checkpoint: position % 8 == 0, ..Wants::default() },
         }));
         engine.runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
     }

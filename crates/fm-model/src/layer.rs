@@ -41,6 +41,13 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// Those of its rows that stand at some of its positions.
+    pub(crate) fn part(&self, positions: Range<u32>) -> Self {
+        let row = |position: u32| self.rows.start + (position - self.position) as usize;
+        let rows = row(positions.start)..row(positions.end);
+        Self { session: self.session, rows, position: positions.start }
+    }
+
     /// The segment's rows of a matrix that has one row per row of the batch.
     pub(crate) fn of<'a, Buf>(&self, buf: &'a Buf, cols: usize) -> View<'a, Buf> {
         View::new(buf, self.rows.end, cols).rows(self.rows.start, self.rows.len())

@@ -122,8 +122,9 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             position,
             wants: Wants::default(),
         };
-        self.take_in(&Batch { rows: (0..rows as u32).map(row).collect(), hidden_layer: None })?;
-        self.reserve()?;
+        let batch = Batch { rows: (0..rows as u32).map(row).collect(), hidden_layer: None };
+        self.take_in(&batch)?;
+        self.reserve(&batch)?;
         let stream = ViewMut::new(&mut self.workspace.hidden, rows, hidden);
         self.device.write(residual, stream)?;
         self.step.kept.clear();

@@ -37,6 +37,9 @@ pub struct Wants {
     /// A position to fall back to, should a later step fail. The last such row of a session in a
     /// batch must be its last row: memories exist at the end of a step only.
     pub checkpoint: bool,
+    /// That forks can continue the session from behind this row, as far as memory is left for marks: see
+    /// [`Runner::mark`]. Nothing where they can anyway.
+    pub mark: bool,
 }
 
 /// One position of one session.

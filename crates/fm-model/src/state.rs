@@ -25,6 +25,8 @@ pub struct Session<B: Backend> {
     checkpoint: Checkpoint<B>,
     /// The same at positions that forks may start from, ascending.
     pub(crate) marks: Vec<Mark<B>>,
+    /// Those that the step in hand sets on its way, ascending.
+    pub(crate) coming: Vec<ComingMark<B>>,
     /// Whether it is set aside: it takes part in no step, and others are forked from it.
     pub(crate) kept: bool,
     /// Whether it is in a batch that rests between two layers: some of its memories are ahead of others.
@@ -47,6 +49,13 @@ pub(crate) struct Mark<B: Backend> {
     pub(crate) delta: Arc<DeltaMemories<B>>,
 }
 
+/// A mark that a step sets when it ends well; each layer writes its own memories.
+#[derive(Debug)]
+pub(crate) struct ComingMark<B: Backend> {
+    pub(crate) position: u32,
+    pub(crate) delta: DeltaMemories<B>,
+}
+
 impl<B: Backend> Clone for Mark<B> {
     fn clone(&self) -> Self {
         Self { position: self.position, delta: Arc::clone(&self.delta) }
@@ -65,6 +74,7 @@ impl<B: Backend> Session<B> {
             delta,
             checkpoint,
             marks: Vec::new(),
+            coming: Vec::new(),
             kept: false,
             swept: false,
         }
@@ -88,6 +98,19 @@ impl<B: Backend> Session<B> {
         self.checkpoint.position = 0;
     }
 
+    /// Goes on to where a step has led it, with the marks that were set on the way.
+    pub(crate) fn advance(&mut self, position: u32) {
+        self.position = position;
+        let set = self.coming.drain(..);
+        let set = set.map(|ComingMark { position, delta }| Mark { position, delta: delta.into() });
+        self.marks.extend(set);
+    }
+
+    /// Gives back the marks that a step would have set.
+    fn forget_coming(&mut self, memories: &mut DeltaPool<B>) {
+        self.coming.drain(..).for_each(|mark| memories.give(mark.delta));
+    }
+
     /// Gives back the marks that `keep` does not name.
     pub(crate) fn retain_marks(
         &mut self,
@@ -102,6 +125,7 @@ impl<B: Backend> Session<B> {
     pub(crate) fn forget(mut self, blocks: &mut KvPool<B>, memories: &mut DeltaPool<B>) {
         blocks.truncate(&mut self.table, 0);
         self.forget_checkpoint(memories);
+        self.forget_coming(memories);
         self.retain_marks(memories, |_| false);
         memories.give(self.delta);
     }
@@ -118,6 +142,7 @@ impl<B: Backend> Session<B> {
             blocks.truncate(&mut self.table, self.position);
             return Ok(());
         }
+        self.forget_coming(memories);
         let position = self.checkpoint.position;
         self.position = position;
         self.retain_marks(memories, |mark| mark.position <= position);

@@ -108,7 +108,7 @@ fn write(
     let rows_max = engine.runner.logits_rows_max().min(engine.runner.rows_max());
     let mut streams = Vec::new();
     for (i, chunk) in tokens.chunks(rows_max).enumerate() {
-        let wants = Wants { logits: true, hidden: layer.is_some(), checkpoint: false };
+        let wants = Wants { logits: true, hidden: layer.is_some(), ..Wants::default() };
         let rows = (i * rows_max..).zip(chunk).map(|(position, token)| Row {
             session,
             input: RowInput::Token(*token),

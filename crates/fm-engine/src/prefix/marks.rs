@@ -1,8 +1,7 @@
 //! Where a text is marked whose model has recurrent memories: these cannot be taken back, so later
 //! texts can continue it from marks only.
 //!
-//! A mark costs a copy of the memories and ends a step of the prompt, which then reads its experts
-//! apart. So there are few: behind what many conversations share (the system prompt and the tools),
+//! A mark costs memory and a copy into it, which for a large model is 60 to 190 MB. So there are few: behind what many conversations share (the system prompt and the tools),
 //! before turns of the user (which may be asked again in other words) if much is new before them, before the
 //! answer (where the next turn leaves what was written here), where a long prompt was cut anyway, and at
 //! the end.
@@ -17,7 +16,7 @@ const TAIL_TOKENS: usize = 64;
 /// end leave.
 const TURNS_MAX: usize = super::MARKS_MAX - 3;
 
-/// Tokens between two marks where a prompt was cut anyway, and those that are worth a cut.
+/// Tokens between two marks where a step of a prompt ends, and those that are worth a mark of a turn.
 const BETWEEN_TOKENS: u32 = 512;
 
 /// The marks of a prompt, ascending: behind its first part, and where the answer begins. Parts
@@ -31,8 +30,8 @@ pub(crate) fn of_prompt(prompt: &[u32], is_control: impl Fn(u32) -> bool) -> Vec
     first.into_iter().chain([tail]).filter(|mark| *mark > 0).map(|mark| mark as u32).collect()
 }
 
-/// The marks before turns of a prompt, ascending, where more would be computed again without them than the
-/// cuts cost: before the latest, and before earlier ones at distances that double, not too near to the
+/// The marks before turns of a prompt, ascending, where much would be computed again without them:
+/// before the latest, and before earlier ones at distances that double, not too near to the
 /// first of its `parts`. A conversation that comes turn by turn has marks near there from the turns before.
 pub(crate) fn of_turns(turns: &[u32], held: u32, parts: &[u32]) -> Vec<u32> {
     let is_new = |turn: u32, behind: u32| turn >= behind + BETWEEN_TOKENS;

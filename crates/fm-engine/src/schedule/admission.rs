@@ -154,9 +154,11 @@ impl Crew<'_> {
         let coming = taking_in.map(|(at, writing)| {
             let own = &writing.request().prompt;
             let common = common(own[..own.len() - 1].iter().copied(), prompt);
-            // Recurrent memories are marked where a sweep ends: not within one that is under way.
+            // In a sweep that is under way no more marks can be set than it sets already.
             let passes = !self.runner.forks_anywhere() && common < writing.will_hold();
-            (at, if common > writing.held() && !passes { common as u32 } else { 0 })
+            let borders = writing.borders().filter(|border| *border <= common as u32);
+            let comes = if passes { borders.max().unwrap_or(0) } else { common as u32 };
+            (at, if comes > writing.held() as u32 { comes } else { 0 })
         });
         coming.max_by_key(|(_, tokens)| *tokens)
     }

@@ -210,6 +210,17 @@ impl Crew<'_> {
     fn make_room(&mut self) {
         let blocks = self.runner.blocks_wanted(&self.batch);
         self.prefixes.make_room(self.runner.as_mut(), blocks);
+        if self.runner.forks_anywhere() {
+            return;
+        }
+        let mut marks = 0;
+        let sessions = self.batch.rows.chunk_by_mut(|a, b| a.session == b.session);
+        for rows in sessions.filter(|rows| rows.iter().any(|row| row.wants.mark)) {
+            let session = rows[0].session;
+            let writing = self.writings.iter().find(|writing| writing.session() == session);
+            let borders: Vec<u32> = writing.iter().flat_map(|writing| writing.borders()).collect();
+            marks += self.prefixes.place_marks(self.runner.as_mut(), rows, &borders, marks);
+        }
     }
 
     /// All of a step or sweep failed: everybody who was in it hears why.

@@ -249,6 +249,9 @@ fn a_conversation_that_comes_at_once_is_continued_from_its_earlier_turns() {
         let turns = [100, 650, 1000, 1700, 2200, 3000, 3100];
         let prompt = tokens(1, 3150);
         assert_eq!(answer(&scheduler, asked(prompt.clone(), &turns)).reused, 0);
+        let [steps, written] = [&scheduler.activity().steps, &scheduler.activity().written_tokens]
+            .map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(steps - written, 3149_u64.div_ceil(512), "{family}: no mark ends a sweep");
         // Turns that are less than 512 tokens apart, or nearer than the distance that their place allows, share
         // the mark before them.
         for (turn, mark) in [(3100, 3100), (2200, 2200), (1000, 1000)] {

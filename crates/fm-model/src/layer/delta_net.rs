@@ -9,9 +9,10 @@ use crate::{
     error::LoadError,
     load::{Loader, Matrix},
     spec::DeltaNetSpec,
+    state::{Session, delta_state::DeltaState},
 };
 
-use super::StepRows;
+use super::{Segment, StepRows};
 
 /// See the module. Source: Yang, Kautz, Hatamizadeh, 2024, arXiv:2412.06464.
 #[derive(Debug)]
@@ -98,7 +99,7 @@ impl<B: Backend> DeltaNet<B> {
         let rows = step.positions.len();
         let (channels, heads) = (self.shape.channels(), self.shape.value_heads);
         let values = heads * self.shape.v_dim;
-        let DeltaScratch { qkv, z, a, b, read, acts } = scratch;
+        let DeltaScratch { qkv, z, a, b, .. } = &mut *scratch;
         let wide = [
             Product { w: self.qkv.view(), y: ViewMut::new(qkv, rows, channels) },
             Product { w: self.z.view(), y: ViewMut::new(z, rows, values) },
@@ -107,27 +108,56 @@ impl<B: Backend> DeltaNet<B> {
         device.matmul(self.a.view(), x, ViewMut::new(a, rows, heads))?;
         device.matmul(self.b.view(), x, ViewMut::new(b, rows, heads))?;
         for segment in step.segments {
-            let state = &mut step.sessions[segment.session].delta[self.delta_layer];
-            let rows = segment.of_mut(qkv, channels);
-            device.causal_conv(&self.conv, &mut state.history, rows)?;
-            let inputs = DeltaInputs {
-                qkv: segment.of_mut(qkv, channels),
-                a: segment.of(a, heads),
-                b: segment.of(b, heads),
-                neg_a: &self.neg_a,
-                dt_bias: &self.dt_bias,
-            };
-            device.delta_net(
-                self.shape,
-                inputs,
-                &mut state.memory,
-                segment.of_mut(read, values),
-            )?;
+            self.pass_marks(device, segment, &mut step.sessions[segment.session], scratch)?;
         }
+        let DeltaScratch { z, read, acts, .. } = scratch;
         let gate = View::new(&*z, rows, values);
         let heads = ViewMut::new(&mut *read, rows, values);
         device.gated_norm_heads(heads, gate, &self.norm, self.norm_eps)?;
         device.prepare(View::new(&*read, rows, values), acts)?;
         device.matmul(self.out.view(), acts, out)
+    }
+
+    /// Advances a session's memories, of which those are copied that marks are to have.
+    fn pass_marks(
+        &self,
+        device: &B,
+        segment: &Segment,
+        session: &mut Session<B>,
+        scratch: &mut DeltaScratch<B>,
+    ) -> DeviceResult {
+        let state = &mut session.delta[self.delta_layer];
+        let mut from = segment.position;
+        for mark in &mut session.coming {
+            self.advance(device, &segment.part(from..mark.position), state, scratch)?;
+            state.copy_to(device, &mut mark.delta[self.delta_layer])?;
+            from = mark.position;
+        }
+        let end = segment.position + segment.rows.len() as u32;
+        if from == end {
+            return Ok(());
+        }
+        self.advance(device, &segment.part(from..end), state, scratch)
+    }
+
+    /// Takes rows into the memories of a layer and reads what they find.
+    fn advance(
+        &self,
+        device: &B,
+        segment: &Segment,
+        state: &mut DeltaState<B>,
+        DeltaScratch { qkv, a, b, read, .. }: &mut DeltaScratch<B>,
+    ) -> DeviceResult {
+        let (channels, heads) = (self.shape.channels(), self.shape.value_heads);
+        device.causal_conv(&self.conv, &mut state.history, segment.of_mut(qkv, channels))?;
+        let inputs = DeltaInputs {
+            qkv: segment.of_mut(qkv, channels),
+            a: segment.of(a, heads),
+            b: segment.of(b, heads),
+            neg_a: &self.neg_a,
+            dt_bias: &self.dt_bias,
+        };
+        let read = segment.of_mut(read, heads * self.shape.v_dim);
+        device.delta_net(self.shape, inputs, &mut state.memory, read)
     }
 }

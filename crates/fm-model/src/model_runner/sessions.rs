@@ -16,7 +16,7 @@ use crate::{
     session_file::{self, Head, SessionFileError},
     spec::ModelSpec,
     state::{
-        Mark, Session,
+        ComingMark, Mark, Session,
         delta_state::{DeltaPool, DeltaState},
         kv_blocks::{KvPool, OutOfBlocks},
     },
@@ -166,7 +166,8 @@ impl<B: Backend> Sessions<B> {
         let mut set: Vec<_> = marks.map(|mark| Arc::as_ptr(&mark.delta)).collect();
         set.sort_unstable();
         set.dedup();
-        self.options.marks_max.saturating_sub(set.len())
+        let coming: usize = self.list.iter().map(|session| session.coming.len()).sum();
+        self.options.marks_max.saturating_sub(set.len() + coming)
     }
 
     pub(super) fn keep(&mut self, session: SessionId) -> Result<(), RunError> {
@@ -201,6 +202,23 @@ impl<B: Backend> Sessions<B> {
     pub(super) fn prepare(&mut self, device: &B, at: usize, end: u32) -> Result<(), OutOfBlocks> {
         let session = &mut self.list[at];
         self.pool.prepare(device, &mut session.table, session.position, end)
+    }
+
+    /// Takes memory for marks that a step is to set at these positions, ascending, as far as it is left.
+    pub(super) fn prepare_marks(
+        &mut self,
+        device: &B,
+        at: usize,
+        positions: impl Iterator<Item = u32>,
+    ) -> DeviceResult {
+        if self.forks_anywhere() {
+            return Ok(());
+        }
+        for position in positions.take(self.marks_left()) {
+            let delta = self.memories.take(device)?;
+            self.list[at].coming.push(ComingMark { position, delta });
+        }
+        Ok(())
     }
 
     pub(super) fn fall_back(&mut self, device: &B, at: usize) -> DeviceResult {

@@ -104,7 +104,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     /// Takes a batch in, up to its first layer.
     pub(super) fn begin(&mut self, batch: &Batch) -> Result<(), StepError> {
         self.take_in(batch)?;
-        self.reserve()?;
+        self.reserve(batch)?;
         self.step.batch.rows.clone_from(&batch.rows);
         self.step.batch.hidden_layer = batch.hidden_layer;
         self.step.hidden.clear();
@@ -203,8 +203,8 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         Ok(())
     }
 
-    /// Gives every segment its blocks of keys and values.
-    pub(super) fn reserve(&mut self) -> Result<(), StepError> {
+    /// Gives every segment its blocks of keys and values, and room for the marks that its rows want.
+    pub(super) fn reserve(&mut self, batch: &Batch) -> Result<(), StepError> {
         for segment in &self.step.segments {
             let end = segment.position + segment.rows.len() as u32;
             let prepared = self.sessions.prepare(&self.device, segment.session, end);
@@ -212,6 +212,12 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
                 let session = self.sessions.names[segment.session];
                 self.fall_back_all()?;
                 return Err(StepError::OutOfBlocks { session, source });
+            }
+            let rows = batch.rows[segment.rows.clone()].iter().filter(|row| row.wants.mark);
+            let ends = rows.map(|row| row.position + 1);
+            if let Err(error) = self.sessions.prepare_marks(&self.device, segment.session, ends) {
+                self.fall_back_all()?;
+                return Err(error.into());
             }
         }
         Ok(())
@@ -360,7 +366,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
                 continue;
             }
             let session = &mut self.sessions.list[segment.session];
-            session.position = segment.position + segment.rows.len() as u32;
+            session.advance(segment.position + segment.rows.len() as u32);
             if self.step.batch.rows[segment.rows.end - 1].wants.checkpoint {
                 session.set_checkpoint(&self.device)?;
             }

@@ -166,7 +166,7 @@ fn hidden_values_and_logits_side_by_side<B: Backend<Bytes = [u8]>>(
         let mut batch = batch_of(session, &tokens, 0..24);
         batch.hidden_layer = Some(LayerIndex(layer));
         for (at, row) in batch.rows.iter_mut().enumerate() {
-            row.wants = Wants { logits: at % 2 == 0, hidden: at % 3 == 0, checkpoint: false };
+            row.wants = Wants { logits: at % 2 == 0, hidden: at % 3 == 0, ..Wants::default() };
         }
         let output = runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
         let every = |rows: Vec<Vec<f32>>, step| rows.into_iter().take(24).step_by(step).flatten();

@@ -9,11 +9,11 @@ use std::{
 use fm_kernels::{Backend, reference::Reference};
 use fm_model::{
     Runner,
-    runner::{Piece, RunError, SessionId, StepError, Transfer},
+    runner::{Batch, Piece, Row, RunError, SessionId, StepError, Transfer, Wants},
 };
 
 use crate::harness::{
-    MARKS_MAX, SESSIONS_MAX, batch_of, bits, feed, is_hybrid, mixed_checkpoint, open,
+    MARKS_MAX, SESSIONS_MAX, batch_of, bits, cancel, feed, is_hybrid, mixed_checkpoint, open,
     open_with_blocks, row,
 };
 
@@ -142,6 +142,59 @@ fn what_continues_a_kept_session_is_as_if_computed_from_nothing<B: Backend<Bytes
     runner.close(again);
 }
 
+/// A step over everything, which sets the marks of [`kept`] on its way.
+fn marking(session: SessionId, tokens: &[u32]) -> Batch {
+    let mut batch = batch_of(session, tokens, 0..140);
+    batch.rows.iter_mut().for_each(|row| {
+        row.wants.logits = false;
+        row.wants.mark = MARKS.contains(&(row.position + 1));
+    });
+    batch
+}
+
+fn a_step_sets_marks_on_its_way_as_if_it_had_ended_there<B: Backend<Bytes = [u8]>>(
+    family: &str,
+    device: fn() -> B,
+) {
+    let (dir, tokens) = mixed_checkpoint(family);
+    let saved = |runner: &mut dyn Runner, kept| {
+        let mut file = Vec::new();
+        runner.save(kept, &mut file).unwrap();
+        file
+    };
+    let mut runner = open(&dir, device());
+    let left = runner.marks_left();
+    let kept = kept(&mut runner, &tokens);
+    let want = saved(&mut runner, kept);
+    runner.close(kept);
+
+    let at_once = runner.open(CONTEXT).unwrap();
+    cancel(&mut runner, &marking(at_once, &tokens), 2);
+    assert_eq!((runner.marks(at_once), runner.marks_left()), (vec![], left), "{family}: cancelled");
+    let other = runner.open(CONTEXT).unwrap();
+    let mut batch = marking(at_once, &tokens);
+    batch.rows.extend(
+        batch_of(other, &tokens, 0..20)
+            .rows
+            .into_iter()
+            .map(|row| Row { wants: Wants { mark: row.position == 9, ..Wants::default() }, ..row }),
+    );
+    let mut layers = 0;
+    let left_there = runner.step(&batch, &mut |border| {
+        layers += 1;
+        if layers == 2 {
+            border.leave(other);
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(left_there.unwrap().spoiled.is_empty());
+    assert!(runner.marks(other).is_empty(), "{family}: who has left");
+    runner.keep(at_once).unwrap();
+    assert!(saved(&mut runner, at_once) == want, "{family}: the same bytes");
+    runner.close(at_once);
+    assert_eq!(runner.marks_left(), left);
+}
+
 /// The whole session continues too, and what continues it can fall back to where it began.
 fn a_fork_falls_back_to_its_beginning<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
     let (dir, tokens) = mixed_checkpoint(family);
@@ -187,6 +240,7 @@ fn kept_sessions_cost_blocks_and_nothing_else<B: Backend<Bytes = [u8]>>(
 
 for_each_device_and_family! {
     what_continues_a_kept_session_is_as_if_computed_from_nothing
+    a_step_sets_marks_on_its_way_as_if_it_had_ended_there
     a_fork_falls_back_to_its_beginning
     kept_sessions_cost_blocks_and_nothing_else
 }
@@ -203,7 +257,7 @@ fn a_session_cannot_be_continued_from_where_its_memories_are_gone() {
     assert!(runner.fork(kept, 140, 139).is_err(), "longer than the context");
     runner.unmark(kept, 100);
     assert_eq!((runner.forkable(kept, 139), runner.marks(kept)), (64, vec![17, 64, 140]));
-    let batch = fm_model::runner::Batch { rows: vec![row(kept, 1, 140)], hidden_layer: None };
+    let batch = Batch { rows: vec![row(kept, 1, 140)], hidden_layer: None };
     let stepped = runner.step(&batch, &mut |_| ControlFlow::Continue(()));
     assert!(matches!(stepped, Err(StepError::UnknownSession { .. })), "it is kept");
 }
@@ -259,6 +313,12 @@ fn marks_are_bounded_and_forks_have_those_of_their_origin() {
         assert!(runner.mark(next).unwrap(), "where it is marked already");
     }
     assert_eq!(at, 140 + MARKS_MAX - 4);
+    let further = runner.fork(next, 17, CONTEXT).unwrap();
+    let mut batch = batch_of(further, &tokens, 17..30);
+    batch.rows[3].wants.mark = true;
+    runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(runner.marks(further), [17], "no memory is left for more");
+    runner.close(further);
     feed(&mut runner, next, &tokens[at..=at], 1);
     assert!(!runner.mark(next).unwrap());
     runner.close(first);
