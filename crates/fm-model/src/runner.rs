@@ -29,6 +29,7 @@ pub enum RowInput {
 
 /// What a row gives back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "any of them may be wanted with any other")]
 pub struct Wants {
     /// The logits after this row.
     pub logits: bool,
