@@ -152,7 +152,9 @@ impl EngineError {
             Self::Plan(PlanError::BudgetTooSmall { .. }) => {
                 "give it more with --memory, or lower --prefill-chunk and --context"
             }
-            Self::Plan(PlanError::Context { .. }) => "lower --context or raise --memory",
+            Self::Plan(PlanError::Context { .. }) => {
+                "lower --context, raise --memory, or keep keys and values in half the bytes with --kv f16 (lossy)"
+            }
             Self::Plan(PlanError::LongerThanModel { .. }) => "lower --context",
             Self::PromptTooLong { .. } => "shorten the prompt or raise --context",
             Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
