@@ -46,6 +46,12 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
+    /// The same without those that are lossy.
+    #[must_use]
+    pub fn exact(self) -> Self {
+        Self { top_k: None, kv: KvFormat::F32, ..self }
+    }
+
     /// Those that are lossy, in words, for a model that takes `top_k` experts per token by itself.
     pub(crate) fn lossy(&self, top_k: usize) -> Vec<String> {
         let fewer = self.top_k.filter(|own| *own != top_k);

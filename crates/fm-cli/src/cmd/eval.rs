@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::{Arg, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
 use fm_engine::{
     Engine, EngineError, Load,
-    backends::{DeviceChoice, KvFormat, Numerics},
+    backends::{DeviceChoice, Numerics},
     bytes::Bytes,
     engine::plan,
     eval::{
@@ -150,10 +150,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             let options = EngineOptions { numerics, device, ..options };
             Other::Engine(Box::new(open(&path, &options, true)?))
         }
-        Some(Against::Exact) => {
-            let options = EngineOptions { top_k: None, kv: KvFormat::F32, ..options };
-            Other::Engine(Box::new(open(&path, &options, true)?))
-        }
+        Some(Against::Exact) => Other::Engine(Box::new(open(&path, &options.exact(), true)?)),
         Some(Against::Model(path)) => {
             let other = open(path, &options, true)?;
             text.same_tokens(&tokenized(&other)?).map_err(EngineError::from)?;

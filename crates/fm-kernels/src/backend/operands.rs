@@ -294,7 +294,7 @@ impl fmt::Display for KvFormat {
     }
 }
 
-/// A key or a value is beyond what its format holds. Kept as the largest it would be another text's.
+/// A key or a value is beyond what its format holds: cut off there, it would be another text's.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("a key or value of {value:e} is beyond {format}; keep them in f32")]
 pub struct KvOverflow {
