@@ -46,10 +46,10 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     fn store_words(self, words: Self::I, line: &mut Line);
     /// `lines[i]` is word `i` of every row; there are up to sixteen lines.
     #[inline(always)]
-    fn turn(self, rows: &[&[u32; LANES]; LANES], lines: &mut [Line]) {
+    fn turn(self, rows: &[&Line; LANES], lines: &mut [Line]) {
         for (i, line) in lines.iter_mut().enumerate() {
-            for (row, word) in rows.iter().zip(line.as_chunks_mut().0) {
-                *word = row[i].to_le_bytes();
+            for (row, word) in rows.iter().zip(line.as_chunks_mut::<4>().0) {
+                *word = row.as_chunks().0[i];
             }
         }
     }

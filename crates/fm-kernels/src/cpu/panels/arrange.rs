@@ -52,63 +52,69 @@ fn arrange_panel<P: Panels>(
     rows: &[u8],
     panel: &mut [u8],
 ) {
-    let unit_bytes = P::LINES * 4 + if P::HALF { 2 } else { 0 };
-    assert_eq!(unit_bytes, P::WEIGHTS / format.block_len * format.block_bytes);
-    let row_bytes = rows.len() / PANEL_ROWS;
-    let mut words = [[0; WORDS]; PANEL_ROWS];
-    let mut halves = [[0; 2]; PANEL_ROWS];
-    for at in 0..row_bytes / unit_bytes {
-        let units = rows.chunks_exact(row_bytes).map(|row| &row[at * unit_bytes..][..unit_bytes]);
-        for (unit, (words, half)) in units.zip(words.iter_mut().zip(&mut halves)) {
-            *half = panels.words(unit, &mut words[..P::LINES]);
-        }
-        let (place, half) = place::<P>(panel.len(), at);
-        let lines: &mut [Line] = panel[place..][..P::LINES * LINE_BYTES].as_chunks_mut().0;
-        level.run(Turn { words: &words, lines });
-        if P::REORDERS {
-            level.run(Reorder { panels, lines });
-        }
-        if P::HALF {
-            panel[half..][..LINE_BYTES / 2].copy_from_slice(halves.as_flattened());
-        }
-    }
+    assert_eq!(P::BYTES, P::WEIGHTS / format.block_len * format.block_bytes);
+    level.run(ArrangePanel { panels, rows, panel });
 }
 
-/// Words of a unit in whole lines.
-const WORDS: usize = UNIT_WORDS_MAX.next_multiple_of(LANES);
-
-/// Words of rows become lines.
-struct Turn<'a> {
-    words: &'a [[u32; WORDS]; PANEL_ROWS],
-    lines: &'a mut [Line],
-}
-
-impl Work for Turn<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn on<L: Lanes>(self, lanes: L) {
-        for (at, lines) in self.lines.chunks_mut(LANES).enumerate() {
-            let mut rows = [&[0; LANES]; PANEL_ROWS];
-            for (row, words) in rows.iter_mut().zip(self.words) {
-                *row = &words.as_chunks().0[at];
-            }
-            lanes.turn(&rows, lines);
-        }
-    }
-}
-
-/// See [`Panels::reorder`].
-struct Reorder<'a, P> {
+/// Rows become the lines of their panel: one piece of work, so that bytes move in the widest registers there are.
+struct ArrangePanel<'a, P> {
     panels: P,
-    lines: &'a mut [Line],
+    rows: &'a [u8],
+    panel: &'a mut [u8],
 }
 
-impl<P: Panels> Work for Reorder<'_, P> {
+impl<P: Panels> Work for ArrangePanel<'_, P> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        self.panels.reorder(lanes, self.lines);
+        const { assert!(!(P::IN_ORDER && P::HALF), "a half line is not in order") };
+        let Self { panels, rows, panel } = self;
+        let row_bytes = rows.len() / PANEL_ROWS;
+        if P::IN_ORDER {
+            turn_rows(lanes, rows, panel.as_chunks_mut().0);
+            for unit in panel.chunks_exact_mut(P::LINES * LINE_BYTES) {
+                panels.reorder(lanes, unit.as_chunks_mut().0);
+            }
+            return;
+        }
+        let mut words = [[[0; 4]; UNIT_WORDS]; PANEL_ROWS];
+        let mut halves = [[0; 2]; PANEL_ROWS];
+        for at in 0..row_bytes / P::BYTES {
+            for (r, words) in words.iter_mut().enumerate() {
+                let unit = &rows[r * row_bytes + at * P::BYTES..][..P::BYTES];
+                halves[r] = panels.words(unit, &mut words[..P::LINES]);
+            }
+            let (place, half) = place::<P>(panel.len(), at);
+            let lines: &mut [Line] = panel[place..][..P::LINES * LINE_BYTES].as_chunks_mut().0;
+            turn_rows(lanes, words.as_flattened().as_flattened(), lines);
+            panels.reorder(lanes, lines);
+            if P::HALF {
+                panel[half..][..LINE_BYTES / 2].copy_from_slice(halves.as_flattened());
+            }
+        }
+    }
+}
+
+/// Room for the words of a unit, in whole lines.
+const UNIT_WORDS: usize = UNIT_WORDS_MAX.next_multiple_of(LANES);
+
+/// `lines[i]` is word `i` of each of sixteen rows.
+#[inline(always)]
+fn turn_rows<L: Lanes>(lanes: L, rows: &[u8], lines: &mut [Line]) {
+    let row_bytes = rows.len() / PANEL_ROWS;
+    let mut lasts = [[0; LINE_BYTES]; PANEL_ROWS];
+    for (at, lines) in lines.chunks_mut(LANES).enumerate() {
+        let mut turned = [&[0; LINE_BYTES]; PANEL_ROWS];
+        for (r, (turned, last)) in turned.iter_mut().zip(&mut lasts).enumerate() {
+            let row = &rows[r * row_bytes..][at * LINE_BYTES..row_bytes];
+            *turned = if let Some(words) = row.first_chunk() {
+                words
+            } else {
+                last[..row.len()].copy_from_slice(row);
+                last
+            };
+        }
+        lanes.turn(&turned, lines);
     }
 }

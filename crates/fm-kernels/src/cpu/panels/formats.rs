@@ -87,6 +87,8 @@ pub(super) trait Panels: Copy + Sync {
     const LINES: usize;
     /// Whether a unit has two bytes more, and half a line.
     const HALF: bool = false;
+    /// Bytes of a unit in a row.
+    const BYTES: usize = 4 * Self::LINES + if Self::HALF { 2 } else { 0 };
     /// Neighbours that share a scale, or 32 of them: 16 or 32.
     const RUN: usize;
     /// What codes have too much.
@@ -95,15 +97,19 @@ pub(super) trait Panels: Copy + Sync {
     const BIASED: bool = false;
     /// Whether codes may be above 127.
     const WIDE: bool = false;
-    /// Whether codes move when units are arranged.
-    const REORDERS: bool = false;
+    /// Whether lines follow the words of a row as they are, and [`Panels::words`] is not asked.
+    const IN_ORDER: bool = false;
     /// What a unit's header says.
     type Head<L: Lanes>: Copy;
 
     /// A unit of a row as words, in the order of its lines, and the two bytes for its half line or
     /// [`NO_HALF`].
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2];
-    /// Exchanges codes within the lines of a unit, if the format [`Panels::REORDERS`].
+    #[inline(always)]
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
+        copy_words(unit, 0, words);
+        NO_HALF
+    }
+    /// What is done to the codes of a unit once its words are lines, where they do not stay as they are.
     #[inline(always)]
     fn reorder<L: Lanes>(self, _: L, _: &mut [Line]) {}
     /// Reads the header of a unit. Without a half line any is given.
@@ -123,12 +129,14 @@ pub(super) trait Panels: Copy + Sync {
 /// Of units that are whole words.
 const NO_HALF: [u8; 2] = [0; 2];
 
-/// Little-endian words from byte `at` of a unit on.
+/// A little-endian word in memory.
+type Word = [u8; 4];
+
+/// The words from byte `at` of a unit on.
 #[inline(always)]
-fn copy_words(unit: &[u8], at: usize, words: &mut [u32]) {
-    for (word, bytes) in words.iter_mut().zip(unit[at..].as_chunks().0) {
-        *word = u32::from_le_bytes(*bytes);
-    }
+fn copy_words(unit: &[u8], at: usize, words: &mut [Word]) {
+    let words = words.as_flattened_mut();
+    words.copy_from_slice(&unit[at..][..words.len()]);
 }
 
 /// The low nibbles of words, or the high ones.

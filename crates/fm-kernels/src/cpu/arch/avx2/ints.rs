@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use crate::cpu::{
     codebook::Codebook,
     ints::{Four, HalfLine, Ints, Line},
+    lanes::LANES,
 };
 
 use super::{Avx2, Halves};
@@ -37,6 +38,11 @@ impl<const VNNI: bool> Ints for Avx2<VNNI> {
         unsafe { _mm256_storeu_si256(low.as_mut_ptr().cast(), words.0) };
         // SAFETY: as above.
         unsafe { _mm256_storeu_si256(high.as_mut_ptr().cast(), words.1) };
+    }
+    #[inline(always)]
+    fn turn(self, rows: &[&Line; LANES], lines: &mut [Line]) {
+        // SAFETY: `self` proves avx2.
+        unsafe { turn(rows, lines) }
     }
     #[inline(always)]
     fn half_words(self, line: &HalfLine) -> Words {
@@ -142,6 +148,51 @@ impl<const VNNI: bool> Ints for Avx2<VNNI> {
         // SAFETY: `self` proves the features of `bf16_halves`.
         unsafe { bf16_halves(words) }
     }
+}
+
+/// See [`Ints::turn`]: eight words of eight rows at a time.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn turn(rows: &[&Line; LANES], lines: &mut [Line]) {
+    for (words, lines) in lines.chunks_mut(8).enumerate() {
+        for (part, rows) in rows.as_chunks::<8>().0.iter().enumerate() {
+            let mut eight = [_mm256_setzero_si256(); 8];
+            for (eight, row) in eight.iter_mut().zip(rows) {
+                let row = &row[words * 32..][..32];
+                // SAFETY: 32 readable bytes of any alignment.
+                *eight = unsafe { _mm256_loadu_si256(row.as_ptr().cast()) };
+            }
+            for (line, column) in lines.iter_mut().zip(turn_eight(eight)) {
+                let place = &mut line[part * 32..][..32];
+                // SAFETY: 32 writable bytes of any alignment.
+                unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), column) };
+            }
+        }
+    }
+}
+
+/// Register `i` gets word `i` of each: pairs of rows, then of pairs, then the halves of registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn turn_eight(rows: [__m256i; 8]) -> [__m256i; 8] {
+    let mut twos = rows;
+    for i in (0..8).step_by(2) {
+        twos[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+        twos[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    let mut fours = twos;
+    for i in [0, 4] {
+        for j in 0..2 {
+            fours[i + 2 * j] = _mm256_unpacklo_epi64(twos[i + j], twos[i + 2 + j]);
+            fours[i + 2 * j + 1] = _mm256_unpackhi_epi64(twos[i + j], twos[i + 2 + j]);
+        }
+    }
+    let mut columns = fours;
+    for k in 0..4 {
+        columns[k] = _mm256_permute2x128_si256::<0x20>(fours[k], fours[4 + k]);
+        columns[4 + k] = _mm256_permute2x128_si256::<0x31>(fours[k], fours[4 + k]);
+    }
+    columns
 }
 
 #[inline]

@@ -26,7 +26,7 @@ impl Ints for Avx512 {
         unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), words) }
     }
     #[inline(always)]
-    fn turn(self, rows: &[&[u32; LANES]; LANES], lines: &mut [Line]) {
+    fn turn(self, rows: &[&Line; LANES], lines: &mut [Line]) {
         // SAFETY: `self` proves avx512f.
         unsafe { turn(rows, lines) }
     }
@@ -312,7 +312,7 @@ fn bf16_halves(words: __m512i) -> (__m512, __m512) {
 /// the quarters of registers.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn turn(rows: &[&[u32; LANES]; LANES], lines: &mut [Line]) {
+fn turn(rows: &[&Line; LANES], lines: &mut [Line]) {
     const LOW: i32 = 0b01_00_01_00;
     const HIGH: i32 = 0b11_10_11_10;
     const EVEN: i32 = 0b10_00_10_00;

@@ -2,7 +2,7 @@
 
 use fm_format::quant::affine;
 
-use super::{NO_HALF, Panels, copy_words, moved};
+use super::{NO_HALF, Panels, Word, copy_words, moved};
 use crate::cpu::{
     ints::{HalfLine, Line},
     lanes::Lanes,
@@ -47,27 +47,37 @@ impl<const BITS: usize, const GROUP: usize, const F32: bool> Affine<BITS, GROUP,
 /// Codes `4 · i ..` of streams of codes of `BITS` bits, one to a byte.
 #[inline(always)]
 fn stored<L: Lanes, const BITS: usize>(lanes: L, stream: &[Line], i: usize) -> L::I {
-    let mut codes = lanes.splat_int(0);
-    for byte in 0..4 {
-        let (word, start) = ((4 * i + byte) * BITS / 32, (4 * i + byte) * BITS % 32);
-        let (count, mask) = (start as i32 - 8 * byte as i32, 0xff >> (8 - BITS) << (8 * byte));
-        codes = lanes.union(codes, lanes.shifted(lanes.words(&stream[word]), count, mask));
-        if start + BITS > 32 {
-            let rest = lanes.shifted(lanes.words(&stream[word + 1]), count - 32, mask);
-            codes = lanes.union(codes, rest);
-        }
+    let (word, start) = (4 * i * BITS / 32, 4 * i * BITS % 32);
+    let mut bits = lanes.words(&stream[word]);
+    let mut from = start;
+    if start + 4 * BITS > 32 {
+        let rest = lanes.words(&stream[word + 1]);
+        let below = u32::MAX >> start;
+        bits = lanes.shifted(bits, start as i32, below);
+        bits = lanes.union(bits, lanes.shifted(rest, start as i32 - 32, !below));
+        from = 0;
     }
-    codes
+    lanes.picked(bits, [0, 1, 2, 3].map(|byte| from + byte * BITS), u8::MAX >> (8 - BITS))
 }
 
-/// Bits `from ..` of all codes in lines of `bits` bits.
+/// Bits `from ..` of all codes of `BITS` bits in lines of `bits` bits.
 #[inline(always)]
-fn fill<L: Lanes>(lanes: L, lines: &mut [Line], codes: &[L::I; WORDS], from: usize, bits: usize) {
+fn fill<L: Lanes, const BITS: usize>(
+    lanes: L,
+    lines: &mut [Line],
+    codes: &[L::I; WORDS],
+    (from, bits): (usize, usize),
+) {
     let count = lines.len();
     for (i, line) in lines.iter_mut().enumerate() {
         let mut words = lanes.splat_int(0);
         for plane in 0..8 / bits {
-            let part = moved(lanes, codes[plane * count + i], (from, plane * bits), bits);
+            let (codes, to) = (codes[plane * count + i], plane * bits);
+            let part = if bits == BITS {
+                lanes.shifted(codes, -(to as i32), u32::MAX << to)
+            } else {
+                moved(lanes, codes, (from, to), bits)
+            };
             words = lanes.union(words, part);
         }
         lanes.store_words(words, line);
@@ -80,11 +90,11 @@ impl<const BITS: usize, const GROUP: usize, const F32: bool> Panels for Affine<B
     const RUN: usize = 32;
     const BIASED: bool = true;
     const WIDE: bool = BITS == 8;
-    const REORDERS: bool = BITS < 8;
+    const IN_ORDER: bool = Self::BLOCKS == 1;
     type Head<L: Lanes> = ();
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         let (heads, codes) = words.split_at_mut(Self::BLOCKS * Self::HEAD_LINES);
         let blocks = unit.chunks_exact(Self::HEAD_BYTES + Self::CODE_BYTES);
         for (block, head) in blocks.zip(heads.chunks_exact_mut(Self::HEAD_LINES)) {
@@ -98,16 +108,20 @@ impl<const BITS: usize, const GROUP: usize, const F32: bool> Panels for Affine<B
     }
     #[inline(always)]
     fn reorder<L: Lanes>(self, lanes: L, lines: &mut [Line]) {
+        if BITS == 8 {
+            return;
+        }
         let lines = &mut lines[Self::BLOCKS * Self::HEAD_LINES..];
         for lines in lines.chunks_exact_mut(Self::LOW_LINES + Self::HIGH_LINES) {
-            let mut codes = [lanes.splat_int(0); WORDS];
-            for (i, codes) in codes.iter_mut().enumerate() {
-                *codes = stored::<L, BITS>(lanes, lines, i);
+            // Written out, so that places and shifts are constants in what is compiled.
+            macro_rules! stored {
+                ($($i:literal)*) => { [$(stored::<L, BITS>(lanes, lines, $i)),*] };
             }
+            let codes: [L::I; WORDS] = stored!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
             let (low, high) = lines.split_at_mut(Self::LOW_LINES);
-            fill(lanes, low, &codes, 0, Self::LOW);
+            fill::<L, BITS>(lanes, low, &codes, (0, Self::LOW));
             if Self::HIGH > 0 {
-                fill(lanes, high, &codes, Self::LOW, Self::HIGH);
+                fill::<L, BITS>(lanes, high, &codes, (Self::LOW, Self::HIGH));
             }
         }
     }

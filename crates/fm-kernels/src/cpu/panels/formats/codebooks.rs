@@ -4,7 +4,7 @@
 //! four entries of four weights each. Signs lie in the order of weights; where an even number of eight is
 //! negative, seven of them do.
 
-use super::{Panels, copy_words};
+use super::{Panels, Word, copy_words};
 use crate::cpu::{
     codebook::{self, Codebook},
     ints::{Four, HalfLine, Line},
@@ -13,7 +13,7 @@ use crate::cpu::{
 
 /// Words from byte 2 on, and the scale before them.
 #[inline(always)]
-fn behind_scale(unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+fn behind_scale(unit: &[u8], words: &mut [Word]) -> [u8; 2] {
     copy_words(unit, 2, words);
     [unit[0], unit[1]]
 }
@@ -67,7 +67,7 @@ impl Panels for Iq2Xxs {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         behind_scale(unit, words)
     }
     #[inline(always)]
@@ -103,11 +103,11 @@ impl Panels for Iq2Xs {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         let (pairs, scales) = words.split_at_mut(16);
         for (pair, entries) in pairs.as_chunks_mut().0.iter_mut().zip(unit[2..].as_chunks().0) {
             let [a, b, c, d, e, f, g, h]: [u8; 8] = *entries;
-            *pair = [[a, c, e, g], [b, d, f, h]].map(u32::from_le_bytes);
+            *pair = [[a, c, e, g], [b, d, f, h]];
         }
         copy_words(unit, 66, scales);
         [unit[0], unit[1]]
@@ -147,7 +147,7 @@ impl Panels for Iq2S {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         behind_scale(unit, words)
     }
     #[inline(always)]
@@ -184,7 +184,7 @@ impl Panels for Iq3Xxs {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         behind_scale(unit, words)
     }
     #[inline(always)]
@@ -221,7 +221,7 @@ impl Panels for Iq3S {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         behind_scale(unit, words)
     }
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Blocks of 32 weights of ggml in panels, see `fm_format::quant::ggml::legacy`.
 
-use super::{NO_HALF, Panels, copy_words, moved, nibble_planes};
+use super::{NO_HALF, Panels, Word, copy_words, moved, nibble_planes};
 use crate::cpu::{
     ints::{HalfLine, Line},
     lanes::Lanes,
@@ -23,10 +23,13 @@ impl Panels for Q8_0 {
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         two_scales(unit, words);
-        words[1..].iter_mut().for_each(|word| *word ^= 0x8080_8080);
         NO_HALF
+    }
+    #[inline(always)]
+    fn reorder<L: Lanes>(self, _: L, lines: &mut [Line]) {
+        lines[1..].as_flattened_mut().iter_mut().for_each(|code| *code ^= 0x80);
     }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> (L::F, L::F) {
@@ -50,9 +53,9 @@ impl Panels for Q8_0 {
 
 /// Two blocks of an f16 and whole words: a word of both scales, then the words.
 #[inline(always)]
-pub(super) fn two_scales(unit: &[u8], words: &mut [u32]) {
+pub(super) fn two_scales(unit: &[u8], words: &mut [Word]) {
     let (first, second) = unit.split_at(unit.len() / 2);
-    words[0] = u32::from_le_bytes([first[0], first[1], second[0], second[1]]);
+    words[0] = [first[0], first[1], second[0], second[1]];
     let (a, b) = words[1..].split_at_mut((first.len() - 2) / 4);
     copy_words(first, 2, a);
     copy_words(second, 2, b);
@@ -99,11 +102,10 @@ impl<const FIFTH: bool, const MINIMUM: bool> Panels for Legacy<FIFTH, MINIMUM> {
         (false, true) => 16,
     };
     const BIASED: bool = MINIMUM;
-    const REORDERS: bool = FIFTH;
     type Head<L: Lanes> = ();
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         if MINIMUM {
             let (first, second) = unit.split_at(unit.len() / 2);
             copy_words(first, 0, &mut words[..1]);
@@ -118,6 +120,9 @@ impl<const FIFTH: bool, const MINIMUM: bool> Panels for Legacy<FIFTH, MINIMUM> {
     }
     #[inline(always)]
     fn reorder<L: Lanes>(self, lanes: L, lines: &mut [Line]) {
+        if !FIFTH {
+            return;
+        }
         for block in lines[Self::HEAD_LINES..].chunks_exact_mut(Self::BLOCK_LINES) {
             lanes.store_words(spread_bits(lanes, lanes.words(&block[0])), &mut block[0]);
         }

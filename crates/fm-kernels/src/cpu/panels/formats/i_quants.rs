@@ -2,7 +2,7 @@
 
 use fm_format::quant::ggml::iq4::VALUES;
 
-use super::{NO_HALF, Panels, copy_words, ggml_legacy::two_scales, nibble_planes};
+use super::{NO_HALF, Panels, Word, ggml_legacy::two_scales, nibble_planes};
 use crate::cpu::{
     ints::{HalfLine, Line},
     lanes::Lanes,
@@ -39,7 +39,7 @@ impl Panels for Iq4Nl {
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         two_scales(unit, words);
         NO_HALF
     }
@@ -77,13 +77,9 @@ impl Panels for Iq4Xs {
     const RUN: usize = 32;
     const OFFSET: i32 = OFFSET;
     const WIDE: bool = true;
+    const IN_ORDER: bool = true;
     type Head<L: Lanes> = L::F;
 
-    #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
-        copy_words(unit, 0, words);
-        NO_HALF
-    }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> L::F {
         lanes.f16_halves(lanes.words(&unit[0])).0

@@ -3,7 +3,7 @@
 //! Lines lie in the order in which runs read them, headers first: what is read before its turn was not asked
 //! for early enough (`docs/experiments/0049`).
 
-use super::{NO_HALF, Panels, copy_words, moved, nibbles};
+use super::{NO_HALF, Panels, Word, copy_words, moved, nibbles};
 use crate::cpu::{
     ints::{HalfLine, Line},
     lanes::Lanes,
@@ -31,13 +31,9 @@ impl Panels for Q4K {
     const LINES: usize = 36;
     const RUN: usize = 32;
     const BIASED: bool = true;
+    const IN_ORDER: bool = true;
     type Head<L: Lanes> = Q4KHead<L>;
 
-    #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
-        copy_words(unit, 0, words);
-        NO_HALF
-    }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, unit: &[Line], _: &HalfLine) -> Q4KHead<L> {
         let (d, dmin) = lanes.f16_halves(lanes.words(&unit[0]));
@@ -76,13 +72,9 @@ impl Panels for Q5K {
     const LINES: usize = 44;
     const RUN: usize = 32;
     const BIASED: bool = true;
+    const IN_ORDER: bool = true;
     type Head<L: Lanes> = Q4KHead<L>;
 
-    #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
-        copy_words(unit, 0, words);
-        NO_HALF
-    }
     #[inline(always)]
     fn head<L: Lanes>(self, lanes: L, unit: &[Line], half: &HalfLine) -> Q4KHead<L> {
         Q4K.head(lanes, unit, half)
@@ -120,7 +112,7 @@ impl Panels for Q2K {
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         let (head, rest) = words.split_at_mut(1);
         copy_words(unit, 80, head);
         copy_words(unit, 0, rest);
@@ -174,7 +166,7 @@ impl Panels for Q3K {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         let (scales, codes) = words.split_at_mut(3);
         copy_words(unit, 96, scales);
         copy_words(unit, 0, codes);
@@ -215,7 +207,7 @@ impl Panels for Q6K {
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         let (scales, codes) = words.split_at_mut(4);
         copy_words(unit, 192, scales);
         for (half, lines) in codes.chunks_exact_mut(24).enumerate() {

@@ -2,7 +2,7 @@
 
 use fm_format::quant::ggml::fp4::DOUBLED;
 
-use super::{Panels, copy_words, nibble_planes};
+use super::{Panels, Word, copy_words, nibble_planes};
 use crate::cpu::{
     ints::{HalfLine, Line},
     lanes::Lanes,
@@ -37,11 +37,10 @@ impl<const SEQUENTIAL: bool> Panels for Mxfp4<SEQUENTIAL> {
     const HALF: bool = true;
     const RUN: usize = 32;
     const OFFSET: i32 = OFFSET;
-    const REORDERS: bool = SEQUENTIAL;
     type Head<L: Lanes> = L::I;
 
     #[inline(always)]
-    fn words(self, unit: &[u8], words: &mut [u32]) -> [u8; 2] {
+    fn words(self, unit: &[u8], words: &mut [Word]) -> [u8; 2] {
         let (first, second) = unit.split_at(17);
         for (block, words) in [first, second].into_iter().zip(words.as_chunks_mut::<4>().0) {
             copy_words(block, 1, words);
@@ -50,6 +49,9 @@ impl<const SEQUENTIAL: bool> Panels for Mxfp4<SEQUENTIAL> {
     }
     #[inline(always)]
     fn reorder<L: Lanes>(self, lanes: L, lines: &mut [Line]) {
+        if !SEQUENTIAL {
+            return;
+        }
         for block in lines.as_chunks_mut::<4>().0 {
             let mut stored = [lanes.splat_int(0); 4];
             for (stored, line) in stored.iter_mut().zip(&*block) {
