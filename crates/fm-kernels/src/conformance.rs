@@ -78,17 +78,18 @@ trait Case: std::fmt::Debug {
     /// What it gives on `device`.
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>>;
 
-    /// Compares `device` with the reference. `tolerance` is relative to the largest value, and
-    /// absolute where all are small.
+    /// Compares `device` with the reference, and returns what it gives. `tolerance` is relative to
+    /// the largest value, and absolute where all are small.
     ///
     /// # Panics
     /// If they differ by more.
-    fn check<B: Backend>(&self, device: &B, tolerance: f32) {
+    fn check<B: Backend>(&self, device: &B, tolerance: f32) -> Vec<f32> {
         let got = self.run(device).expect("the device runs");
         // What a device quantises differs too much from what it does not, to say anything of products.
         let reference = Reference::in_numerics(device.numerics());
         let want = self.run(&reference).expect("the reference cannot fail");
         assert_close(&self, &got, &want, tolerance);
+        got
     }
 }
 
