@@ -59,7 +59,7 @@ pub enum EngineError {
         /// Why.
         source: Arc<StepError>,
     },
-    /// An expert that this session needed could not be read.
+    /// What this session needed could not be read or kept.
     #[error("the answer cannot be continued")]
     Spoiled(#[from] SpoiledReason),
     /// The arithmetic went wrong.
@@ -160,6 +160,9 @@ impl EngineError {
             Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
             Self::NoTokenizer { .. } => "use --prompt-tokens 1,2,3",
             Self::NoTemplate { .. } => "use --raw to continue the prompt as it stands",
+            Self::Spoiled(SpoiledReason::KvOverflow { .. }) => {
+                "leave --kv f16 off: it cannot hold all keys and values of this text"
+            }
             Self::Load(LoadError::Format(FormatError::TensorCorrupt { .. }))
             | Self::Spoiled(_)
             | Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",

@@ -17,8 +17,8 @@ use fm_kernels::{
     host::EXPERTS_TOGETHER_MAX,
 };
 use fm_model::experts::{
-    ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
-    arrange_record, expert_weights,
+    ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, LossCause, RoutedExperts,
+    RowsByExpert, arrange_record, expert_weights,
 };
 use fm_store::{Arrived, Lease, Order, Store, StoreError, Ticket};
 
@@ -278,27 +278,27 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
 
 /// Experts of one layer that could not be had. Empty, and without allocation, nearly always.
 #[derive(Debug, Default)]
-struct Losses {
-    experts: Vec<ExpertIndex>,
-    first: Option<StoreError>,
-}
+struct Losses(Vec<(ExpertIndex, StoreError)>);
 
 impl Losses {
     fn add(&mut self, expert: ExpertIndex, error: StoreError) {
-        self.experts.push(expert);
-        self.first.get_or_insert(error);
+        self.0.push((expert, error));
     }
 
-    /// Nothing more can be had: every expert of the request counts as lost.
-    fn all(&mut self, layer: LayerIndex, grouped: &RowsByExpert, error: StoreError) -> ExpertsLost {
-        let source = GaveUp(self.first.take().unwrap_or(error));
-        ExpertsLost { layer, experts: grouped.union.clone(), source: Box::new(source) }
+    /// Nothing more can be had: every expert of the request counts as lost, for what was lost first.
+    fn all(self, layer: LayerIndex, grouped: &RowsByExpert, error: StoreError) -> ExpertsLost {
+        let first = self.0.into_iter().next().map_or(error, |(_, first)| first);
+        let cause: LossCause = Arc::new(GaveUp(first));
+        let experts = grouped.union.iter().map(|expert| (*expert, Arc::clone(&cause))).collect();
+        ExpertsLost { layer, experts }
     }
 
-    fn into_result(self, layer: LayerIndex) -> Result<(), ExpertsFailed> {
-        let Some(first) = self.first else { return Ok(()) };
-        let mut experts = self.experts;
-        experts.sort_unstable();
-        Err(ExpertsLost { layer, experts, source: Box::new(first) }.into())
+    fn into_result(mut self, layer: LayerIndex) -> Result<(), ExpertsFailed> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        self.0.sort_unstable_by_key(|(expert, _)| *expert);
+        let lost = self.0.into_iter().map(|(expert, error)| (expert, Arc::new(error) as LossCause));
+        Err(ExpertsLost { layer, experts: lost.collect() }.into())
     }
 }

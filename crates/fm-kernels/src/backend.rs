@@ -297,8 +297,11 @@ pub trait Backend: Send + Sized + 'static {
     /// Puts `rows` rows of one session, from `position` on, into the blocks of `pool`, rounded to its
     /// format: `x` is `[rows, kv_heads · dim]`, `pool` is `[blocks, kv_heads, KV_BLOCK_TOKENS, dim]`.
     ///
+    /// Returns the first of the values that are beyond the format, if any. They are cut off there, so that
+    /// the session can pass through the layers with its neighbours, but nothing that it says may be used.
+    ///
     /// # Errors
-    /// If the device fails, or with [`KvOverflow`] as source if a value is beyond the format.
+    /// If the device fails.
     fn kv_write(
         &self,
         x: View<'_, Self::Buf>,
@@ -306,7 +309,7 @@ pub trait Backend: Send + Sized + 'static {
         table: &[u32],
         dim: usize,
         pool: &mut Self::Kv,
-    ) -> DeviceResult;
+    ) -> DeviceResult<Option<KvOverflow>>;
     /// Copies one block of `len` values inside a pool: a fork writes into its own copy.
     ///
     /// # Errors

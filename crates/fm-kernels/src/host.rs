@@ -11,8 +11,9 @@ use crate::{
     WeightBytes,
     backend::{
         self, AttentionShape, Backend, Clamp, Combine, DeltaInputs, DeltaShape, DeviceResult,
-        ExpertCall, ExpertRow, ExpertScratch, ExpertWeights, KvFormat, KvView, Numerics, Product,
-        QMatrix, Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View, ViewMut,
+        ExpertCall, ExpertRow, ExpertScratch, ExpertWeights, KvFormat, KvOverflow, KvView,
+        Numerics, Product, QMatrix, Rope, RouterLogits, RouterScoring, RouterSpec, Routes, View,
+        ViewMut,
     },
     reference::{
         activation, norm,
@@ -329,8 +330,8 @@ impl<K: Kernels> Backend for Host<K> {
         table: &[u32],
         dim: usize,
         pool: &mut HostKv,
-    ) -> DeviceResult {
-        pool.write(&x, position as usize, (table, dim))
+    ) -> DeviceResult<Option<KvOverflow>> {
+        Ok(pool.write(&x, position as usize, (table, dim)))
     }
 
     fn kv_copy_block(&self, from: u32, to: u32, len: usize, pool: &mut HostKv) -> DeviceResult {

@@ -1,5 +1,7 @@
 //! Routed experts, seen from a layer: activations in, weighted sums out.
 
+use std::{error::Error, fmt, sync::Arc};
+
 use fm_format::{
     key::{ExpertIndex, LayerIndex},
     record::{LayerRecords, MatrixRole, RecordLayout},
@@ -13,15 +15,39 @@ use fm_kernels::{
 };
 
 /// Experts that could not be had, and why. Rows that did not choose them are complete.
-#[derive(Debug, thiserror::Error)]
-#[error("{} of the experts of layer {} could not be read", experts.len(), layer.0)]
+#[derive(Debug)]
 pub struct ExpertsLost {
     /// The layer.
     pub layer: LayerIndex,
-    /// The experts, ascending.
-    pub experts: Vec<ExpertIndex>,
-    /// Why the first of them was lost.
-    pub source: Box<dyn std::error::Error + Send + Sync>,
+    /// The experts, ascending, each with why it was lost.
+    pub experts: Vec<(ExpertIndex, LossCause)>,
+}
+
+/// Why an expert was lost. All sessions that chose it are told.
+pub type LossCause = Arc<dyn Error + Send + Sync>;
+
+impl ExpertsLost {
+    /// Those that are among the chosen ones, if any: what a session lost, whatever its neighbours did.
+    pub fn among(&self, chosen: &[ExpertIndex]) -> Option<Self> {
+        let own = self.experts.iter().filter(|(expert, _)| chosen.contains(expert));
+        let own = Self { layer: self.layer, experts: own.cloned().collect() };
+        (!own.experts.is_empty()).then_some(own)
+    }
+}
+
+impl fmt::Display for ExpertsLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, layer) = (self.experts.len(), self.layer.0);
+        write!(f, "{count} of the experts of layer {layer} could not be read")
+    }
+}
+
+impl Error for ExpertsLost {
+    /// Of the first of them.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        let (_, cause) = self.experts.first()?;
+        Some(cause.as_ref())
+    }
 }
 
 /// What the experts of a layer have besides their records.

@@ -9,12 +9,16 @@ mod rotation;
 
 use std::ops::Range;
 
+use fm_format::key::LayerIndex;
 use fm_kernels::{
     Backend,
-    backend::{View, ViewMut},
+    backend::{DeviceResult, View, ViewMut},
 };
 
-use crate::state::{Session, kv_blocks::KvPool};
+use crate::{
+    runner::SpoiledReason,
+    state::{Session, kv_blocks::KvPool},
+};
 
 /// The rows of one step, and the state they advance.
 #[derive(Debug)]
@@ -27,6 +31,31 @@ pub(crate) struct StepRows<'a, B: Backend> {
     pub(crate) sessions: &'a mut [Session<B>],
     /// Keys and values of all of them.
     pub(crate) pool: &'a mut KvPool<B>,
+    /// The layer that they pass through.
+    pub(crate) layer: LayerIndex,
+    /// Which sessions are spoiled and why, by segment.
+    pub(crate) spoiled: &'a mut [Option<SpoiledReason>],
+}
+
+impl<B: Backend> StepRows<'_, B> {
+    /// Keeps keys and values of segment `at` in those of layer `kv_layer`. What their format cannot hold
+    /// spoils the session.
+    pub(crate) fn keep(
+        &mut self,
+        device: &B,
+        (kv_layer, at): (usize, usize),
+        keys: View<'_, B::Buf>,
+        values: Option<View<'_, B::Buf>>,
+    ) -> DeviceResult {
+        let segment = &self.segments[at];
+        let place = (kv_layer, &self.sessions[segment.session].table);
+        let overflow = self.pool.write(device, place, segment.position, keys, values)?;
+        if let Some(source) = overflow {
+            let reason = SpoiledReason::KvOverflow { layer: self.layer, source };
+            self.spoiled[at].get_or_insert(reason);
+        }
+        Ok(())
+    }
 }
 
 /// Consecutive rows of one session.

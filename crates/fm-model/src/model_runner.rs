@@ -108,6 +108,9 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     ///
     /// # Errors
     /// As [`Runner::step`].
+    ///
+    /// # Panics
+    /// If the session is spoiled.
     pub fn layer_alone(
         &mut self,
         session: SessionId,
@@ -131,6 +134,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         self.step.kept.extend(0..rows);
         self.mix(layer.index())?;
         self.feed_forward(layer.index())?;
+        assert!(matches!(self.step.spoiled[..], [None]), "spoiled: {:?}", self.step.spoiled);
         let mut out = vec![0.0; residual.len()];
         self.device.read(View::new(&self.workspace.hidden, rows, hidden), &mut out)?;
         Ok(out)

@@ -9,7 +9,10 @@ use std::{
 };
 
 use fm_format::key::LayerIndex;
-use fm_kernels::{DeviceError, backend::KV_BLOCK_TOKENS};
+use fm_kernels::{
+    DeviceError,
+    backend::{KV_BLOCK_TOKENS, KvOverflow},
+};
 use xxhash_rust::xxh3::Xxh3Default;
 
 pub use self::border::{Border, Halt, Progress};
@@ -85,7 +88,7 @@ pub struct Output<'a> {
     pub logits: &'a [f32],
     /// One row of `hidden` values for every row that wanted them, in order.
     pub hidden: &'a [f32],
-    /// Sessions whose rows chose an expert that could not be read.
+    /// Sessions that cannot go on from here, though the others can.
     pub spoiled: Vec<Spoiled>,
 }
 
@@ -102,12 +105,17 @@ pub struct Spoiled {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpoiledReason {
-    /// Its own rows chose an expert that could not be read.
+    /// Its own rows chose experts that could not be read.
     #[error(transparent)]
     Experts(#[from] ExpertsLost),
-    /// The same expert as for the session before it in the list.
-    #[error("it chose the same expert as another session of the batch")]
-    AsAbove,
+    /// Its own rows have a key or a value that cannot be kept.
+    #[error("keys and values of layer {} cannot be kept", layer.0)]
+    KvOverflow {
+        /// The layer.
+        layer: LayerIndex,
+        /// The first of them.
+        source: KvOverflow,
+    },
 }
 
 /// Time spent in steps, by kind of work. A device that runs behind its caller books the time where

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 
 /// The root of the workspace, where `golden/` and `models/` lie.
@@ -27,6 +28,23 @@ pub fn demo_dir() -> PathBuf {
 /// The trained demonstration model as its trainer wrote it: HF layout, bf16.
 pub fn demo_bf16_dir() -> PathBuf {
     workspace_dir().join("models/demo-bf16")
+}
+
+/// Copies the files of a checkpoint that has one of weights, and sets all numbers of a bf16 tensor to `value`.
+pub fn copy_filled(from: &Path, to: &Path, tensor: &str, value: f32) {
+    for file in fs::read_dir(from).expect("the checkpoint is a directory") {
+        let file = file.expect("its files can be listed");
+        fs::copy(file.path(), to.join(file.file_name())).expect("its files can be copied");
+    }
+    let path = to.join("model.safetensors");
+    let mut bytes = fs::read(&path).expect("there is one file of weights");
+    let (length, header) = SafeTensors::read_metadata(&bytes).expect("it is valid safetensors");
+    let tensor = header.info(tensor).expect("the tensor is there");
+    assert_eq!(tensor.dtype, Dtype::BF16);
+    let (start, end) = tensor.data_offsets;
+    let numbers = bytes[size_of::<u64>() + length..][start..end].as_chunks_mut().0;
+    numbers.fill(bf16::from_f32(value).to_le_bytes());
+    fs::write(path, bytes).expect("the copy can be written");
 }
 
 /// Named arrays of one file, with their shapes.

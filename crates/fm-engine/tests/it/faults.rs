@@ -240,7 +240,7 @@ fn survive((mut runner, accesses): (Box<dyn Runner>, Accesses), want: &[u32]) ->
 /// Layer, expert, file and offset stand in the chain of causes.
 fn check_address(lost: &fm_model::experts::ExpertsLost) {
     let mut text = lost.to_string();
-    let mut cause: Option<&dyn std::error::Error> = Some(lost.source.as_ref());
+    let mut cause = std::error::Error::source(lost);
     while let Some(error) = cause {
         text = format!("{text}: {error}");
         cause = error.source();

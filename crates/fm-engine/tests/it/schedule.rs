@@ -12,21 +12,30 @@ use std::{
 };
 
 use fm_engine::{
-    EngineError,
+    Engine, EngineError,
     generate::{Event, FinishReason, Generated, Request},
     options::EngineOptions,
     sampler::Sampling,
     schedule::{Broken, Driven, Job, Refused, ScheduleOptions, Scheduler, Update},
 };
-use fm_testkit::noise::Noise;
+use fm_kernels::backend::KvFormat;
+use fm_model::runner::SpoiledReason;
+use fm_testkit::{
+    golden::{copy_filled, demo_dir},
+    noise::Noise,
+};
+use tempfile::TempDir;
 
-use crate::harness::open;
+use crate::harness::{open, open_at};
 
 const OPTIONS: ScheduleOptions =
     ScheduleOptions { sessions: 3, queue: 8, stall_max: Duration::from_secs(2) };
 
 pub(crate) fn start(engine: &EngineOptions, options: ScheduleOptions) -> Scheduler {
-    let engine = open(engine);
+    start_engine(open(engine), options)
+}
+
+fn start_engine(engine: Engine, options: ScheduleOptions) -> Scheduler {
     let stats = engine.stats_handle();
     let tokenizer = engine.tokenizer.map(Arc::new);
     let driven = Driven { runner: engine.runner, tokenizer, stats, disk: None };
@@ -95,6 +104,38 @@ pub(crate) fn until(what: impl Fn() -> bool) {
         std::thread::park_timeout(Duration::from_millis(1));
     }
     panic!("it did not happen");
+}
+
+#[test]
+fn keys_that_f16_cannot_hold_end_only_the_text_that_has_them() {
+    let dir = TempDir::new().unwrap();
+    // About half of the tokens have keys beyond f16 then.
+    let norm = "language_model.model.layers.3.self_attn.k_norm.weight";
+    copy_filled(&demo_dir(), dir.path(), norm, 2e4);
+    let halves = EngineOptions { kv: KvFormat::F16, ..EngineOptions::default() };
+    let scheduler = start_engine(open_at(dir.path(), &halves), OPTIONS);
+    let text = |seed| {
+        let prompt = Noise::new(seed).tokens(2, 2000);
+        Request { prompt, max_tokens: Some(4), context: 64, ..Request::default() }
+    };
+    let said = |ends: Ends| match ends.recv().unwrap() {
+        Ok(generated) => Ok(generated.logits_hash),
+        Err(EngineError::Spoiled(SpoiledReason::KvOverflow { layer, source })) => {
+            Err((layer.0, source.value.to_bits()))
+        }
+        Err(error) => panic!("{error:?}"),
+    };
+    let alone: Vec<_> = (0..24).map(|seed| said(push(&scheduler, text(seed)))).collect();
+    let lost = alone.iter().filter(|said| said.is_err()).count();
+    assert!((4..=20).contains(&lost), "{lost} of 24 texts");
+    assert!(alone.iter().all(|said| said.is_ok() || said.is_err_and(|(layer, _)| layer == 3)));
+    for (six, alone) in alone.chunks(6).enumerate() {
+        let seeds = (6 * six as u64..).take(6);
+        let (jobs, ends): (Vec<_>, Vec<_>) = seeds.map(|seed| job(text(seed))).unzip();
+        scheduler.queue().push(jobs).unwrap();
+        assert_eq!(ends.into_iter().map(said).collect::<Vec<_>>(), alone);
+    }
+    scheduler.drain().unwrap();
 }
 
 #[test]

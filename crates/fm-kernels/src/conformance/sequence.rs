@@ -53,36 +53,27 @@ pub(super) enum Values {
 }
 
 impl Attention {
-    /// Writes keys of rows behind `position`.
-    fn write_keys<B: Backend>(
+    /// Writes keys of rows behind `position`, and their values.
+    fn write<B: Backend>(
         &self,
         device: &B,
-        pool: &mut B::Kv,
-        (position, rows): (usize, usize),
-        table: &[u32],
-    ) -> DeviceResult {
-        let AttentionShape { kv_heads, k_dim, .. } = self.shape;
-        let keys = self.given(3, (position + rows) * kv_heads * k_dim);
-        write(device, pool, (&keys, k_dim), (position, rows), table)
-    }
-
-    /// Writes their values.
-    fn write_values<B: Backend>(
-        &self,
-        device: &B,
-        pool: &mut B::Kv,
+        [keys, values]: [&mut B::Kv; 2],
         (position, rows): (usize, usize),
         table: &[u32],
     ) -> DeviceResult {
         let AttentionShape { kv_heads, k_dim, v_dim, .. } = self.shape;
         let heads = (position + rows) * kv_heads;
-        let values = if self.values == Values::CopiedFromKeys {
-            let keys = self.given(3, heads * k_dim);
-            keys.chunks_exact(k_dim).flat_map(|key| &key[..v_dim]).copied().collect()
+        let of_keys = self.given(3, heads * k_dim);
+        let of_values = if self.values == Values::CopiedFromKeys {
+            of_keys.chunks_exact(k_dim).flat_map(|key| &key[..v_dim]).copied().collect()
         } else {
             self.given(4, heads * v_dim)
         };
-        write(device, pool, (&values, v_dim), (position, rows), table)
+        for (pool, given, dim) in [(keys, of_keys, k_dim), (values, of_values, v_dim)] {
+            let overflow = write(device, pool, (&given, dim), (position, rows), table)?;
+            assert_eq!(overflow, None, "noise is small");
+        }
+        Ok(())
     }
 
     fn given(&self, seed: u64, len: usize) -> Vec<f32> {
@@ -101,9 +92,9 @@ fn write<B: Backend>(
     (values, dim): (&[f32], usize),
     (position, rows): (usize, usize),
     table: &[u32],
-) -> DeviceResult {
+) -> DeviceResult<Option<KvOverflow>> {
     if rows == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let x = device.upload(values)?;
     let x = View::new(&x, position + rows, values.len() / (position + rows)).rows(position, rows);
@@ -139,16 +130,14 @@ impl Case for Attention {
         let format = self.kept.format();
         let mut keys = used_pool(device, format, (1, pool_len(k_dim)))?;
         let mut values = used_pool(device, format, (2, pool_len(v_dim)))?;
-        self.write_keys(device, &mut keys, (0, self.position), &table)?;
-        self.write_values(device, &mut values, (0, self.position), &table)?;
+        self.write(device, [&mut keys, &mut values], (0, self.position), &table)?;
         let sinks = device.upload(&noise(6, heads))?;
         let q = device.upload(&noise(5, (total - self.position) * (heads * k_dim + 7)))?;
         let mut out = device.alloc((total - self.position) * heads * v_dim)?;
         let mut done = 0;
         for rows in &self.chunks {
             let at = (self.position + done, *rows);
-            self.write_keys(device, &mut keys, at, &table)?;
-            self.write_values(device, &mut values, at, &table)?;
+            self.write(device, [&mut keys, &mut values], at, &table)?;
             let values = Some(&values).filter(|_| self.values != Values::InKeys);
             let sinks = Some(&sinks).filter(|_| self.sinks);
             let kv = KvView { keys: &keys, values, table: &table, sinks };
@@ -228,10 +217,10 @@ fn same_bits<B: Backend>(device: &B, cases: &[Attention; 2]) {
 pub fn kv_formats<B: Backend>(device: &B) {
     let mut values = noise(1, 40);
     values.extend([65504.0, -65519.9, 1e-8, -0.0, 6e-5, f32::INFINITY, 1.0 + f32::EPSILON, 3.0]);
-    let kept = |format, values: &[f32]| -> DeviceResult<Vec<u8>> {
+    let kept = |format, values: &[f32]| -> DeviceResult<(Vec<u8>, Option<KvOverflow>)> {
         let mut pool = used_pool(device, format, (2, 2 * KV_BLOCK_TOKENS * 24))?;
         // Two rows of two heads of twelve, in the second block.
-        write(device, &mut pool, (values, 12), (0, 2), &[1])?;
+        let overflow = write(device, &mut pool, (values, 12), (0, 2), &[1])?;
         let mut bytes = vec![0; 12 * format.value_bytes()];
         let mut all = Vec::new();
         for (row, head) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
@@ -239,18 +228,21 @@ pub fn kv_formats<B: Backend>(device: &B) {
             device.kv_read(&pool, first, &mut bytes)?;
             all.extend_from_slice(&bytes);
         }
-        Ok(all)
+        Ok((all, overflow))
     };
-    let exact: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    assert!(kept(KvFormat::F32, &values).expect("the device runs") == exact);
-    let halves = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes());
-    let rounded: Vec<u8> = halves.collect();
-    assert!(kept(KvFormat::F16, &values).expect("the device runs") == rounded);
-    values[47] = -65520.0;
-    kept(KvFormat::F32, &values).expect("f32 holds it");
-    let error = kept(KvFormat::F16, &values).expect_err("f16 does not hold it");
-    let overflow = error.source.downcast_ref::<KvOverflow>().expect("it says so");
-    assert_eq!(overflow.value, -65520.0);
+    let exact = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let rounded = |values: &[f32]| {
+        values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect()
+    };
+    let check = |values: &[f32], halves: Vec<u8>, overflow: Option<KvOverflow>| {
+        assert!(kept(KvFormat::F32, values).expect("the device runs") == (exact(values), None));
+        assert!(kept(KvFormat::F16, values).expect("the device runs") == (halves, overflow));
+    };
+    check(&values, rounded(&values), None);
+    // What is beyond f16 is said, the first of it, and cut off.
+    let cut = [&values[..46], &[65504.0, -65504.0]].concat();
+    values[46..].copy_from_slice(&[1e6, -65520.0]);
+    check(&values, rounded(&cut), Some(KvOverflow { value: 1e6, format: KvFormat::F16 }));
 }
 
 /// [`Backend::kv_copy_block`] copies one block and nothing else.

@@ -2,10 +2,7 @@
 
 use half::f16;
 
-use crate::{
-    DeviceError,
-    backend::{AttentionShape, DeviceResult, KV_BLOCK_TOKENS, KvFormat, KvOverflow, KvView, View},
-};
+use crate::backend::{AttentionShape, KV_BLOCK_TOKENS, KvFormat, KvOverflow, KvView, View};
 
 /// A little-endian f16.
 pub type Half = [u8; 2];
@@ -94,14 +91,19 @@ impl HostKv {
         x: &View<'_, Vec<f32>>,
         position: usize,
         (table, dim): (&[u32], usize),
-    ) -> DeviceResult {
+    ) -> Option<KvOverflow> {
         let place = (position, table, dim);
-        let kept = match self {
-            Self::F32(pool) => write_rows(x, place, pool, Ok),
-            Self::F16(pool) => write_rows(x, place, pool, round),
-        };
-        let doing = "keeping keys and values";
-        kept.map_err(|overflow| DeviceError { doing, source: Box::new(overflow) })
+        let mut first = None;
+        match self {
+            Self::F32(pool) => write_rows(x, place, pool, |value| value),
+            Self::F16(pool) => write_rows(x, place, pool, |value| {
+                round(value).unwrap_or_else(|overflow| {
+                    first.get_or_insert(overflow);
+                    f16::MAX.copysign(f16::from_f32(value)).to_le_bytes()
+                })
+            }),
+        }
+        first
     }
 
     /// See [`crate::Backend::kv_copy_block`].
@@ -147,8 +149,8 @@ fn write_rows<E>(
     x: &View<'_, Vec<f32>>,
     (position, table, dim): (usize, &[u32], usize),
     pool: &mut [E],
-    keep: impl Fn(f32) -> Result<E, KvOverflow>,
-) -> Result<(), KvOverflow> {
+    mut keep: impl FnMut(f32) -> E,
+) {
     let kv_heads = x.cols / dim;
     for i in 0..x.rows {
         let block = table[(position + i) / KV_BLOCK_TOKENS] as usize;
@@ -156,11 +158,10 @@ fn write_rows<E>(
         for (head, values) in x.row(i).chunks_exact(dim).enumerate() {
             let at = ((block * kv_heads + head) * KV_BLOCK_TOKENS + token) * dim;
             for (kept, value) in pool[at..at + dim].iter_mut().zip(values) {
-                *kept = keep(*value)?;
+                *kept = keep(*value);
             }
         }
     }
-    Ok(())
 }
 
 fn round(value: f32) -> Result<Half, KvOverflow> {

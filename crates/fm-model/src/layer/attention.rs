@@ -120,12 +120,11 @@ impl<B: Backend> Attention<B> {
             self.k_norm.as_ref(),
             ViewMut::new(k, rows, kv_heads * k_dim),
         )?;
-        for segment in step.segments {
-            let table = &step.sessions[segment.session].table;
+        for (at, segment) in step.segments.iter().enumerate() {
             let keys = segment.of(k, kv_heads * k_dim);
             let values = segment.of(v, kv_heads * v_dim);
-            let place = (self.kv_layer, table);
-            step.pool.write(device, place, segment.position, keys, Some(values))?;
+            step.keep(device, (self.kv_layer, at), keys, Some(values))?;
+            let table = &step.sessions[segment.session].table;
             let sinks = self.sinks.as_ref();
             let kv = KvView { sinks, ..step.pool.view(self.kv_layer, table) };
             let queries = segment.of(q, heads * k_dim);

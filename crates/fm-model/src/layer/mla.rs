@@ -202,10 +202,8 @@ impl<B: Backend> Mla<B> {
         device.rms_norm_heads(latents, &self.kv_a_norm, self.norm_eps)?;
         let rotation = self.rotation.of_heads(key_dim, latent, step.positions);
         device.rope(&rotation, ViewMut::new(key, rows, key_dim))?;
-        for segment in step.segments {
-            let place = (self.kv_layer, &step.sessions[segment.session].table);
-            let keys = segment.of(key, key_dim);
-            step.pool.write(device, place, segment.position, keys, None)?;
+        for (at, segment) in step.segments.iter().enumerate() {
+            step.keep(device, (self.kv_layer, at), segment.of(key, key_dim), None)?;
         }
         Ok(())
     }

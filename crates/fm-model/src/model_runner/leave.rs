@@ -59,14 +59,10 @@ impl Sweep {
         let mut of_rows = stays.iter();
         self.positions.retain(|_| *of_rows.next().expect("every row has its position"));
         let mut of_segments = self.segments.iter().map(|of| stays[of.rows.start]);
-        self.lost.retain(|_| of_segments.next().expect("every segment is lost or not"));
+        self.spoiled.retain(|_| of_segments.next().expect("every segment is spoiled or not"));
         self.segments.retain(|segment| stays[segment.rows.start]);
         for Segment { rows, .. } in &mut self.segments {
             *rows = places[rows.start]..places[rows.end];
-        }
-        // Who lost it may be among those who leave.
-        if !self.lost.contains(&true) {
-            self.first_loss = None;
         }
         let Self { batch, leavers, .. } = self;
         batch.rows.retain(|row| !leavers.contains(&row.session));

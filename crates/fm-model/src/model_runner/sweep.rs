@@ -16,7 +16,7 @@ use fm_kernels::{
 use super::ModelRunner;
 use crate::{
     decoder::{FfnKind, LayerResult, MixerKind, Workspace},
-    experts::{ExpertsLost, RoutedExperts},
+    experts::RoutedExperts,
     layer::{Segment, StepRows},
     runner::{
         Batch, Border, Halt, Lane, Progress, Row, RowInput, SessionId, Spoiled, SpoiledReason,
@@ -39,9 +39,8 @@ pub(super) struct Sweep {
     pub(super) segments: Vec<Segment>,
     /// Rows that go on through the last feed-forward network.
     pub(super) kept: Vec<usize>,
-    /// Sessions, by segment, that have lost an expert.
-    pub(super) lost: Vec<bool>,
-    pub(super) first_loss: Option<ExpertsLost>,
+    /// Which sessions are spoiled, by segment, and what spoiled them first.
+    pub(super) spoiled: Vec<Option<SpoiledReason>>,
     /// Sessions that go no further than the layer that has just been computed.
     pub(super) leavers: Vec<SessionId>,
     pub(super) hidden: Vec<f32>,
@@ -108,11 +107,8 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         self.step.batch.rows.clone_from(&batch.rows);
         self.step.batch.hidden_layer = batch.hidden_layer;
         self.step.hidden.clear();
-        self.step.first_loss = None;
         self.step.leavers.clear();
         self.step.next = 0;
-        self.step.lost.clear();
-        self.step.lost.resize(self.step.segments.len(), false);
         self.step.kept.clear();
         self.step.kept.extend(0..batch.rows.len());
         let embedded = self.decoder.embed(&self.device, &self.step.ids, &mut self.workspace);
@@ -170,6 +166,8 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             self.step.positions.push(row.position);
             self.extend_segments(rows, i)?;
         }
+        self.step.spoiled.clear();
+        self.step.spoiled.resize_with(self.step.segments.len(), || None);
         Ok(())
     }
 
@@ -230,7 +228,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         Ok(())
     }
 
-    /// Runs the layers that are left; says whether none is. Marks segments that lose an expert, and does
+    /// Runs the layers that are left; says whether none is. Marks segments that are spoiled, and does
     /// without those that leave.
     fn sweep_layers(
         &mut self,
@@ -241,7 +239,8 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             let layer = self.step.next;
             self.step.next += 1;
             self.layer(layer)?;
-            if self.step.lost.iter().all(|lost| *lost) && !self.step.lost.is_empty() {
+            let spoiled = &self.step.spoiled;
+            if spoiled.iter().all(Option::is_some) && !spoiled.is_empty() {
                 self.step.next = layers;
                 break;
             }
@@ -274,9 +273,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             kept.retain(|row| wanted(&batch.rows[*row]));
             self.decoder.keep_rows(&self.device, &self.step.kept, &mut self.workspace)?;
         }
-        if let Some(lost) = self.feed_forward(layer)? {
-            self.step.first_loss.get_or_insert(lost);
-        }
+        self.feed_forward(layer)?;
         *match ffn {
             FfnKind::Moe => &mut self.times.moe,
             FfnKind::Mlp => &mut self.times.mlp,
@@ -290,28 +287,31 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             positions: &self.step.positions,
             sessions: &mut self.sessions.list,
             pool: &mut self.sessions.pool,
+            layer: LayerIndex(layer as u16),
+            spoiled: &mut self.step.spoiled,
         };
         self.decoder.mix(&self.device, layer, &mut rows, &mut self.workspace)
     }
 
-    pub(super) fn feed_forward(&mut self, layer: usize) -> Result<Option<ExpertsLost>, StepError> {
+    pub(super) fn feed_forward(&mut self, layer: usize) -> DeviceResult {
         let rows = self.step.kept.len();
         if rows == 0 {
-            return Ok(None);
+            return Ok(());
         }
         let (experts, workspace) = (&mut self.experts, &mut self.workspace);
         let result = self.decoder.feed_forward(&self.device, experts, (layer, rows), workspace)?;
-        let LayerResult::Lost(lost) = result else { return Ok(None) };
+        let LayerResult::Lost(lost) = result else { return Ok(()) };
         let routes = self.workspace.routes();
-        let mut choices = routes.ids.chunks_exact(routes.top_k);
-        for &row in &self.step.kept {
-            let chosen = choices.next().expect("every row has its routes");
-            if chosen.iter().any(|id| lost.experts.binary_search(id).is_ok()) {
-                let segment = self.step.segments.iter().position(|s| s.rows.contains(&row));
-                self.step.lost[segment.expect("every row is in a segment")] = true;
+        let Sweep { kept, segments, spoiled, .. } = &mut self.step;
+        for (segment, spoiled) in segments.iter().zip(spoiled) {
+            let choices = kept.iter().zip(routes.ids.chunks_exact(routes.top_k));
+            let own = choices.filter(|(row, _)| segment.rows.contains(row));
+            let chosen: Vec<_> = own.flat_map(|(_, chosen)| chosen).copied().collect();
+            if spoiled.is_none() {
+                *spoiled = lost.among(&chosen).map(SpoiledReason::Experts);
             }
         }
-        Ok(Some(lost))
+        Ok(())
     }
 
     /// Copies the residual stream of the rows that want it.
@@ -351,17 +351,12 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         Ok(())
     }
 
-    /// Moves the sessions on, or back where they lost an expert.
+    /// Moves the sessions on, or back where they are spoiled.
     fn settle(&mut self) -> Result<Vec<Spoiled>, StepError> {
-        let mut first_loss = self.step.first_loss.take();
         let mut spoiled = Vec::new();
-        for (segment, lost) in self.step.segments.iter().zip(&self.step.lost) {
-            if *lost {
+        for (segment, reason) in self.step.segments.iter().zip(&mut self.step.spoiled) {
+            if let Some(reason) = reason.take() {
                 self.sessions.fall_back(&self.device, segment.session)?;
-                let reason = match first_loss.take() {
-                    Some(lost) => SpoiledReason::Experts(lost),
-                    None => SpoiledReason::AsAbove,
-                };
                 spoiled.push(Spoiled { session: self.sessions.names[segment.session], reason });
                 continue;
             }

@@ -5,7 +5,7 @@
 
 use fm_kernels::{
     Backend, DeviceError,
-    backend::{DeviceResult, KV_BLOCK_TOKENS, KvFormat, KvView, View},
+    backend::{DeviceResult, KV_BLOCK_TOKENS, KvFormat, KvOverflow, KvView, View},
 };
 
 use crate::spec::KvShape;
@@ -182,7 +182,7 @@ impl<B: Backend> KvPool<B> {
     }
 
     /// Writes keys and values of consecutive positions of one session into layer `layer`. Values
-    /// come where the layer keeps them.
+    /// come where the layer keeps them. Returns what the format cannot hold, see [`Backend::kv_write`].
     pub(crate) fn write(
         &mut self,
         device: &B,
@@ -190,17 +190,18 @@ impl<B: Backend> KvPool<B> {
         position: u32,
         keys: View<'_, B::Buf>,
         values: Option<View<'_, B::Buf>>,
-    ) -> DeviceResult {
+    ) -> DeviceResult<Option<KvOverflow>> {
         let layer = &mut self.layers[layer];
         let shape = layer.shape;
-        device.kv_write(keys, position, &table.0, shape.k_dim, &mut layer.keys)?;
-        match (values, &mut layer.values) {
+        let of_keys = device.kv_write(keys, position, &table.0, shape.k_dim, &mut layer.keys)?;
+        let of_values = match (values, &mut layer.values) {
             (Some(values), Some(pool)) => {
-                device.kv_write(values, position, &table.0, shape.v_dim, pool)
+                device.kv_write(values, position, &table.0, shape.v_dim, pool)?
             }
-            (None, None) => Ok(()),
+            (None, None) => None,
             _ => unreachable!("a layer brings values if it keeps them"),
-        }
+        };
+        Ok(of_keys.or(of_values))
     }
 
     /// What the rows of a session may read in layer `layer`.

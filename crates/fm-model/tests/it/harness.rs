@@ -1,6 +1,7 @@
 //! A model with every expert in memory, on the scalar reference or the CPU.
 
 use std::{
+    error::Error,
     fs,
     ops::{ControlFlow, Range},
     path::{Path, PathBuf},
@@ -20,8 +21,8 @@ use fm_model::{
     arch::describe,
     decoder::{Decoder, DecoderOptions},
     experts::{
-        ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, RoutedExperts, RowsByExpert,
-        arrange_record, expert_weights,
+        ARRIVAL_ROWS_MAX, ExpertBatch, ExpertsFailed, ExpertsLost, LossCause, RoutedExperts,
+        RowsByExpert, arrange_record, expert_weights,
     },
     load::Loader,
     model_runner::{ModelRunner, RunnerOptions},
@@ -93,7 +94,8 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
         let mut lost = Vec::new();
         for expert in union {
             if self.broken.contains(&(layer.0, expert.0)) {
-                lost.push(expert);
+                let cause = Box::<dyn Error + Send + Sync>::from(format!("{expert:?} is broken"));
+                lost.push((expert, LossCause::from(cause)));
                 continue;
             }
             let record = &self.records[layer.index()][expert.index()];
@@ -112,11 +114,11 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Resident {
             let out = ViewMut { buf, offset, rows, cols, stride };
             device.combine_rows(results, &routes.weights, out)?;
         }
-        lost.sort_unstable();
+        lost.sort_unstable_by_key(|(expert, _)| *expert);
         if lost.is_empty() {
             return Ok(());
         }
-        Err(ExpertsLost { layer, experts: lost, source: "planted".into() }.into())
+        Err(ExpertsLost { layer, experts: lost }.into())
     }
 }
 
