@@ -38,7 +38,7 @@ pub use delta_net::ConvWeight;
 pub use expert_rows::EXPERT_ROWS_PER_PASS;
 pub use experts::EXPERTS_TOGETHER_MAX;
 pub use kernels::{ARRANGED_ROWS_MAX, Kernels, PANEL_ROWS, Parallel, QUERIES_PER_TASK_MAX};
-pub use kv::{Half, HostKv, HostKvView, KvLanes};
+pub use kv::{Half, HostKv, HostKvView, Kept, KvLanes};
 use places::PlaceLists;
 
 /// A backend in host memory.

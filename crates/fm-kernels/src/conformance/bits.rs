@@ -8,7 +8,7 @@ use crate::backend::{
 
 use super::{
     Case, Weights, noise, read_all,
-    sequence::{Attention, Convolution, DeltaNet, Kept, Values},
+    sequence::{Attention, Convolution, DeltaNet, KeptIn, Values},
 };
 
 pub(super) fn bits(values: &[f32]) -> Vec<u32> {
@@ -81,13 +81,13 @@ pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
     let shape = AttentionShape { heads: 6, kv_heads: 3, k_dim, v_dim, scale, window: None };
     let position = 37;
     for (values, kept) in
-        [(Values::Own, Kept::F32), (Values::InKeys, Kept::F32), (Values::Own, Kept::F16)]
+        [(Values::Own, KeptIn::F32), (Values::InKeys, KeptIn::F32), (Values::Own, KeptIn::F16)]
     {
         check(device, |chunks| Attention { shape, position, chunks, values, sinks: false, kept });
     }
     for window in [1, 5, 64, 70] {
         let shape = AttentionShape { window: Some(window), ..shape };
-        let (values, kept) = (Values::Own, Kept::F32);
+        let (values, kept) = (Values::Own, KeptIn::F32);
         check(device, |chunks| Attention { shape, position, chunks, values, sinks: true, kept });
     }
     check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });

@@ -23,19 +23,19 @@ pub(super) struct Attention {
     /// Whether every head has one more score.
     pub(super) sinks: bool,
     /// What keys and values are kept in.
-    pub(super) kept: Kept,
+    pub(super) kept: KeptIn,
 }
 
 /// What keys and values are kept in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum KeptIn {
     F32,
     F16,
-    /// In f32, where they are what [`Kept::F16`] rounds them to.
+    /// In f32, where they are what [`KeptIn::F16`] rounds them to.
     Rounded,
 }
 
-impl Kept {
+impl KeptIn {
     fn format(self) -> KvFormat {
         if self == Self::F16 { KvFormat::F16 } else { KvFormat::F32 }
     }
@@ -78,7 +78,7 @@ impl Attention {
 
     fn given(&self, seed: u64, len: usize) -> Vec<f32> {
         let mut values = noise(seed, len);
-        if self.kept == Kept::Rounded {
+        if self.kept == KeptIn::Rounded {
             values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
         }
         values
@@ -165,12 +165,12 @@ pub fn attention<B: Backend>(device: &B) {
             let (heads, kv_heads, window) = (6, 3, None);
             let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale, window };
             let chunks = vec![rows];
-            let (values, sinks, kept) = (Values::Own, false, Kept::F32);
+            let (values, sinks, kept) = (Values::Own, false, KeptIn::F32);
             let case = Attention { shape, position, chunks, values, sinks, kept };
             case.check(device, tolerance::CHAINED_F32);
             same_bits(
                 device,
-                &[Kept::F16, Kept::Rounded].map(|kept| Attention { kept, ..case.clone() }),
+                &[KeptIn::F16, KeptIn::Rounded].map(|kept| Attention { kept, ..case.clone() }),
             );
             for window in [None, Some(1), Some(3), Some(64), Some(100)] {
                 let shape = AttentionShape { window, ..shape };
@@ -180,7 +180,7 @@ pub fn attention<B: Backend>(device: &B) {
             if v_dim <= k_dim {
                 let case = Attention { values: Values::InKeys, ..case };
                 case.check(device, tolerance::CHAINED_F32);
-                for kept in [Kept::F32, Kept::F16] {
+                for kept in [KeptIn::F32, KeptIn::F16] {
                     let case = Attention { kept, ..case.clone() };
                     let copied = Attention { values: Values::CopiedFromKeys, ..case.clone() };
                     same_bits(device, &[case, copied]);
@@ -194,7 +194,7 @@ pub fn attention<B: Backend>(device: &B) {
         let (k_dim, v_dim, scale, window) = (40, 24, 0.6, Some(70));
         let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale, window };
         let (values, sinks, chunks) = (Values::Own, true, vec![9]);
-        for kept in [Kept::F32, Kept::F16] {
+        for kept in [KeptIn::F32, KeptIn::F16] {
             let chunks = chunks.clone();
             let case = Attention { shape, position: 61, chunks, values, sinks, kept };
             case.check(device, tolerance::CHAINED_F32);

@@ -2,7 +2,7 @@
 
 use crate::{
     backend::{AttentionShape, KV_BLOCK_TOKENS, View},
-    host::{Half, KvLanes, QUERIES_PER_TASK_MAX},
+    host::{Half, Kept, KvLanes, QUERIES_PER_TASK_MAX},
 };
 
 use super::{
@@ -17,20 +17,20 @@ const MANY_SUMS: usize = 16;
 /// Sums of a tile that fits where a vector takes several of few registers.
 const FEW_SUMS: usize = 4;
 
-/// A number as it lies among keys or values.
-pub(super) trait Kept: Copy + Default {
-    /// Sixteen of them from memory.
+/// [`Kept`] numbers that are turned into f32 sixteen at a time.
+pub(super) trait KeptLanes: Kept + Default {
+    /// What sixteen of them stand for.
     fn load<L: Lanes>(lanes: L, x: &[Self; LANES]) -> L::F;
 }
 
-impl Kept for f32 {
+impl KeptLanes for f32 {
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, x: &Sixteen) -> L::F {
         lanes.load(x)
     }
 }
 
-impl Kept for Half {
+impl KeptLanes for Half {
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, x: &[Self; LANES]) -> L::F {
         lanes.f16(x.as_flattened().try_into().expect("two bytes each"))
@@ -52,7 +52,7 @@ pub(super) struct Attend<'a, E> {
     pub(super) out: &'a mut [f32],
 }
 
-impl<E: Kept> Work for Attend<'_, E> {
+impl<E: KeptLanes> Work for Attend<'_, E> {
     type Out = ();
 
     #[inline(always)]
@@ -107,7 +107,7 @@ struct Seen {
     to: usize,
 }
 
-impl<E: Kept> Queries<'_, E> {
+impl<E: KeptLanes> Queries<'_, E> {
     /// All of them over all blocks, eight or four at a time where they see the same positions.
     #[inline(always)]
     fn attend<L: Lanes>(&self, lanes: L, out: &mut [f32]) {
@@ -232,7 +232,7 @@ impl<E: Kept> Queries<'_, E> {
 
 /// `scores[n][t] = scale · q[n]·keys[t]`; asks for what lies `ahead` of the keys.
 #[inline(always)]
-fn score<L: Lanes, E: Kept, const G: usize, const N: usize, const T: usize>(
+fn score<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     scale: f32,
     q: [&[f32]; G],
@@ -255,7 +255,7 @@ fn score<L: Lanes, E: Kept, const G: usize, const N: usize, const T: usize>(
 
 /// `T` keys, whose scores are those from `t` on.
 #[inline(always)]
-fn score_keys<L: Lanes, E: Kept, const G: usize, const N: usize, const T: usize>(
+fn score_keys<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     scale: f32,
     q: &Rows<'_, f32, G>,
@@ -311,7 +311,7 @@ struct Rows<'a, E, const N: usize> {
     tails: Option<[[E; LANES]; N]>,
 }
 
-impl<'a, E: Kept, const N: usize> Rows<'a, E, N> {
+impl<'a, E: KeptLanes, const N: usize> Rows<'a, E, N> {
     #[inline(always)]
     fn new(rows: [&'a [E]; N], len: usize) -> Self {
         let mut vectors: [&[[E; LANES]]; N] = [&[]; N];
@@ -332,7 +332,7 @@ impl<'a, E: Kept, const N: usize> Rows<'a, E, N> {
 /// Products of `N` queries from `first` on and `T` keys, whose lanes are still to be added; one does not
 /// depend on `N` or `T`.
 #[inline(always)]
-fn products<L: Lanes, E: Kept, const G: usize, const N: usize, const T: usize>(
+fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     (q, first): (&Rows<'_, f32, G>, usize),
     (keys, ahead): (&Rows<'_, E, T>, Option<usize>),
@@ -385,7 +385,7 @@ struct Shares<'a, const G: usize> {
 /// `out[n] = fade[n] · out[n] + Σ shares[n][t] · values[t]`, positions ascending; `values` come with
 /// their stride, and output `n` has `v_dim` values from `places[n]` on.
 #[inline(always)]
-fn gather<L: Lanes, E: Kept, const G: usize, const N: usize, const C: usize>(
+fn gather<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const C: usize>(
     lanes: L,
     shares: Shares<'_, G>,
     (values, stride): (&[E], usize),
@@ -416,7 +416,7 @@ fn gather<L: Lanes, E: Kept, const G: usize, const N: usize, const C: usize>(
 
 /// `C` vectors of each output.
 #[inline(always)]
-fn gather_columns<L: Lanes, E: Kept, const G: usize, const N: usize, const C: usize>(
+fn gather_columns<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const C: usize>(
     lanes: L,
     Shares { fades, scores, tokens, ahead }: Shares<'_, G>,
     (values, stride): (&[E], usize),
@@ -459,7 +459,7 @@ fn gather_columns<L: Lanes, E: Kept, const G: usize, const N: usize, const C: us
 
 /// The last `len` values of each output, fewer than a vector: by way of copies that are filled up.
 #[inline(always)]
-fn gather_tail<L: Lanes, E: Kept, const G: usize, const N: usize>(
+fn gather_tail<L: Lanes, E: KeptLanes, const G: usize, const N: usize>(
     lanes: L,
     shares: Shares<'_, G>,
     (values, stride): (&[E], usize),

@@ -7,6 +7,24 @@ use crate::backend::{AttentionShape, KV_BLOCK_TOKENS, KvFormat, KvOverflow, KvVi
 /// A little-endian f16.
 pub type Half = [u8; 2];
 
+/// A key's or value's number, as it is kept.
+pub trait Kept: Copy {
+    /// What it stands for.
+    fn value(self) -> f32;
+}
+
+impl Kept for f32 {
+    fn value(self) -> f32 {
+        self
+    }
+}
+
+impl Kept for Half {
+    fn value(self) -> f32 {
+        f16::from_le_bytes(self).to_f32()
+    }
+}
+
 /// Keys or values of the blocks of a layer.
 #[derive(Debug)]
 pub enum HostKv {

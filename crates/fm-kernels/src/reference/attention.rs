@@ -2,26 +2,8 @@
 
 use crate::{
     backend::{AttentionShape, KV_BLOCK_TOKENS},
-    host::{Half, Kernels, KvLanes},
+    host::{Kept, Kernels, KvLanes},
 };
-
-/// A key's or value's number, as it is kept.
-pub trait Kept: Copy {
-    /// What it stands for.
-    fn value(self) -> f32;
-}
-
-impl Kept for f32 {
-    fn value(self) -> f32 {
-        self
-    }
-}
-
-impl Kept for Half {
-    fn value(self) -> f32 {
-        half::f16::from_le_bytes(self).to_f32()
-    }
-}
 
 /// One query head at `position`: sees positions `0..=position`, or the latest of them that are in
 /// its window.
