@@ -10,10 +10,12 @@ use super::scratch::Scratch;
 /// needed when the goldens have been asked.
 pub(crate) const STAGES: [&str; 2] = ["not test(/^ugly::/)", "test(/^ugly::/)"];
 
-/// A test that hangs is as red as one that fails.
+/// A test that hangs is as red as one that fails. It has far longer than any test takes, because a busy
+/// machine is no mistake: with a minute, tests of 15 s were red without any mutant, and would have
+/// killed mutants that nobody noticed.
 const NEXTEST_CONFIG: &str = "\
 [profile.default]
-slow-timeout = { period = \"30s\", terminate-after = 2 }
+slow-timeout = { period = \"60s\", terminate-after = 5 }
 ";
 
 /// What nextest exits with if a test failed.
@@ -83,7 +85,8 @@ fn red(line: &str) -> Option<String> {
     let loud = status.chars().all(|c| c.is_ascii_uppercase() || c == '-');
     let (time, rest) = rest.trim_start().strip_prefix('[')?.split_once(']')?;
     let timed = time.trim().ends_with('s');
-    let calm = ["PASS", "SLOW", "LEAK"].contains(&status);
+    // What is being stopped is told again, as TIMEOUT, when it has ended.
+    let calm = ["PASS", "SLOW", "LEAK", "TERMINATING"].contains(&status);
     (loud && timed && !calm).then(|| rest.rsplit(' ').next().unwrap_or(rest).to_owned())
 }
 
@@ -107,6 +110,7 @@ mod tests {
         assert_eq!(red(crash).as_deref(), Some("state::tests::blocks"));
         for line in [
             "        PASS [   0.303s] ( 8/35) fm-model::it golden::cpu::logits",
+            " TERMINATING [> 60.000s] (─────────) fm-model::it sameness::cpu::chunks",
             "     Summary [   8.224s] 35 tests run: 35 passed, 0 skipped",
             "   Compiling fm-model v0.1.0 (/tmp/fm-model)",
             "────────────",
