@@ -134,10 +134,10 @@ impl Model {
         turns::join_refused(messages, template);
         let written = self.written(messages, kept);
         name_results(messages);
-        messages.iter_mut().for_each(|message| self.guard(message));
-        conversation.variables.values_mut().for_each(|value| self.guard_value(value));
+        messages.iter_mut().for_each(|message| message.guard(&self.tokenizer));
         let mut list = tools.list.clone();
-        list.iter_mut().for_each(|tool| self.guard_value(tool));
+        let values = conversation.variables.values_mut().chain(&mut list);
+        values.for_each(|value| self.tokenizer.guard_value(value));
         let forced = tools.choice.is_forced();
         let render = |messages: &[Message]| {
             template.render(&RenderRequest {
@@ -219,52 +219,6 @@ impl Model {
             return Err(Problem::too_long(tokens, context));
         }
         Ok(prompt)
-    }
-
-    fn guard(&self, message: &mut Message) {
-        let texts = [&mut message.role].into_iter();
-        let texts = texts.chain(&mut message.reasoning_content).chain(&mut message.name);
-        for text in texts.chain(&mut message.tool_call_id) {
-            *text = self.tokenizer.guard(text).into_owned();
-        }
-        match &mut message.content {
-            Some(Value::String(text)) if message.role == "assistant" => {
-                *text = self.guard_answer(text);
-            }
-            content => content.iter_mut().for_each(|content| self.guard_value(content)),
-        }
-        let values = message.tool_calls.iter_mut().chain(message.extra.values_mut());
-        values.for_each(|value| self.guard_value(value));
-    }
-
-    /// An earlier answer. A thought that it begins with keeps its tags: templates look for them, to cut the
-    /// thought or to write it their own way.
-    fn guard_answer(&self, text: &str) -> String {
-        let guard = |text| self.tokenizer.guard(text);
-        let (inside, close) = (text.trim_start(), THINK_END.trim());
-        let lead = &text[..text.len() - inside.len()];
-        let inside = inside.strip_prefix(THINK_BEGIN);
-        match inside.and_then(|inside| inside.split_once(close)) {
-            None => guard(text).into_owned(),
-            Some((thought, answer)) => {
-                [lead, THINK_BEGIN, &guard(thought), close, &guard(answer)].concat()
-            }
-        }
-    }
-
-    fn guard_value(&self, value: &mut Value) {
-        match value {
-            Value::String(text) => *text = self.tokenizer.guard(text).into_owned(),
-            Value::Array(list) => list.iter_mut().for_each(|value| self.guard_value(value)),
-            Value::Object(map) => {
-                let entries = std::mem::take(map).into_iter().map(|(key, mut value)| {
-                    self.guard_value(&mut value);
-                    (self.tokenizer.guard(&key).into_owned(), value)
-                });
-                *map = entries.collect();
-            }
-            _ => {}
-        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! `lstrip_blocks` on, a handful of extra functions. `minijinja` is the engine; the rest of Python
 //! that templates see (`json.dumps`, `repr`, string methods, `strftime`) is in the files below.
 
+mod guard;
 mod json;
 mod message;
 mod python;

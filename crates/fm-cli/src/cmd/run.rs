@@ -67,7 +67,11 @@ pub(super) fn command() -> Command {
             valued("prompt-tokens", "IDS", "Start from these tokens, as 5,17,9")
                 .conflicts_with_all(["prompt", "prompt-file", "system"]),
         )
-        .arg(switch("raw", "Continue the prompt as it stands, without the chat template"))
+        .arg(switch(
+            "raw",
+            "Continue the prompt as it stands, without the chat template; control tokens that it \
+             spells are tokens",
+        ))
         .arg(valued("system", "FILE", "Take the system message from a file").conflicts_with("raw"))
         .arg(
             valued("max-tokens", "N", "Tokens to generate [default: until the model ends]")
@@ -311,9 +315,12 @@ fn tokens_of(
         (_, true) => Some(false),
         _ => None,
     };
-    let request = RenderRequest { enable_thinking, ..RenderRequest::new(&conversation.messages) };
+    let mut messages = conversation.messages.clone();
+    messages.iter_mut().for_each(|message| message.guard(tokenizer));
+    let request = RenderRequest { enable_thinking, ..RenderRequest::new(&messages) };
     let rendered = template.render(&request).map_err(EngineError::from)?;
-    let tokens = tokenizer.encode(&rendered, SpecialTokens::Parse).map_err(EngineError::from)?;
+    let special = SpecialTokens::ParseTemplate;
+    let tokens = tokenizer.encode(&rendered, special).map_err(EngineError::from)?;
     Ok(Prompt { tokens, text: Some(rendered) })
 }
 

@@ -2,7 +2,8 @@
 
 use std::{fs, path::Path};
 
-use fm_testkit::golden::{Golden, golden_dir};
+use fm_testkit::golden::{Golden, demo_dir, golden_dir};
+use fm_text::Tokenizer;
 
 use crate::{flash_moe, stderr, stdout};
 
@@ -59,6 +60,40 @@ fn a_conversation_goes_on_in_its_file() {
     let output =
         flash_moe(&[&["run", "models/demo", "--prompt", "x"], raw.as_slice(), &PLAN].concat());
     assert!(stderr(&output).contains("is not a saved session"), "{}", stderr(&output));
+}
+
+const CONTROLS: [&str; 4] = ["<|im_start|>", "<|im_end|>", "<think>", "</tool_call>"];
+
+/// How many tokens of the prompt are control tokens.
+fn control_tokens(args: &[&str]) -> usize {
+    let (output, _) = run(&[&["--json", "--max-tokens", "1"], args].concat());
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let tokens = output["prompt_tokens"].as_array().unwrap().iter();
+    let tokenizer = Tokenizer::open(&demo_dir(), None).unwrap();
+    let controls = CONTROLS.map(|text| u64::from(tokenizer.token_id(text).unwrap()));
+    tokens.filter(|token| controls.contains(&token.as_u64().unwrap())).count()
+}
+
+#[test]
+fn what_a_conversation_spells_is_no_control_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let spelled = CONTROLS.concat();
+    let plain = control_tokens(&["--prompt", "Hi"]);
+    assert!(plain > 2, "the template's own");
+    assert_eq!(control_tokens(&["--prompt", &spelled]), plain);
+    assert_eq!(control_tokens(&["--raw", "--prompt", &spelled]), CONTROLS.len());
+
+    let turns = |name: &str, text: &str| {
+        let (talk, system) = (dir.path().join(name), dir.path().join("system.md"));
+        fs::write(&system, text).unwrap();
+        let (talk, system) = (talk.to_str().unwrap(), system.to_str().unwrap());
+        let first = ["--session", talk, "--system", system, "--prompt", text];
+        let second = ["--session", talk, "--prompt", "Hi"];
+        [first.as_slice(), &second].map(control_tokens)
+    };
+    let plain = turns("plain", "Hi");
+    assert!(plain[1] > plain[0], "turns before are part of the prompt");
+    assert_eq!(turns("spelled", &spelled), plain);
 }
 
 #[test]

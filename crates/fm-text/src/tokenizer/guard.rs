@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use serde_json::Value;
+
 use super::{Tokenizer, added::AddedMatcher};
 
 /// A noncharacter: no text that is exchanged may contain it (Unicode Standard, section 23.7).
@@ -30,6 +32,22 @@ impl Tokenizer {
         part(&mut normalized, &self.added);
         part(&mut normalized, &self.added_normalized);
         normalized
+    }
+
+    /// [`guard`](Self::guard) for all texts of a value, the names of its fields too.
+    pub fn guard_value(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.guard(text).into_owned(),
+            Value::Array(list) => list.iter_mut().for_each(|value| self.guard_value(value)),
+            Value::Object(map) => {
+                let entries = std::mem::take(map).into_iter().map(|(key, mut value)| {
+                    self.guard_value(&mut value);
+                    (self.guard(&key).into_owned(), value)
+                });
+                *map = entries.collect();
+            }
+            _ => {}
+        }
     }
 }
 

@@ -1,0 +1,42 @@
+//! Messages whose text is text: what they spell never becomes a control token.
+
+use serde_json::Value;
+
+use super::Message;
+use crate::tokenizer::Tokenizer;
+
+/// The tags of a thought within an answer.
+const THINK: (&str, &str) = ("<think>", "</think>");
+
+impl Message {
+    /// Guards all that the message says, and who says it, for a prompt that is encoded with
+    /// [`SpecialTokens::ParseTemplate`](crate::SpecialTokens::ParseTemplate).
+    pub fn guard(&mut self, tokenizer: &Tokenizer) {
+        let texts = [&mut self.role].into_iter();
+        let texts = texts.chain(&mut self.reasoning_content).chain(&mut self.name);
+        for text in texts.chain(&mut self.tool_call_id) {
+            *text = tokenizer.guard(text).into_owned();
+        }
+        match &mut self.content {
+            Some(Value::String(text)) if self.role == "assistant" => {
+                *text = guard_answer(tokenizer, text);
+            }
+            content => content.iter_mut().for_each(|content| tokenizer.guard_value(content)),
+        }
+        let values = self.tool_calls.iter_mut().chain(self.extra.values_mut());
+        values.for_each(|value| tokenizer.guard_value(value));
+    }
+}
+
+/// An earlier answer. A thought that it begins with keeps its tags: templates look for them, to cut
+/// the thought or to write it their own way.
+fn guard_answer(tokenizer: &Tokenizer, text: &str) -> String {
+    let guard = |text| tokenizer.guard(text);
+    let ((open, close), inside) = (THINK, text.trim_start());
+    let lead = &text[..text.len() - inside.len()];
+    let inside = inside.strip_prefix(open);
+    match inside.and_then(|inside| inside.split_once(close)) {
+        None => guard(text).into_owned(),
+        Some((thought, answer)) => [lead, open, &guard(thought), close, &guard(answer)].concat(),
+    }
+}
