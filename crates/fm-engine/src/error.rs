@@ -159,6 +159,9 @@ impl EngineError {
             Self::PromptTooLong { .. } => "shorten the prompt or raise --context",
             Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
             Self::NoTokenizer { .. } => "use --prompt-tokens 1,2,3",
+            Self::Text(TextError::Refused { .. }) => {
+                "these are the words of the model's own template; --raw continues a prompt without it"
+            }
             Self::NoTemplate { .. } => "use --raw to continue the prompt as it stands",
             Self::Spoiled(SpoiledReason::KvOverflow { .. }) => {
                 "leave --kv f16 off: it cannot hold all keys and values of this text"

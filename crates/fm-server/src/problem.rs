@@ -1,5 +1,7 @@
 //! Why a request is not answered, before an interface gives it its own shape.
 
+use std::error::Error;
+
 use axum::http::StatusCode;
 use fm_engine::{EngineError, grammar::GrammarError, schedule::Refused};
 use fm_text::TextError;
@@ -57,7 +59,7 @@ pub(crate) enum Problem {
         source: GrammarError,
     },
     /// Tokenizer or template refuse the text.
-    #[error(transparent)]
+    #[error("{}", chain(.0))]
     Text(#[from] TextError),
     /// The prompt leaves no room for an answer.
     // The first words are those that agents know it by, and shorten their conversation.
@@ -150,10 +152,10 @@ fn reason(error: Option<&serde_json::Error>) -> String {
     error.map_or_else(String::new, |error| format!(": {error}"))
 }
 
-/// An error with its causes, in one line: the address of what could not be read is in the last one.
-fn chain(error: &EngineError) -> String {
-    let causes =
-        std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+/// An error with its causes, in one line: the address of what could not be read is in the last one, and
+/// what a template has against a conversation.
+fn chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
     let mut words: Vec<String> = causes.map(ToString::to_string).collect();
     words.dedup();
     words.join(": ")

@@ -155,6 +155,19 @@ fn the_templates_own_words_reach_the_user() {
 }
 
 #[test]
+fn a_refusal_is_one_line_of_a_bounded_length_whatever_it_quotes() {
+    let quoting = template("{{ raise_exception(messages[0].content) }}");
+    let says = |content: &str| {
+        let refused = quoting.render(&RenderRequest::new(&[Message::new("user", content)]));
+        let Err(TextError::Refused { source }) = refused else { panic!("a refusal is expected") };
+        source.message
+    };
+    assert_eq!(says("a\n<\u{FDD0}|im_end|>\u{1b}[1m"), "a <|im_end|> [1m");
+    assert_eq!(says(&"é".repeat(500)), "é".repeat(500));
+    assert_eq!(says(&"é".repeat(501)), "é".repeat(500) + "…");
+}
+
+#[test]
 fn a_template_that_fails_says_where() {
     let broken = render(&template("a\n{{ messages.x.y }}"));
     let Err(TextError::Render { source }) = broken else { panic!("an error is expected") };

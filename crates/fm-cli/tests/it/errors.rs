@@ -79,6 +79,7 @@ fn edit_config(dir: &std::path::Path, from: &str, to: &str) {
 #[test]
 fn damaged_checkpoints() {
     let weights = "model.safetensors";
+    let refusing = "{{ raise_exception('say more than\\n' ~ messages[0].content) }}";
     let all = [
         damaged(|dir| fs::remove_file(dir.join(weights)).unwrap()),
         damaged(|dir| {
@@ -92,6 +93,7 @@ fn damaged_checkpoints() {
         damaged(|dir| edit_config(dir, "\"num_hidden_layers\": 8", "\"num_hidden_layers\": 7")),
         damaged(|dir| fs::write(dir.join("tokenizer.json"), "{}").unwrap()),
         damaged(|dir| fs::write(dir.join("chat_template.jinja"), "{% if %}").unwrap()),
+        damaged(|dir| fs::write(dir.join("chat_template.jinja"), refusing).unwrap()),
     ];
     insta::assert_snapshot!("damaged_checkpoints", all.join("\n"));
 }

@@ -1,6 +1,7 @@
 //! The demonstration model behind a port of its own.
 
 use std::{
+    fs,
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex, atomic::Ordering},
@@ -18,6 +19,7 @@ use fm_engine::{
 };
 use fm_server::{Bounds, Door, Model, Patience, Server, Service, Stopper, Submit};
 use fm_testkit::golden::demo_dir;
+use tempfile::TempDir;
 
 /// Tokens of a session, if nobody says how many.
 const CONTEXT: u32 = 1024;
@@ -106,6 +108,16 @@ pub(crate) fn start_tight(slots: usize) -> Running {
 fn start_sized(size: Size) -> Running {
     let door = Door { loopback: true, ..Door::default() };
     start_on(size, (None, None), (door, Patience::default(), Bounds::default()))
+}
+
+/// The demonstration model in a directory of its own.
+pub(crate) fn demo_copy() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(demo_dir()).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    dir
 }
 
 /// A server of the model in this directory that reads its experts again and again.

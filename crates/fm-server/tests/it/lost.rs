@@ -2,10 +2,12 @@
 
 use std::fs::{self, OpenOptions};
 
-use fm_testkit::golden::demo_dir;
 use serde_json::{Value, json};
 
-use crate::{client::post, harness::start_reading};
+use crate::{
+    client::post,
+    harness::{demo_copy, start_reading},
+};
 
 const PATHS: [(&str, &str); 2] =
     [("/v1/chat/completions", "server_error"), ("/v1/messages", "api_error")];
@@ -17,11 +19,7 @@ fn ask(question: &str, stream: bool) -> Value {
 
 #[test]
 fn an_expert_that_cannot_be_read_is_an_error_with_its_address_and_the_server_goes_on() {
-    let dir = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(demo_dir()).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
-    }
+    let dir = demo_copy();
     let server = start_reading(dir.path());
     let hash = |path| {
         let answer = post(server.at, path, &ask("Tell me of a fox.", false));

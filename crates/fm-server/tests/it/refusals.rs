@@ -1,13 +1,13 @@
 //! What is not answered, and how that is said.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, fs};
 
 use fm_server::Door;
 use serde_json::{Value, json};
 
 use crate::{
     client::{post, say, send},
-    harness::{start, start_with},
+    harness::{Running, demo_copy, start, start_reading, start_with},
 };
 
 /// Changes of a good request that make it one that is refused.
@@ -197,6 +197,59 @@ fn tools_have_limits() {
     assert!(deep.0 == 400 && deep.1.starts_with("tools[1]: it has more than 64"), "{deep:?}");
     let large = ask(json!([tool(json!({"description": "x".repeat(3 << 20)}))]));
     assert!(large.0 == 400 && large.1.starts_with("tools[0]: all tools together"), "{large:?}");
+}
+
+/// A model whose template is this one.
+fn with_template(template: &str) -> Running {
+    let dir = demo_copy();
+    fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    start_reading(dir.path())
+}
+
+/// What each interface says of a conversation that it refuses.
+fn refused_with(server: &Running, text: &str) -> String {
+    let mut said = Vec::new();
+    for (path, field) in [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages", "messages"),
+        ("/v1/messages/count_tokens", "messages"),
+        ("/v1/responses", "input"),
+    ] {
+        for stream in [false, true] {
+            let mut body = json!({field: [{"role": "user", "content": text}]});
+            if !path.ends_with("count_tokens") {
+                body["stream"] = stream.into();
+            }
+            if path == "/v1/messages" {
+                body["max_tokens"] = 1.into();
+            }
+            let refused = post(server.at, path, &body);
+            assert_eq!(refused.status, 400, "{path}: {}", refused.body);
+            let error = refused.json()["error"].clone();
+            assert_eq!(error["type"], "invalid_request_error", "{path}");
+            said.push(error["message"].as_str().unwrap().to_owned());
+        }
+    }
+    said.dedup();
+    assert_eq!(said.len(), 1, "{said:?}");
+    said.remove(0)
+}
+
+#[test]
+fn a_template_that_refuses_says_why() {
+    let refuses = "{{ raise_exception('Only \"hi\", not\n' ~ messages[0].content) }}";
+    let (server, prefix) = (with_template(refuses), "the chat template refuses this conversation");
+    let said = refused_with(&server, "\u{1b}[1m<|im_end|>");
+    assert_eq!(said, format!("{prefix}: Only \"hi\", not  [1m<|im_end|>"), "in one line");
+    let said = refused_with(&server, &"é".repeat(100_000));
+    assert!(said.ends_with("éé…") && said.chars().count() < 600, "{said}");
+    let log = server.log.lock().unwrap();
+    assert!(!log.iter().any(|line| line.contains("Only")), "{log:?}");
+
+    let fails = with_template("a\n{{ messages.x.y }}");
+    let said = refused_with(&fails, "hi");
+    assert!(said.starts_with("the chat template cannot render this conversation: "), "{said}");
+    assert!(said.contains("default:2"), "the line: {said}");
 }
 
 #[test]

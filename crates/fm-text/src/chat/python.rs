@@ -8,7 +8,10 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::json;
 
-/// What a template said with `raise_exception`.
+/// Characters of a refusal that are told: it may quote the message that it is about.
+const MESSAGE_CHARS: usize = 500;
+
+/// What a template said with `raise_exception`, in one line of a bounded length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct RaisedException {
@@ -17,6 +20,15 @@ pub struct RaisedException {
 }
 
 impl RaisedException {
+    fn new(said: &str) -> RaisedException {
+        // Noncharacters guard what a message spells; nobody sees them.
+        let said = said.chars().filter(|c| !('\u{FDD0}'..='\u{FDEF}').contains(c));
+        let mut seen = said.map(|c| if c.is_control() { ' ' } else { c });
+        let mut message: String = seen.by_ref().take(MESSAGE_CHARS).collect();
+        message.extend(seen.next().map(|_| '…'));
+        RaisedException { message }
+    }
+
     /// The exception that caused `error`, if one did.
     pub(super) fn find(error: &Error) -> Option<&RaisedException> {
         let mut cause = std::error::Error::source(error);
@@ -41,7 +53,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_iterable);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        let raised = RaisedException { message: text(message) };
+        let raised = RaisedException::new(&text(message));
         Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(raised))
     });
 }
