@@ -67,8 +67,9 @@ const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
 /// Memory of the tries while they are built, for every token: measured 355 bytes for 248,000.
 pub(crate) const TRIE_TOKEN_BYTES: u64 = 400;
 
-/// Memory of one text's parser: measured 5 MB with as many states as there may be.
-pub(crate) const PARSER_BYTES: u64 = 8_000_000;
+/// Memory of one text's parser, and of a copy while a circle is looked at: measured 5 MB each with as
+/// many states as there may be.
+pub(crate) const PARSER_BYTES: u64 = 13_000_000;
 
 /// Memory of a compiled grammar beside its lexer, for every byte of its text.
 const TEXT_FACTOR: usize = 10;

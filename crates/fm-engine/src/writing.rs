@@ -20,7 +20,7 @@ use fm_text::{Channel, Tokenizer};
 
 use crate::{
     error::EngineError,
-    generate::{self, Chosen, Constrained, Event, FinishReason, Request},
+    generate::{self, Chosen, Event, FinishReason, Request},
     logits_hash::LogitsHash,
     logprobs::Logprobs,
     sampler::Sampler,
@@ -41,7 +41,7 @@ pub(crate) use self::{
 };
 use self::{
     clock::Waits,
-    guard::Guard,
+    guard::{Found, Guard},
     within::{Taken, Within, bar},
 };
 
@@ -460,20 +460,17 @@ impl<'t, S: Hear> Writing<'t, S> {
             self.forced = text.after_thought()?.into_iter().rev().collect();
         }
         let guard = self.guard.as_mut();
-        let spoiled = guard.and_then(|guard| guard.found(&self.tokens, text.ill_formed()));
+        let found = guard.and_then(|guard| guard.found(&self.tokens, text.ill_formed()));
         let thinks = text.channel() == Channel::Thinking;
-        // Half a call is told as text; half an answer of a given form is nothing, unless it could have
-        // left the circle in every round and did not.
-        let within = self.within.as_ref();
-        let leaves = within.is_some_and(|within| within.could_leave(loops::PERIOD_MAX));
-        let stays = leaves && spoiled == Some(FinishReason::Repetition);
-        let whole = of_grammar && self.request.constrained != Constrained::Calls && !stays;
-        if spoiled.is_some() && !thinks && !whole {
-            return Ok(spoiled);
+        let ends = match self.within.as_mut().filter(|_| of_grammar) {
+            None => found.is_some(),
+            Some(within) => within.gives_up(found, &self.tokens, self.request.constrained),
+        };
+        if ends && !thinks {
+            return Ok(found.map(Found::reason));
         }
         let budget = self.request.think_budget;
-        let enough =
-            spoiled.is_some() || budget.is_some_and(|budget| self.thinking_tokens >= budget);
+        let enough = found.is_some() || budget.is_some_and(|budget| self.thinking_tokens >= budget);
         if thinks && self.forced.is_empty() && enough {
             self.forced = text.think_end()?.into_iter().rev().collect();
             self.guard.iter_mut().for_each(|guard| guard.forget(&self.tokens));

@@ -30,12 +30,24 @@ pub(super) enum Heard {
     Stuck(GrammarError),
 }
 
-/// Messages that wait: those of one token.
+/// What the thread is told.
+pub(super) enum Told {
+    /// The text goes on with this token.
+    Token(u32),
+    /// It goes round, these tokens again and again.
+    Circle(Vec<u32>),
+}
+
+/// Messages that wait: those of one token, in either direction.
 const MESSAGES_MAX: usize = 2;
+
+/// A grammar that ends a circle within so many tokens is left to end it. That is a quarter of an hour
+/// of a model that writes five a second; who bounds a text by more does not mean to read it.
+const CIRCLE_TOKENS_MAX: usize = 4096;
 
 /// See the module.
 pub(crate) struct Follower {
-    tokens: SyncSender<u32>,
+    tell: SyncSender<Told>,
     heard: Receiver<Heard>,
     /// The latest message after the latest token.
     latest: Option<Heard>,
@@ -59,6 +71,8 @@ pub(crate) struct Mask {
     bits: SimpleVob,
     /// Whether the text may end here.
     ends: bool,
+    /// Whether the circle that the thread was told of may go on.
+    endless: bool,
 }
 
 impl Mask {
@@ -86,22 +100,32 @@ impl Follower {
         let (newlines, think) = (words.newlines.clone(), words.think);
         let closers =
             if constraint.grammar().is_json() { words.closers.clone() } else { Closers::default() };
-        let (tokens, accepted) = mpsc::sync_channel(1);
+        let (tell, told) = mpsc::sync_channel(MESSAGES_MAX);
         let (say, heard) = mpsc::sync_channel(MESSAGES_MAX);
-        spawn(move || follow(&constraint, &accepted, &say)).map_err(|_| GrammarError::Gone)?;
-        Ok(Self { newlines, think, closers, ..Self::of(tokens, heard) })
+        spawn(move || follow(&constraint, &told, &say)).map_err(|_| GrammarError::Gone)?;
+        Ok(Self { newlines, think, closers, ..Self::of(tell, heard) })
     }
 
-    pub(super) fn of(tokens: SyncSender<u32>, heard: Receiver<Heard>) -> Self {
+    pub(super) fn of(tell: SyncSender<Told>, heard: Receiver<Heard>) -> Self {
         let closers = Closers::default();
-        Self { tokens, heard, latest: None, newlines: Vec::new(), think: None, closers }
+        Self { tell, heard, latest: None, newlines: Vec::new(), think: None, closers }
     }
 
     /// The text goes on with a token of the latest mask.
     pub(crate) fn accept(&mut self, token: u32) {
         self.latest = None;
         // Whether the thread is there is heard from it, or rather not.
-        let _ = self.tokens.try_send(token);
+        let _ = self.tell.try_send(Told::Token(token));
+    }
+
+    /// The text goes round in this circle: the mask after the next one says whether the grammar lets it.
+    pub(crate) fn ask(&self, circle: &[u32]) {
+        let _ = self.tell.try_send(Told::Circle(circle.to_vec()));
+    }
+
+    /// Whether it does, by the latest mask.
+    pub(crate) fn is_endless(&self) -> bool {
+        matches!(&self.latest, Some(Heard::Mask(mask)) if mask.endless)
     }
 
     /// Whether the text is complete, as far as that is known after `wait`.
@@ -150,19 +174,29 @@ impl Follower {
 }
 
 /// The thread's work; it ends with the text.
-fn follow(constraint: &Constraint, accepted: &Receiver<u32>, say: &SyncSender<Heard>) {
+fn follow(constraint: &Constraint, told: &Receiver<Told>, say: &SyncSender<Heard>) {
     let words = match constraint.grammars.words() {
         Ok(words) => words,
         Err(error) => return drop(say.send(Heard::Stuck(error))),
     };
     let mut matcher = constraint.matcher();
+    let mut endless = false;
     loop {
-        let heard = next_mask(&mut matcher, words, constraint.letters());
+        let mut heard = next_mask(&mut matcher, words, constraint.letters());
+        if let Heard::Mask(mask) = &mut heard {
+            mask.endless = std::mem::take(&mut endless);
+        }
         let goes_on = matches!(heard, Heard::Mask(_));
         if say.send(heard).is_err() || !goes_on {
             return;
         }
-        let Ok(token) = accepted.recv() else { return };
+        let token = loop {
+            match told.recv() {
+                Ok(Told::Token(token)) => break token,
+                Ok(Told::Circle(circle)) => endless = may_go_round(&matcher, &circle),
+                Err(_) => return,
+            }
+        };
         let heard = match matcher.consume_token(token) {
             Err(error) => Heard::Stuck(stuck(&error)),
             Ok(()) if matcher.is_stopped() => Heard::Complete,
@@ -185,9 +219,20 @@ pub(super) fn next_mask(matcher: &mut Matcher, words: &Words, letters: Letters) 
     let ends = bits.is_allowed(words.end);
     bits.disallow_token(words.end);
     match (bits.is_zero(), ends) {
-        (false, _) => Heard::Mask(Mask { bits, ends }),
+        (false, _) => Heard::Mask(Mask { bits, ends, endless: false }),
         (true, true) => Heard::Complete,
         (true, false) => Heard::Stuck(stuck(&StopReason::NoExtensionBias)),
+    }
+}
+
+/// Whether the text may go round for longer than anybody would want a text of a given form to, or than
+/// the grammar can be followed. A copy goes there: the states that it needs would be missing later.
+fn may_go_round(matcher: &Matcher, circle: &[u32]) -> bool {
+    let mut ahead = matcher.deep_clone();
+    let rounds: Vec<u32> = circle.iter().copied().cycle().take(CIRCLE_TOKENS_MAX).collect();
+    match ahead.validate_tokens(&rounds) {
+        Ok(taken) if taken < rounds.len() => ahead.compute_mask().is_err(),
+        _ => true,
     }
 }
 

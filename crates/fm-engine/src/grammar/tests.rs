@@ -126,12 +126,12 @@ fn what_cannot_be_followed_is_refused_with_the_reason() {
 
 #[test]
 fn a_thread_that_is_gone_is_an_error_and_one_that_is_late_is_none() {
-    let (tokens, accepted) = mpsc::sync_channel(1);
+    let (tell, told) = mpsc::sync_channel(1);
     let (say, heard) = mpsc::sync_channel(2);
-    let mut follower = Follower::of(tokens, heard);
+    let mut follower = Follower::of(tell, heard);
     assert!(follower.mask(Duration::ZERO).unwrap().is_none());
     assert!(!follower.is_complete(Duration::ZERO).unwrap());
-    drop((say, accepted));
+    drop((say, told));
     follower.accept(1);
     assert_eq!(follower.mask(Duration::ZERO).map(drop), Err(GrammarError::Gone));
     assert_eq!(follower.is_complete(Duration::ZERO), Err(GrammarError::Gone));

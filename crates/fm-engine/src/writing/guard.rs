@@ -11,6 +11,24 @@ pub(super) struct Guard {
     noise: Option<Noise>,
 }
 
+/// What is wrong with a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// So many latest tokens came again and again.
+    Circle(usize),
+    Noise,
+}
+
+impl Found {
+    /// Why a text ends that has it.
+    pub(super) fn reason(self) -> FinishReason {
+        match self {
+            Self::Circle(_) => FinishReason::Repetition,
+            Self::Noise => FinishReason::Noise,
+        }
+    }
+}
+
 impl Guard {
     pub(super) fn new(vocab: usize, bias: &[(u32, f32)]) -> Self {
         let own = bias.iter().all(|(_, bias)| *bias <= 0.0);
@@ -22,15 +40,11 @@ impl Guard {
         self.noise.iter_mut().for_each(|noise| noise.look(logits, token));
     }
 
-    /// Why the text should end at its latest token, if it should.
-    pub(super) fn found(&mut self, tokens: &[u32], ill_formed: usize) -> Option<FinishReason> {
-        let loops = self.loops.found(tokens);
+    /// What is wrong with the text at its latest token.
+    pub(super) fn found(&mut self, tokens: &[u32], ill_formed: usize) -> Option<Found> {
+        let circle = self.loops.found(tokens).map(Found::Circle);
         let noise = self.noise.as_mut().is_some_and(|noise| noise.found(ill_formed));
-        match (loops, noise) {
-            (true, _) => Some(FinishReason::Repetition),
-            (_, true) => Some(FinishReason::Noise),
-            _ => None,
-        }
+        circle.or(noise.then_some(Found::Noise))
     }
 
     /// Begins anew behind `tokens`.

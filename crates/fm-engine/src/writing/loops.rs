@@ -26,14 +26,15 @@ impl Loops {
         Self { runs: Box::new([0; PERIOD_MAX]), start: 0 }
     }
 
-    /// Looks at the latest of `tokens`; says whether the text goes round.
-    pub(super) fn found(&mut self, tokens: &[u32]) -> bool {
-        let [before @ .., latest] = &tokens[self.start..] else { return false };
-        let mut found = false;
+    /// Looks at the latest of `tokens`; says how long the circle is, if the text goes round.
+    pub(super) fn found(&mut self, tokens: &[u32]) -> Option<usize> {
+        let [before @ .., latest] = &tokens[self.start..] else { return None };
+        let mut found = None;
         for (period, run) in (1..).zip(self.runs.iter_mut()) {
             let repeats = before.len() >= period && before[before.len() - period] == *latest;
             *run = if repeats { *run + 1 } else { 0 };
-            found |= *run as usize >= TOKENS_MIN.max(period * REPEATS_MIN);
+            let goes_round = *run as usize >= TOKENS_MIN.max(period * REPEATS_MIN);
+            found = found.or(goes_round.then_some(period));
         }
         found
     }
@@ -54,7 +55,7 @@ mod tests {
         let (mut loops, mut text) = (Loops::new(), Vec::new());
         for token in tokens {
             text.push(token);
-            if loops.found(&text) {
+            if loops.found(&text).is_some() {
                 return Some(text.len());
             }
         }
@@ -88,9 +89,9 @@ mod tests {
         loops.forget(&text);
         for _ in 0..TOKENS_MIN {
             text.push(1);
-            assert!(!loops.found(&text));
+            assert_eq!(loops.found(&text), None);
         }
         text.push(1);
-        assert!(loops.found(&text));
+        assert_eq!(loops.found(&text), Some(1), "the shortest");
     }
 }

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use fm_text::ThinkingState;
 
+use super::{guard::Found, loops::PERIOD_MAX};
 use crate::{
     error::EngineError,
+    generate::Constrained,
     grammar::{Constraint, Follower, GrammarError, WayOut},
     sampler::Sampler,
 };
@@ -44,6 +46,8 @@ pub(super) struct Within {
     way_out: Option<WayOut>,
     /// Tokens of the grammar since it last could have, and did not.
     left_none: usize,
+    /// Whether the grammar lets the circle that the text is in go on, once it has been asked.
+    endless: Option<bool>,
 }
 
 impl Within {
@@ -54,8 +58,8 @@ impl Within {
         let follower = Follower::start(constraint)?;
         let may_open = thinking == ThinkingState::None;
         let before = follower.think.filter(|_| may_open).into_iter().collect();
-        let (of_grammar, way_out, left_none) = (false, None, usize::MAX);
-        Ok(Self { follower, late: None, before, of_grammar, way_out, left_none })
+        let (of_grammar, way_out, left_none, endless) = (false, None, usize::MAX, None);
+        Ok(Self { follower, late: None, before, of_grammar, way_out, left_none, endless })
     }
 
     /// Chooses a token for logits; `place` says whether it is in a thinking block, and which tokens
@@ -84,6 +88,7 @@ impl Within {
         let token = sampler.sample_within(logits, |logits| mask.apply(logits, eos, &before))?;
         self.of_grammar = mask.has(token);
         self.way_out = self.follower.way_out();
+        self.endless.iter_mut().for_each(|endless| *endless |= self.follower.is_endless());
         Ok(Taken::Token(token, None))
     }
 
@@ -114,9 +119,39 @@ impl Within {
         self.of_grammar
     }
 
+    /// Whether a text with what was found in it should end at the latest of its tokens. Half a call is
+    /// told as text; half an answer of a given form is nothing, unless it could have left its circle in
+    /// every round. A circle that the grammar ends by itself is none.
+    pub(super) fn gives_up(
+        &mut self,
+        found: Option<Found>,
+        tokens: &[u32],
+        constrained: Constrained,
+    ) -> bool {
+        let calls = constrained == Constrained::Calls;
+        match found {
+            Some(Found::Circle(length)) => {
+                let circle = &tokens[tokens.len() - length..];
+                self.may_go_round(circle) && (calls || self.could_leave(PERIOD_MAX))
+            }
+            found => {
+                self.endless = None;
+                calls && found.is_some()
+            }
+        }
+    }
+
+    /// Whether the grammar lets the text go round for ever; not before it has been asked.
+    fn may_go_round(&mut self, circle: &[u32]) -> bool {
+        *self.endless.get_or_insert_with(|| {
+            self.follower.ask(circle);
+            false
+        })
+    }
+
     /// Whether one of so many latest tokens stands where the grammar let the text leave what it was in:
     /// its end, or that of a string, a list or an object of it. Elsewhere it goes round because it has to.
-    pub(super) fn could_leave(&self, latest: usize) -> bool {
+    fn could_leave(&self, latest: usize) -> bool {
         self.left_none < latest
     }
 

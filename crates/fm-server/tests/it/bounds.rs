@@ -93,6 +93,61 @@ fn an_answer_that_goes_round_ends_and_says_why() {
     assert_eq!(post(server.at, CHAT, &body).json()["timings"]["finish"], "length");
 }
 
+/// An object with a string of at most so many letters.
+fn names(length: Option<u32>) -> Value {
+    let mut name = json!({"type": "string"});
+    name["maxLength"] = length.into();
+    name.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    json!({
+        "type": "object", "properties": {"name": name}, "required": ["name"],
+        "additionalProperties": false,
+    })
+}
+
+#[test]
+fn a_circle_that_the_form_itself_ends_is_none() {
+    let server = bounded(1, Bounds { loops: Loops::End, ..Bounds::default() });
+    let ask = |word: &str, form: Value| {
+        let whole = post(server.at, CHAT, &round_and_round(server.at, word, &form)).json();
+        let why = whole["timings"]["finish"].as_str().unwrap_or_default().to_owned();
+        let tokens = whole["usage"]["completion_tokens"].as_u64();
+        assert!(tokens > Some(400), "longer than any circle may be: {whole}");
+        (why, whole["choices"][0]["message"].clone())
+    };
+    let json = |schema: Value| {
+        let named = json!({"name": "a", "schema": schema});
+        json!({"response_format": {"type": "json_schema", "json_schema": named}})
+    };
+    let call = |length: Option<u32>| {
+        let function = json!({"name": "f", "parameters": names(length), "strict": true});
+        let tools = json!([{"type": "function", "function": function}]);
+        json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false})
+    };
+    let text = |message: &Value| message["content"].as_str().unwrap().to_owned();
+    let toms = " Tom".repeat(425);
+    let is_toms = |json: &str| serde_json::from_str::<Value>(json).unwrap()["name"] == toms;
+
+    let (why, message) = ask(" Tom", json(names(Some(1700))));
+    assert!(why == "stop" && is_toms(&text(&message)), "{why}");
+    let ones = |most: u32| json!({"type": "array", "items": {"const": 1}, "maxItems": most});
+    let (why, message) = ask(",", json(ones(300)));
+    assert_eq!(why, "stop");
+    assert_eq!(serde_json::from_str::<Vec<u8>>(&text(&message)).unwrap(), [1; 300]);
+    let (why, message) = ask(" Tom", json!({"structured_outputs": {"regex": "( Tom){0,425}"}}));
+    assert!(why == "stop" && text(&message) == toms, "{why}");
+    let (why, message) = ask(" Tom", call(Some(1700)));
+    let arguments = message["tool_calls"][0]["function"]["arguments"].as_str();
+    assert!(why == "stop" && arguments.is_some_and(is_toms), "{why}");
+
+    // No end, or one that is too far away to wait for.
+    for length in [None, Some(100_000)] {
+        assert_eq!(ask(" Tom", json(names(length))).0, "repetition", "{length:?}");
+        assert_eq!(ask(" Tom", call(length)).0, "repetition", "{length:?}");
+    }
+    assert_eq!(ask(",", json(ones(100_000))).0, "repetition");
+    assert_eq!(ask(" Tom", json!({"structured_outputs": {"regex": "( Tom)*"}})).0, "repetition");
+}
+
 #[test]
 fn an_answer_that_is_noise_ends_and_says_why() {
     let noisy = |at: std::net::SocketAddr, temperature: f64, seed: u64| {
