@@ -72,7 +72,7 @@ impl<P: Panels> Work for ArrangePanel<'_, P> {
         let Self { panels, rows, panel } = self;
         let row_bytes = rows.len() / PANEL_ROWS;
         if P::IN_ORDER {
-            turn_rows(lanes, rows, panel.as_chunks_mut().0);
+            lanes.run(TurnRows::<false> { rows, lines: panel.as_chunks_mut().0 });
             for unit in panel.chunks_exact_mut(P::LINES * LINE_BYTES) {
                 panels.reorder(lanes, unit.as_chunks_mut().0);
             }
@@ -87,7 +87,8 @@ impl<P: Panels> Work for ArrangePanel<'_, P> {
             }
             let (place, half) = place::<P>(panel.len(), at);
             let lines: &mut [Line] = panel[place..][..P::LINES * LINE_BYTES].as_chunks_mut().0;
-            turn_rows(lanes, words.as_flattened().as_flattened(), lines);
+            let rows = words.as_flattened().as_flattened();
+            lanes.run(TurnRows::<true> { rows, lines: &mut *lines });
             panels.reorder(lanes, lines);
             if P::HALF {
                 panel[half..][..LINE_BYTES / 2].copy_from_slice(halves.as_flattened());
@@ -99,22 +100,35 @@ impl<P: Panels> Work for ArrangePanel<'_, P> {
 /// Room for the words of a unit, in whole lines.
 const UNIT_WORDS: usize = UNIT_WORDS_MAX.next_multiple_of(LANES);
 
-/// `lines[i]` is word `i` of each of sixteen rows.
-#[inline(always)]
-fn turn_rows<L: Lanes>(lanes: L, rows: &[u8], lines: &mut [Line]) {
-    let row_bytes = rows.len() / PANEL_ROWS;
-    let mut lasts = [[0; LINE_BYTES]; PANEL_ROWS];
-    for (at, lines) in lines.chunks_mut(LANES).enumerate() {
-        let mut turned = [&[0; LINE_BYTES]; PANEL_ROWS];
-        for (r, (turned, last)) in turned.iter_mut().zip(&mut lasts).enumerate() {
-            let row = &rows[r * row_bytes..][at * LINE_BYTES..row_bytes];
-            *turned = if let Some(words) = row.first_chunk() {
-                words
-            } else {
-                last[..row.len()].copy_from_slice(row);
-                last
-            };
+/// `lines[i]` becomes word `i` of each of sixteen rows. Work of its own, so that it is compiled once and not for every
+/// format, which took half a minute of building. Rows are `WHOLE` lines of words, or end anywhere.
+struct TurnRows<'a, const WHOLE: bool> {
+    rows: &'a [u8],
+    lines: &'a mut [Line],
+}
+
+impl<const WHOLE: bool> Work for TurnRows<'_, WHOLE> {
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        let Self { rows, lines } = self;
+        let row_bytes = rows.len() / PANEL_ROWS;
+        let mut lasts = [[0; LINE_BYTES]; PANEL_ROWS];
+        for (at, lines) in lines.chunks_mut(LANES).enumerate() {
+            let mut turned = [&[0; LINE_BYTES]; PANEL_ROWS];
+            for (r, (turned, last)) in turned.iter_mut().zip(&mut lasts).enumerate() {
+                let row = &rows[r * row_bytes..][at * LINE_BYTES..row_bytes];
+                *turned = match row.first_chunk() {
+                    Some(words) => words,
+                    None if WHOLE => unreachable!("room for words is whole lines"),
+                    None => {
+                        last[..row.len()].copy_from_slice(row);
+                        last
+                    }
+                };
+            }
+            lanes.turn(&turned, lines);
         }
-        lanes.turn(&turned, lines);
     }
 }
