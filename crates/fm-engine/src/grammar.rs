@@ -9,6 +9,7 @@
 //! tokens are letters, how much a grammar may cost, and that nobody waits for it.
 
 mod follower;
+mod intersections;
 mod numbers;
 mod recent;
 mod trie;
@@ -54,7 +55,8 @@ pub const DEPTH_MAX: usize = 64;
 const BRACKETS_MAX: usize = 500;
 
 /// Grammars that are compiled at once, and how long somebody waits for one. A compilation cannot be
-/// broken off; its work is limited, so a slow one ends after some seconds.
+/// broken off; its work is limited, here and by `intersections` and `numbers`, so a slow one ends after some
+/// seconds.
 const COMPILING_MAX: usize = 2;
 const COMPILE_WAIT: Duration = Duration::from_secs(5);
 
@@ -385,7 +387,10 @@ impl Grammar {
                 Err(GrammarError::TooDeep { max: BRACKETS_MAX })
             }
             Self::Choice(choices) if choices.is_empty() => Err(GrammarError::Nothing),
-            _ => numbers::check(self),
+            _ => {
+                intersections::check(self)?;
+                numbers::check(self)
+            }
         }
     }
 
