@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use fm_text::{
     AnswerSplitter, CallPart, Channel, Channels, Detokenizer, Dialect, Part, SpecialText,
-    StopStrings, ThinkingState, ThinkingTags, Tokenizer,
+    StopStrings, ThinkingState, ThinkingTags, Tokenizer, thinking,
 };
 
 use crate::{
@@ -13,9 +13,6 @@ use crate::{
     generate::{Call, Constrained, Event, FinishReason, Request},
     writing::Hear,
 };
-
-/// The end of a thinking block, as the templates of thinking models write it.
-const THINK_END: &str = "\n</think>\n\n";
 
 /// See the module.
 #[derive(Debug)]
@@ -54,7 +51,7 @@ pub(crate) struct Told {
 
 impl<'t> TextStream<'t> {
     pub(crate) fn new(tokenizer: &'t Tokenizer, request: &Request) -> Result<Self, EngineError> {
-        let tags = ThinkingTags::new("<think>", "</think>")?.with_tokens_of(tokenizer);
+        let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE)?.with_tokens_of(tokenizer);
         let marks = request.answer.dialect.map_or(&[][..], |dialect| dialect.marks());
         Ok(Self {
             tokenizer,
@@ -95,7 +92,7 @@ impl<'t> TextStream<'t> {
     /// The tokens that close a thinking block.
     pub(crate) fn think_end(&self) -> Result<Vec<u32>, EngineError> {
         match self.channels {
-            None => self.tokens(&[THINK_END]),
+            None => self.tokens(&[thinking::CLOSE_LINES]),
             // What follows is the grammar's.
             Some(channels)
                 if matches!(self.constrained, Some(Constrained::Calls | Constrained::Either)) =>
@@ -108,7 +105,7 @@ impl<'t> TextStream<'t> {
 
     /// The token that a thinking block is closed with; where that is spelled with several, their first.
     pub(crate) fn closer(&self) -> Result<Option<u32>, EngineError> {
-        let close = self.channels.map_or(THINK_END.trim(), |channels| channels.end);
+        let close = self.channels.map_or(thinking::CLOSE, |channels| channels.end);
         Ok(self.tokens(&[close])?.first().copied())
     }
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use fm_engine::{grammar::Grammars, sampler::Sampling};
 use fm_text::{
     AnswerForm, ChatTemplate, Definitions, Dialect, Message, RenderRequest, SpecialTokens,
-    ThinkingState, ThinkingTags, Tokenizer,
+    ThinkingState, ThinkingTags, Tokenizer, thinking,
 };
 use serde_json::{Map, Value};
 
@@ -16,12 +16,6 @@ use crate::{
     tools::{Choice, Tools, calls, name_results},
     turns,
 };
-
-/// What a thinking block begins with.
-const THINK_BEGIN: &str = "<think>";
-
-/// Ends a thinking block that the template has opened.
-const THINK_END: &str = "\n</think>\n\n";
 
 /// Texts of more bytes for every token of the context are looked at piece by piece first.
 const LETTERS_PER_TOKEN: usize = 8;
@@ -152,7 +146,7 @@ impl Model {
         if let Some(places) = places {
             *places = turns::of_the_user(&rendered, messages, render);
         }
-        let tags = ThinkingTags::new(THINK_BEGIN, THINK_END.trim())?;
+        let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE)?;
         let mut prompt = Prompt::plain(Vec::new());
         prompt.thinking = tags.state_at_end_of(&rendered);
         prompt.calls_max = tools.calls_max;
@@ -170,10 +164,10 @@ impl Model {
         }
         // Who was told not to think shall not begin to.
         if conversation.enable_thinking == Some(false) {
-            prompt.banned.extend(self.tokenizer.token_id(THINK_BEGIN));
+            prompt.banned.extend(self.tokenizer.token_id(thinking::OPEN));
         }
         if forced && prompt.thinking == ThinkingState::Open {
-            rendered.push_str(THINK_END);
+            rendered.push_str(thinking::CLOSE_LINES);
             prompt.thinking = ThinkingState::Closed;
         }
         rendered.push_str(&prompt.opening);
@@ -329,7 +323,7 @@ mod tests {
     #[test]
     fn who_shall_not_think_cannot_begin_to() {
         let (model, kept) = (demo(), Kept::default());
-        let think = model.tokenizer.token_id(THINK_BEGIN).unwrap();
+        let think = model.tokenizer.token_id(thinking::OPEN).unwrap();
         let banned = |enable_thinking| {
             let conversation = Conversation { enable_thinking, ..ask() };
             model.prompt(conversation, &kept).unwrap().banned.contains(&think)
@@ -390,7 +384,7 @@ mod tests {
             let messages = vec![Message::new("user", "Hi"), answer.clone(), result];
             let (guarded, plain) = guarded_and_not(model, messages);
             assert_eq!(guarded, plain);
-            let think = model.tokenizer.token_id(THINK_BEGIN).unwrap();
+            let think = model.tokenizer.token_id(thinking::OPEN).unwrap();
             assert!(plain.contains(&think), "the thought is there, with its tags");
         }
     }
@@ -399,7 +393,7 @@ mod tests {
     fn only_a_thought_that_an_answer_begins_with_has_tags() {
         let model = demo();
         let tags =
-            [THINK_BEGIN, THINK_END.trim()].map(|tag| model.tokenizer.token_id(tag).unwrap());
+            [thinking::OPEN, thinking::CLOSE].map(|tag| model.tokenizer.token_id(tag).unwrap());
         let count = |role: &str, text: &str| {
             let messages = vec![Message::new(role, text), Message::new("user", "Hi")];
             let conversation = Conversation { messages, tools: Tools::default(), ..ask() };

@@ -30,12 +30,17 @@ pub fn demo_bf16_dir() -> PathBuf {
     workspace_dir().join("models/demo-bf16")
 }
 
-/// Copies the files of a checkpoint that has one of weights, and sets all numbers of a bf16 tensor to `value`.
-pub fn copy_filled(from: &Path, to: &Path, tensor: &str, value: f32) {
+/// Copies the files of a checkpoint.
+pub fn copy_files(from: &Path, to: &Path) {
     for file in fs::read_dir(from).expect("the checkpoint is a directory") {
         let file = file.expect("its files can be listed");
         fs::copy(file.path(), to.join(file.file_name())).expect("its files can be copied");
     }
+}
+
+/// The same for one that has one file of weights, and sets all numbers of a bf16 tensor to `value`.
+pub fn copy_filled(from: &Path, to: &Path, tensor: &str, value: f32) {
+    copy_files(from, to);
     let path = to.join("model.safetensors");
     let mut bytes = fs::read(&path).expect("there is one file of weights");
     let (length, header) = SafeTensors::read_metadata(&bytes).expect("it is valid safetensors");

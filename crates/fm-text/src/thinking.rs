@@ -12,6 +12,15 @@ use std::ops::Range;
 
 use crate::{error::TextError, tokenizer::Tokenizer};
 
+/// What templates write before a thought.
+pub const OPEN: &str = "<think>";
+
+/// What they write behind it.
+pub const CLOSE: &str = "</think>";
+
+/// [`CLOSE`] as a model writes it that goes on with its answer.
+pub const CLOSE_LINES: &str = "\n</think>\n\n";
+
 /// The tags of a thinking block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThinkingTags {

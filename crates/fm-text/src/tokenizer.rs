@@ -13,7 +13,7 @@ mod cache;
 mod exact;
 mod file;
 mod frame;
-mod guard;
+pub(crate) mod guard;
 mod normalize;
 mod reach;
 mod token_table;

@@ -24,6 +24,7 @@ use fm_engine::{
 };
 use fm_text::{
     AnswerForm, ChatTemplate, Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags,
+    thinking,
 };
 
 use super::{json_arg, model_arg, model_path};
@@ -154,7 +155,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let (mut conversation, session) = continue_or_open(&mut engine, matches)?;
     let prompt = tokens_of(&engine, matches, &input, &mut conversation)?;
     let session = reuse(&mut engine, session, &conversation, &prompt)?;
-    let tags = ThinkingTags::new("<think>", "</think>").map_err(EngineError::from)?;
+    let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE).map_err(EngineError::from)?;
     let template = engine.template.as_ref().filter(|_| prompt.text.is_some());
     let request = Request {
         thinking: prompt

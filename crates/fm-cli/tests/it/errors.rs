@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use fm_testkit::golden::{demo_dir, golden_dir, workspace_dir};
+use fm_testkit::golden::{copy_files, demo_dir, golden_dir, workspace_dir};
 
 use crate::{flash_moe, stderr};
 
@@ -58,10 +58,7 @@ fn usage_and_models_that_do_not_fit() {
 /// A copy of the demonstration model with one thing changed.
 fn damaged(change: impl FnOnce(&std::path::Path)) -> String {
     let dir = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(demo_dir()).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
-    }
+    copy_files(&demo_dir(), dir.path());
     change(dir.path());
     failure(
         &["run", &dir.path().to_string_lossy(), "--prompt", "x", "--memory", "300MB"],

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use fm_testkit::golden::demo_dir;
+use fm_testkit::golden::{copy_files, demo_dir};
 use serde_json::Value;
 
 use crate::{flash_moe, stderr, stdout};
@@ -74,10 +74,7 @@ fn numerics_and_other_models_run_side_by_side() {
 
 /// A copy of the demonstration model whose tokenizer knows one mark less.
 fn other_tokenizer(dir: &Path) {
-    for entry in fs::read_dir(demo_dir()).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), dir.join(entry.file_name())).unwrap();
-    }
+    copy_files(&demo_dir(), dir);
     let path = dir.join("tokenizer.json");
     let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     json["added_tokens"].as_array_mut().unwrap().truncate(8);

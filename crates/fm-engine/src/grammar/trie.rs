@@ -70,7 +70,7 @@ impl Words {
             .map_err(|error| GrammarError::Vocabulary { reason: readable(&error.to_string()) })?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        let think = tokenizer.token_id("<think>");
+        let think = tokenizer.token_id(fm_text::thinking::OPEN);
         let letters = SimpleVob::from_slice(&spells);
         Ok(Self { factory, letters, letters_and_marks, newlines, think, closers, end })
     }

@@ -303,13 +303,12 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         let LayerResult::Lost(lost) = result else { return Ok(()) };
         let routes = self.workspace.routes();
         let Sweep { kept, segments, spoiled, .. } = &mut self.step;
-        for (segment, spoiled) in segments.iter().zip(spoiled) {
+        let fine = segments.iter().zip(spoiled).filter(|(_, spoiled)| spoiled.is_none());
+        for (segment, spoiled) in fine {
             let choices = kept.iter().zip(routes.ids.chunks_exact(routes.top_k));
             let own = choices.filter(|(row, _)| segment.rows.contains(row));
             let chosen: Vec<_> = own.flat_map(|(_, chosen)| chosen).copied().collect();
-            if spoiled.is_none() {
-                *spoiled = lost.among(&chosen).map(SpoiledReason::Experts);
-            }
+            *spoiled = lost.among(&chosen).map(SpoiledReason::Experts);
         }
         Ok(())
     }

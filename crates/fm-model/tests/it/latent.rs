@@ -1,6 +1,6 @@
 //! What the families with latent attention read from a configuration, and what they refuse.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use fm_format::source::Checkpoint;
 use fm_kernels::backend::{KV_BLOCK_TOKENS, KvFormat, RopeLayout, RouterGroups};
@@ -10,7 +10,7 @@ use fm_model::{
     footprint::Footprint,
     spec::{FfnSpec, MixerSpec, ModelSpec},
 };
-use fm_testkit::golden::golden_dir;
+use fm_testkit::golden::{copy_files, golden_dir};
 use serde_json::{Value, json};
 
 use crate::harness::edit_config;
@@ -18,10 +18,7 @@ use crate::harness::edit_config;
 /// A golden checkpoint with some fields of its configuration changed.
 fn edited(checkpoint: &str, fields: &[(&str, Value)]) -> Result<ModelSpec, LoadError> {
     let dir = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(golden_dir(checkpoint)).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
+    copy_files(&golden_dir(checkpoint), dir.path());
     edit_config(dir.path(), |config| {
         for (field, value) in fields {
             config[field] = value.clone();

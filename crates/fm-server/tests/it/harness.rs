@@ -1,7 +1,6 @@
 //! The demonstration model behind a port of its own.
 
 use std::{
-    fs,
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex, atomic::Ordering},
@@ -18,7 +17,7 @@ use fm_engine::{
     schedule::{Activity, DiskOptions, Driven, ScheduleOptions, Scheduler},
 };
 use fm_server::{Bounds, Door, Model, Patience, Server, Service, Stopper, Submit};
-use fm_testkit::golden::demo_dir;
+use fm_testkit::golden::{copy_files, demo_dir};
 use tempfile::TempDir;
 
 /// Tokens of a session, if nobody says how many.
@@ -113,10 +112,7 @@ fn start_sized(size: Size) -> Running {
 /// The demonstration model in a directory of its own.
 pub(crate) fn demo_copy() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(demo_dir()).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
-    }
+    copy_files(&demo_dir(), dir.path());
     dir
 }
 

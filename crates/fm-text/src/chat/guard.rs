@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use super::Message;
-use crate::tokenizer::Tokenizer;
-
-/// The tags of a thought within an answer.
-const THINK: (&str, &str) = ("<think>", "</think>");
+use crate::{
+    thinking::{CLOSE, OPEN},
+    tokenizer::Tokenizer,
+};
 
 impl Message {
     /// Guards all that the message says, and who says it, for a prompt that is encoded with
@@ -32,11 +32,11 @@ impl Message {
 /// the thought or to write it their own way.
 fn guard_answer(tokenizer: &Tokenizer, text: &str) -> String {
     let guard = |text| tokenizer.guard(text);
-    let ((open, close), inside) = (THINK, text.trim_start());
+    let inside = text.trim_start();
     let lead = &text[..text.len() - inside.len()];
-    let inside = inside.strip_prefix(open);
-    match inside.and_then(|inside| inside.split_once(close)) {
+    let inside = inside.strip_prefix(OPEN);
+    match inside.and_then(|inside| inside.split_once(CLOSE)) {
         None => guard(text).into_owned(),
-        Some((thought, answer)) => [lead, open, &guard(thought), close, &guard(answer)].concat(),
+        Some((thought, answer)) => [lead, OPEN, &guard(thought), CLOSE, &guard(answer)].concat(),
     }
 }

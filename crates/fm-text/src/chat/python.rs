@@ -7,6 +7,7 @@ use minijinja::{
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::json;
+use crate::tokenizer::guard::unguarded;
 
 /// Characters of a refusal that are told: it may quote the message that it is about.
 const MESSAGE_CHARS: usize = 500;
@@ -21,9 +22,8 @@ pub struct RaisedException {
 
 impl RaisedException {
     fn new(said: &str) -> RaisedException {
-        // Noncharacters guard what a message spells; nobody sees them.
-        let said = said.chars().filter(|c| !('\u{FDD0}'..='\u{FDEF}').contains(c));
-        let mut seen = said.map(|c| if c.is_control() { ' ' } else { c });
+        let said = unguarded(said);
+        let mut seen = said.chars().map(|c| if c.is_control() { ' ' } else { c });
         let mut message: String = seen.by_ref().take(MESSAGE_CHARS).collect();
         message.extend(seen.next().map(|_| '…'));
         RaisedException { message }

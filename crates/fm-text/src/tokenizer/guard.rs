@@ -69,6 +69,6 @@ fn part(text: &mut Cow<'_, str>, tokens: &AddedMatcher) {
 }
 
 /// The text without its guards.
-pub(super) fn unguarded(text: &str) -> Cow<'_, str> {
+pub(crate) fn unguarded(text: &str) -> Cow<'_, str> {
     if text.contains(GUARD) { text.replace(GUARD, "").into() } else { text.into() }
 }
