@@ -23,8 +23,8 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
         Grammar::JsonSchema(schema) => check_schema(schema),
         // Three expressions can be too many here. Where they stand is not looked at: a sign in a text can be
         // written otherwise, and who reads a grammar in another way than its compiler lets some pass.
-        Grammar::Lark(text) if text.contains(['&', '~']) => Err(invalid(
-            "& and ~ of expressions are not taken, as there is no bound to what they cost; as letters, write them \
+        Grammar::Lark(text) if intersects(text) => Err(invalid(
+            "& and ~ of expressions are not taken (a count, as in ~0..3, is), as there is no bound to what they cost; as letters, write them \
              \\x26 and \\x7e"
                 .to_owned(),
         )),
@@ -37,6 +37,14 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
 
 fn invalid(reason: String) -> GrammarError {
     GrammarError::Invalid { reason }
+}
+
+/// Whether a grammar has the sign of what two expressions share or of what one is not, anywhere. Before a number the
+/// latter counts what is before it.
+fn intersects(text: &str) -> bool {
+    let counts =
+        |rest: &str| rest.trim_start_matches([' ', '\t']).starts_with(|c: char| c.is_ascii_digit());
+    text.contains('&') || !text.split('~').skip(1).all(counts)
 }
 
 /// The schemas of a grammar. What does not parse here does not parse there.
@@ -200,9 +208,16 @@ mod tests {
     #[test]
     fn a_grammar_intersects_nothing() {
         let lark = |text: &str| check(&Grammar::Lark(text.to_owned()));
-        for text in ["start: T\nT: /a/ & /b/", "start: T\nT: ~/a/", "start: \"&\""] {
+        for text in [
+            "start: T\nT: /a/ & /b/",
+            "start: T\nT: ~/a/",
+            "start: T ~ 3\nT: ~ T0\nT0: \"a\"",
+            "start: \"&\"",
+            "start: \"~\"",
+        ] {
             assert!(lark(text).unwrap_err().to_string().contains(r"\x26"), "{text}");
         }
         assert_eq!(lark(r#"start: "\x26\x7e" | /a\x26/"#), Ok(()));
+        assert_eq!(lark("start: \"a\"~0..3 \"b\" ~ 2"), Ok(()));
     }
 }
