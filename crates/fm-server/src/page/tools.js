@@ -62,8 +62,8 @@ export function isWhole({ name, text }) {
 }
 
 /** Calls of a message whose results nobody has given. */
-export function open({ calls = [], running }) {
-  return running ? [] : calls.filter((call) => isWhole(call) && call.result === undefined);
+export function open({ calls = [] }) {
+  return calls.filter((call) => isWhole(call) && call.result === undefined);
 }
 
 /** A message as the server takes it, with the results of its calls behind it; nothing of an answer that never came. */
@@ -72,11 +72,9 @@ export function told({ role, content, thinking, calls = [] }) {
   if (role !== "user" && content === "" && whole.length === 0) return [];
   const message = { role, content };
   if (thinking) message.reasoning_content = thinking;
-  const id = (call, at) => call.id ?? `call_${at}`;
   if (whole.length > 0) {
-    const written = ({ name, text }) => ({ name, arguments: text });
-    message.tool_calls = whole.map((call, at) => ({ id: id(call, at), type: "function", function: written(call) }));
+    message.tool_calls = whole.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text } }));
   }
-  const results = whole.map((call, at) => ({ role: "tool", tool_call_id: id(call, at), content: call.result ?? NO_RESULT }));
+  const results = whole.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));
   return [message, ...results];
 }

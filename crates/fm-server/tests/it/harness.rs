@@ -16,6 +16,7 @@ use fm_engine::{
     options::EngineOptions,
     schedule::{Activity, DiskOptions, Driven, ScheduleOptions, Scheduler},
 };
+use fm_kernels::backend::KvFormat;
 use fm_server::{Bounds, Door, Model, Patience, Server, Service, Stopper, Submit};
 use fm_testkit::golden::{copy_files, demo_dir};
 use tempfile::TempDir;
@@ -45,19 +46,21 @@ struct Size {
     context: u32,
     /// Experts that memory holds; all of them, if nobody says how many.
     slots: Option<usize>,
+    kv: KvFormat,
 }
 
 impl Size {
     fn of(sessions: usize) -> Self {
-        Self { sessions, context: CONTEXT, slots: None }
+        Self { sessions, context: CONTEXT, slots: None, kv: KvFormat::F32 }
     }
 }
 
-fn engine(dir: &Path, Size { sessions, context, slots }: Size) -> Engine {
+fn engine(dir: &Path, Size { sessions, context, slots, kv }: Size) -> Engine {
     let options = EngineOptions {
         memory: Some(300_000_000),
         context: Some(context),
         slots,
+        kv,
         prefill_chunk: Some(64),
         threads: Some(2),
         ..EngineOptions::default()
@@ -105,8 +108,7 @@ pub(crate) fn start_tight(slots: usize) -> Running {
 }
 
 fn start_sized(size: Size) -> Running {
-    let door = Door { loopback: true, ..Door::default() };
-    start_on(size, (None, None), (door, Patience::default(), Bounds::default()))
+    start_at(&demo_dir(), size)
 }
 
 /// The demonstration model in a directory of its own.
@@ -118,9 +120,17 @@ pub(crate) fn demo_copy() -> TempDir {
 
 /// A server of the model in this directory that reads its experts again and again.
 pub(crate) fn start_reading(dir: &Path) -> Running {
-    let engine = engine(dir, Size { slots: Some(6), ..Size::of(2) });
+    start_at(dir, Size { slots: Some(6), ..Size::of(2) })
+}
+
+/// A server of the model in this directory that keeps keys and values in f16.
+pub(crate) fn start_halving(dir: &Path) -> Running {
+    start_at(dir, Size { kv: KvFormat::F16, ..Size::of(2) })
+}
+
+fn start_at(dir: &Path, size: Size) -> Running {
     let door = Door { loopback: true, ..Door::default() };
-    serve(engine, (None, None), (door, Patience::default(), Bounds::default()))
+    serve(engine(dir, size), (None, None), (door, Patience::default(), Bounds::default()))
 }
 
 /// A server that keeps prompts in this directory.

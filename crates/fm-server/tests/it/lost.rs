@@ -1,12 +1,17 @@
-//! A disk that does not give what it is asked for, behind HTTP.
+//! What a model does not come by, behind HTTP: experts that the disk does not give, keys that f16 cannot hold.
 
-use std::fs::{self, OpenOptions};
+use std::{
+    fs::{self, OpenOptions},
+    thread,
+};
+
+use fm_testkit::golden::{copy_filled, demo_dir};
 
 use serde_json::{Value, json};
 
 use crate::{
     client::post,
-    harness::{demo_copy, start_reading},
+    harness::{demo_copy, start_halving, start_reading},
 };
 
 const PATHS: [(&str, &str); 2] =
@@ -47,4 +52,35 @@ fn an_expert_that_cannot_be_read_is_an_error_with_its_address_and_the_server_goe
     // The same file, whole again.
     fs::write(&file, &bytes).unwrap();
     assert_eq!(PATHS.map(|(path, _)| hash(path)), want);
+}
+
+#[test]
+fn keys_that_f16_cannot_hold_fail_the_request_that_has_them_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    // About half of the tokens have keys beyond f16 then.
+    let norm = "language_model.model.layers.3.self_attn.k_norm.weight";
+    copy_filled(&demo_dir(), dir.path(), norm, 2e4);
+    let server = start_halving(dir.path());
+    let hash = |token: u32| {
+        let body = json!({"prompt": [token, token + 900, token + 400], "max_tokens": 1, "seed": 1, "temperature": 0});
+        let answer = post(server.at, "/v1/completions", &body);
+        let (status, said) = (answer.status, answer.json());
+        match status {
+            200 => Ok(said["timings"]["logits_hash"].clone()),
+            500 => Err(said["error"]["message"].as_str().unwrap().to_owned()),
+            _ => panic!("{said}"),
+        }
+    };
+    let tokens = 100..116;
+    let alone: Vec<_> = tokens.clone().map(hash).collect();
+    let lost: Vec<_> = alone.iter().filter_map(|said| said.as_ref().err()).collect();
+    assert!((3..=13).contains(&lost.len()), "{} of 16", lost.len());
+    for said in lost {
+        assert!(said.contains("layer 3") && said.contains("beyond f16"), "{said}");
+    }
+    let among: Vec<_> = thread::scope(|scope| {
+        let asked: Vec<_> = tokens.map(|token| scope.spawn(move || hash(token))).collect();
+        asked.into_iter().map(|said| said.join().unwrap()).collect()
+    });
+    assert_eq!(among, alone);
 }

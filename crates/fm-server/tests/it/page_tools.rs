@@ -228,8 +228,27 @@ fn a_result_can_be_changed_and_left_out() {
 }
 
 #[test]
+fn an_answer_that_was_stopped_before_it_came_is_not_told() {
+    let Some((_server, browser, jobs)) = page_of_jobs() else { return };
+    browser.run(LISTEN);
+    browser.press(&format!("question{ENTER}"));
+    let _job = take(&jobs);
+    click(&browser, "Stop");
+    browser.until(IDLE);
+    browser.run("document.querySelector('#prompt').focus()");
+    browser.press(&format!("another{ENTER}"));
+    let _job = take(&jobs);
+    let asked = latest_asked(&browser);
+    let told = [("user", "question"), ("user", "another")]
+        .map(|(role, content)| json!({"role": role, "content": content}));
+    assert_eq!(asked["messages"], json!(told));
+}
+
+#[test]
 fn tools_that_are_none_are_told_and_calls_can_be_read_everywhere() {
     let Some((_server, browser, jobs)) = page_of_jobs() else { return };
+    let tool = json!({"type": "function", "function": {"name": "a"}});
+    let twice = json!([tool, tool]).to_string();
     for (text, said) in [
         ("[", "The tools are no JSON: "),
         ("{}", "The tools are no list: "),
@@ -243,10 +262,7 @@ fn tools_that_are_none_are_told_and_calls_can_be_read_everywhere() {
             r#"[{"type": "function", "function": {"name": "a", "description": 1}}]"#,
             "Tool 1 has a \"description\" ",
         ),
-        (
-            r#"[{"type": "function", "function": {"name": "a"}}, {"type": "function", "function": {"name": "a"}}]"#,
-            "Two tools are called a.",
-        ),
+        (&twice, "Two tools are called a."),
     ] {
         let told = define(&browser, text);
         assert!(told.starts_with(said), "{told}");
@@ -255,6 +271,13 @@ fn tools_that_are_none_are_told_and_calls_can_be_read_everywhere() {
             "true"
         );
     }
+    let named = |name: &str| {
+        let tool = json!([{"type": "function", "function": {"name": name}}]);
+        define(&browser, &tool.to_string())
+    };
+    assert_eq!(named(&"a".repeat(128)), format!("The model may call {}.", "a".repeat(128)));
+    assert!(named(&"a".repeat(129)).starts_with("Tool 1 has no \"name\" "));
+    define(&browser, &twice);
     // No answer comes without the tools that somebody meant.
     browser.press(&format!("question{ENTER}"));
     browser.until("document.querySelector('.trouble:not([hidden])')?.textContent.startsWith('Two tools are called a.')");

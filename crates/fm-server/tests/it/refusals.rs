@@ -10,6 +10,12 @@ use crate::{
     harness::{Running, demo_copy, start, start_reading, start_with},
 };
 
+/// More than may have to hold for one text.
+const NINE_PATTERNS: &str = r#"{"allOf": [
+    {"pattern": "a"}, {"pattern": "b"}, {"pattern": "c"}, {"pattern": "d"}, {"pattern": "e"},
+    {"pattern": "f"}, {"pattern": "g"}, {"pattern": "h"}, {"pattern": "i"}
+]}"#;
+
 /// Changes of a good request that make it one that is refused.
 const OPENAI: &[(&str, &str)] = &[
     ("messages", "null"),
@@ -68,6 +74,8 @@ const OPENAI: &[(&str, &str)] = &[
     ("json_schema", r##"{"$ref": "#"}"##),
     ("structured_outputs", r#"{"regex": "a", "choice": ["b"]}"#),
     ("structured_outputs", r#"{"grammar": "start: missing"}"#),
+    ("structured_outputs", r#"{"grammar": "start: BOTH\nBOTH: /[ab]+/ & /[bc]+/"}"#),
+    ("json_schema", NINE_PATTERNS),
     ("structured_outputs", r#"{"xml": "a"}"#),
     ("structured_outputs", r#"{"regex": 5}"#),
     ("tools", r#"[{"type": "function", "function": {"name": "f", "strict": "yes"}}]"#),
