@@ -57,12 +57,16 @@ pub(crate) fn engine_options(matches: &ArgMatches) -> anyhow::Result<EngineOptio
     Ok(options)
 }
 
-/// How words are chosen: the model's way, then `config.toml`, then flags.
-pub(crate) fn sampling(matches: &ArgMatches, model: Sampling) -> anyhow::Result<Sampling> {
+/// How words are chosen: the model's way, then `config.toml`, then the flags of these rows.
+pub(crate) fn sampling(
+    matches: &ArgMatches,
+    rows: &[OptionRow<Sampling>],
+    model: Sampling,
+) -> anyhow::Result<Sampling> {
     let mut sampling = model;
     let mut table = config::read(places::config_file().as_deref())?;
     config::apply(&mut table, &SAMPLING, &mut sampling)?;
-    apply(matches, &SAMPLING, &mut sampling)?;
+    apply(matches, rows, &mut sampling)?;
     if matches.get_flag("greedy") {
         sampling.temperature = 0.0;
     }

@@ -39,6 +39,10 @@ const CHOICES_MAX: u64 = 8;
 /// Candidates whose log-probabilities may be asked for.
 pub(crate) const TOP_LOGPROBS_MAX: u64 = 20;
 
+/// Candidates whose log-probabilities a response may have, those of all its tokens together: in `/v1/responses` each
+/// takes 2 kB while it is told.
+const ODDS_MAX: usize = 1 << 15;
+
 /// Tokens that may have a bias.
 const BIAS_MAX: usize = 1024;
 
@@ -92,12 +96,16 @@ impl Manner {
             repetition_penalty: fields
                 .float("repetition_penalty", 0.01..=100.0)?
                 .unwrap_or(own.repetition_penalty),
-            presence_penalty: fields.float("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-            frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+            presence_penalty: fields
+                .float("presence_penalty", -2.0..=2.0)?
+                .unwrap_or(own.presence_penalty),
+            frequency_penalty: fields
+                .float("frequency_penalty", -2.0..=2.0)?
+                .unwrap_or(own.frequency_penalty),
             seed: fields.seed()?.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
         };
         let client = fields.client();
-        let conversation = fields.text(SESSION_FIELD)?;
+        let conversation = fields.name(SESSION_FIELD)?;
         let think_min = fields.count("thinking_min", 0..=TOKENS_MAX)?.unwrap_or(0) as usize;
         Ok(Self { sampling, conversation, client, think_min, choices: 1, ..Self::default() })
     }
@@ -143,8 +151,26 @@ impl Ask {
         self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()
     }
 
+    /// Limits an answer with log-probabilities, and refuses one that shall be longer.
+    fn limit_odds(&mut self, context: u32) -> Result<(), Problem> {
+        let Some(top) = self.manner.top_logprobs else { return Ok(()) };
+        let each = ODDS_MAX / ((top + 1) * self.prompts.len() * self.manner.choices);
+        let shortest = self.prompts.iter().map(|prompt| prompt.tokens.len()).min().unwrap_or(0);
+        let room = (context as usize).saturating_sub(shortest);
+        match self.manner.max_tokens {
+            Some(max) if max.min(room) > each => {
+                Err(Problem::OddsTooMany { max: ODDS_MAX, tokens: each })
+            }
+            max => {
+                self.manner.max_tokens = Some(max.unwrap_or(each));
+                Ok(())
+            }
+        }
+    }
+
     /// Hands the request to the scheduler, one job for every choice; those of a prompt follow each other.
-    pub(crate) fn submit(self, app: &Arc<App>, path: &'static str) -> Result<Answer, Problem> {
+    pub(crate) fn submit(mut self, app: &Arc<App>, path: &'static str) -> Result<Answer, Problem> {
+        self.limit_odds(app.model.context)?;
         let tokens = self.prompt_tokens();
         let Self { prompts, manner, ids } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.

@@ -37,12 +37,16 @@ const LATE_MAX: usize = 16;
 /// Bytes of the head of a request.
 const HEAD_MAX: usize = 64 << 10;
 
-/// The address that a request comes from.
+/// Who sends a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
+pub(crate) struct Peer {
+    pub(crate) address: IpAddr,
+    /// How long its bodies are waited for.
+    pub(crate) body: Duration,
+}
 
-/// For the head of a request, where hardly a place is free.
-const HEAD_HURRIED: Duration = Duration::from_secs(2);
+/// For the head of a request, and for its body, where hardly a place is free.
+const HURRIED: Duration = Duration::from_secs(2);
 
 /// Until the next attempt, where the system cannot give a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -52,7 +56,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub struct Patience {
     /// For the head of a request, also on a connection that has had some; less where places are rare.
     pub head: Duration,
-    /// For its body, once the head is there.
+    /// For its body, once the head is there; less where places are rare.
     pub body: Duration,
     /// For room to write, while there is none.
     pub reader: Duration,
@@ -98,8 +102,9 @@ pub(crate) async fn serve(
             time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
-        let head = head_within(patience.head, room.available_permits());
-        let patience = Patience { head, ..patience };
+        let free = room.available_permits();
+        let [head, body] = [patience.head, patience.body].map(|patience| within(patience, free));
+        let patience = Patience { head, body, ..patience };
         let work = connection(stream, router.clone(), patience, stopping.clone());
         tokio::spawn(async move {
             work.await;
@@ -115,10 +120,10 @@ pub(crate) async fn serve(
 
 /// The fewer places are free, the sooner a client has to say what it wants: who says nothing keeps others out
 /// for seconds.
-fn head_within(patience: Duration, free: usize) -> Duration {
+fn within(patience: Duration, free: usize) -> Duration {
     let half = CONNECTIONS_MAX as usize / 2;
     let share = free.min(half) as f64 / half as f64;
-    patience.mul_f64(share).max(HEAD_HURRIED.min(patience))
+    patience.mul_f64(share).max(HURRIED.min(patience))
 }
 
 /// Answers those who come to a server that ends: one request each, as long as somebody else is waited for.
@@ -152,9 +157,9 @@ fn io(stream: TcpStream, patience: Patience) -> TokioIo<Impatient> {
     TokioIo::new(Impatient { stream, max: patience.reader, until: None })
 }
 
-fn service(peer: Option<IpAddr>, router: Router) -> TowerToHyperService<Router> {
+fn service(peer: Option<Peer>, router: Router) -> TowerToHyperService<Router> {
     TowerToHyperService::new(match peer {
-        Some(peer) => router.layer(Extension(Peer(peer))),
+        Some(peer) => router.layer(Extension(peer)),
         None => router,
     })
 }
@@ -165,7 +170,8 @@ async fn connection(
     patience: Patience,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let peer = stream.peer_addr().ok().map(|peer| peer.ip());
+    let peer = stream.peer_addr().ok();
+    let peer = peer.map(|peer| Peer { address: peer.ip(), body: patience.body });
     let (http, service) = (http(patience), service(peer, router));
     let mut connection = pin!(http.serve_connection(io(stream, patience), service));
     tokio::select! {

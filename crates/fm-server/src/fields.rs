@@ -17,6 +17,9 @@ const VALUES_MAX: usize = 1 << 18;
 /// Lists and objects of a body: each takes some hundred bytes.
 const NESTS_MAX: usize = 1 << 16;
 
+/// Bytes of what a client calls something: a model, its conversation, itself. Names are kept with every text.
+pub(crate) const NAME_MAX: usize = 1 << 10;
+
 /// The fields that have not been taken yet. `null` is the same as absent, as in both interfaces.
 #[derive(Debug)]
 pub(crate) struct Fields {
@@ -92,6 +95,16 @@ impl Fields {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(_) => Err(Wrong::Kind("a string").at(self.path_of(field))),
+        }
+    }
+
+    /// A text that is short.
+    pub(crate) fn name(&mut self, field: &str) -> Result<Option<String>, Problem> {
+        match self.text(field)? {
+            Some(name) if name.len() > NAME_MAX => {
+                Err(Wrong::Long(NAME_MAX).at(self.path_of(field)))
+            }
+            name => Ok(name),
         }
     }
 

@@ -4,6 +4,8 @@
 use fm_text::Message;
 use serde_json::Value;
 
+use crate::turns;
+
 /// Makes them part of the user's turns, between the tags that agents have for this.
 pub(crate) fn tell(messages: &mut Vec<Message>) {
     let start = messages.iter().position(|message| message.role != "system");
@@ -15,7 +17,7 @@ pub(crate) fn tell(messages: &mut Vec<Message>) {
         let message = if late { reminder(&message) } else { message };
         let user = message.role == "user";
         match messages.last_mut().filter(|last| user && (late || joins) && last.role == "user") {
-            Some(last) => last.content = Some([text(last), text(&message)].join("\n").into()),
+            Some(last) => turns::add_text(last, "\n", text(&message)),
             None => messages.push(message),
         }
         joins = user && (late || joins);

@@ -4,26 +4,27 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 mod legacy_odds;
 mod message;
+mod odds;
 pub(crate) mod responses;
 
 use axum::{
     Json,
-    extract::State,
+    extract::{Path, State, rejection::PathRejection},
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use fm_engine::generate::{FinishReason, Generated};
-use fm_text::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 use crate::{
-    answer::{Requested, TokenOdds},
+    answer::Requested,
     ask::{Manner, TOKENS_MAX},
     fields::Fields,
     model::Conversation,
     problem::{Problem, Wrong},
     serve::{App, RETRY_AFTER_SECONDS},
+    stream::Out,
 };
 
 /// Fields that say something about the client, or about a place where answers are kept; none of them
@@ -113,24 +114,23 @@ fn usage(requested: &Requested) -> Value {
     })
 }
 
-/// `logprobs` of a choice.
-fn logprobs(tokenizer: &Tokenizer, odds: &[TokenOdds]) -> Value {
-    json!({"content": each_logprob(tokenizer, odds), "refusal": null})
-}
-
-/// The likelihood of each token, and of the likeliest in its place.
-fn each_logprob(tokenizer: &Tokenizer, odds: &[TokenOdds]) -> Value {
-    let one = |token: u32, logprob: f32| {
-        let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-        json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes})
-    };
-    let content = odds.iter().map(|odds| {
-        let mut entry = one(odds.token, odds.logprob);
-        let top = odds.likeliest.iter().map(|(token, logprob)| one(*token, *logprob));
-        entry["top_logprobs"] = top.collect();
-        entry
+/// The last chunks of a stream: the end of its last choice, and a chunk for the usage, if that is wanted. What it all
+/// took is in the last of them.
+fn close(
+    out: &mut Out,
+    (last, usage_chunk): (Option<Value>, Option<Value>),
+    requested: &Requested,
+) {
+    let usage_chunk = usage_chunk.map(|mut chunk| {
+        chunk["usage"] = usage(requested);
+        chunk
     });
-    content.collect()
+    let mut chunks: Vec<Value> = last.into_iter().chain(usage_chunk).collect();
+    if let Some(last) = chunks.last_mut() {
+        last["timings"] = requested.timings();
+    }
+    chunks.iter().for_each(|chunk| out.data(chunk));
+    out.text("[DONE]");
 }
 
 /// Whether the model shall think and for how long, in the words that OpenAI's interfaces share and
@@ -174,9 +174,13 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 /// `GET /v1/models/{name}`: every name is the one model's.
 pub(crate) async fn one_model(
     State(app): State<Arc<App>>,
-    axum::extract::Path(name): axum::extract::Path<String>,
-) -> Json<Value> {
-    Json(model(&app, &name))
+    name: Result<Path<String>, PathRejection>,
+) -> Response {
+    match name {
+        Ok(Path(name)) => Json(model(&app, &name)).into_response(),
+        // Its bytes are no text.
+        Err(_) => refuse(&Problem::NotFound),
+    }
 }
 
 fn model(app: &App, name: &str) -> Value {

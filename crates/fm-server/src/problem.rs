@@ -75,6 +75,17 @@ pub(crate) enum Problem {
         /// The field that it came in.
         field: String,
     },
+    /// There would be no room for the log-probabilities of so long an answer.
+    #[error(
+        "log-probabilities are told of at most {max} candidates, so each answer to this request may have up to \
+         {tokens} tokens; lower max_tokens, top_logprobs or n"
+    )]
+    OddsTooMany {
+        /// Candidates, of all tokens and answers.
+        max: usize,
+        /// Tokens that each answer may have.
+        tokens: usize,
+    },
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
@@ -130,6 +141,8 @@ pub(crate) enum Wrong {
     Many(usize),
     #[error("a text of it may have at most {0} bytes")]
     Long(usize),
+    #[error("it may have at most {0} bytes as JSON")]
+    Large(usize),
     #[error("it must not be empty")]
     Empty,
     #[error("this server does not know this field")]
@@ -192,6 +205,7 @@ impl Problem {
             | Self::Field { .. }
             | Self::Text(_)
             | Self::TooLong { .. }
+            | Self::OddsTooMany { .. }
             | Self::NoTemplate
             | Self::NoTools
             | Self::NoDialect

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use crate::{
-    Service, anthropic,
+    Service,
+    anthropic::messages,
     fields::Fields,
     openai,
     problem::Problem,
     serve::{self, App},
+    tokens,
 };
 
 /// See the module.
@@ -21,7 +23,10 @@ const PATHS: &[(&str, Read)] = &[
     ("/v1/chat/completions", openai::chat::check),
     ("/v1/completions", openai::completions::check),
     ("/v1/responses", openai::responses::check),
-    ("/v1/messages", anthropic::messages::check),
+    ("/v1/messages", messages::check),
+    ("/v1/messages/count_tokens", |app, fields| messages::tokens_of(app, fields).map(drop)),
+    ("/tokenize", |app, fields| tokens::tokens_of(app, fields).map(drop)),
+    ("/detokenize", |app, fields| tokens::text_of(app, fields).map(drop)),
 ];
 
 impl Reader {

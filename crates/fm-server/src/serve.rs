@@ -52,6 +52,9 @@ use crate::{
 /// for a grammar that takes long.
 const PREPARING_MAX: usize = 4;
 
+/// Conversations that are counted at once, beside those: a count of megabytes keeps no request out.
+const COUNTING_MAX: usize = 1;
+
 /// Letters of a path in the log.
 const PATH_SHOWN: usize = 80;
 
@@ -88,6 +91,8 @@ pub(crate) struct App {
     pub(crate) kept: Kept,
     pub(crate) started_unix: u64,
     pub(crate) bounds: Bounds,
+    pub(crate) preparing: Arc<Semaphore>,
+    pub(crate) counting: Arc<Semaphore>,
     bodies: Bodies,
     door: Door,
     pub(crate) patience: Patience,
@@ -205,7 +210,7 @@ impl Server {
         // One thread for the network: the cores belong to the model.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(PREPARING_MAX)
+            .max_blocking_threads(PREPARING_MAX + COUNTING_MAX)
             .build()?;
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
@@ -238,6 +243,8 @@ pub(crate) fn app(service: Service) -> Arc<App> {
         kept,
         started_unix,
         bounds,
+        preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
+        counting: Arc::new(Semaphore::new(COUNTING_MAX)),
         bodies: Bodies::default(),
         door,
         patience,
@@ -347,21 +354,26 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     (status, Json(json!({"status": word, "model": app.model.name}))).into_response()
 }
 
-/// Reads a body and what it asks for, beside the thread of the network.
+/// Reads a body and what it asks for, beside the thread of the network, in one of these places: who waits for one and
+/// leaves is forgotten.
 pub(crate) async fn prepare<T: Send + 'static>(
-    app: &Arc<App>,
+    (app, places): (&Arc<App>, &Arc<Semaphore>),
     request: Request,
     read: impl FnOnce(&Arc<App>, Fields) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
     let own = request.uri().path().starts_with("/v1/");
     let session = request.headers().get(SESSION_HEADER).filter(|_| own);
     let session = session.and_then(|name| name.to_str().ok()).map(str::to_owned);
-    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let body = app.bodies.take(request.into_body());
-    let body = timeout(app.patience.body, body).await.map_err(|_| Problem::BodyTooSlow)??;
+    let peer = request.extensions().get::<Peer>().copied();
+    let patience = peer.map_or(app.patience.body, |peer| peer.body);
+    let body = timeout(patience, app.bodies.take(request.into_body()))
+        .await
+        .map_err(|_| Problem::BodyTooSlow)??;
+    let place = Arc::clone(places).acquire_owned().await.map_err(|_| Problem::Gone)?;
     let app = Arc::clone(app);
     let work = move || {
-        let mut fields = Fields::parse(&body.bytes)?.of_peer(peer);
+        let _place = place;
+        let mut fields = Fields::parse(&body.bytes)?.of_peer(peer.map(|peer| peer.address));
         if let Some(session) = session {
             fields.add(SESSION_FIELD, &session);
         }

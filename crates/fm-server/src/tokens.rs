@@ -27,20 +27,19 @@ const TEXT_MAX: usize = 1 << 20;
 
 /// Text to tokens. `<|im_end|>`, `<think>` and their like are letters, unless `parse_special` is true.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
-    respond(
-        serve::prepare(&app, request, |app, mut fields: Fields| {
-            let text = fields.text("content")?.or(fields.text("prompt")?);
-            let text = text.ok_or_else(|| Wrong::Missing.at("content"))?;
-            let special = special(&mut fields)?;
-            if text.len() > TEXT_MAX {
-                return Err(Wrong::Rule("a text of at most 1 MiB is taken").at("content"));
-            }
-            fields.end(&TOLERATED)?;
-            let tokens = app.model.tokenizer.encode(&text, special)?;
-            Ok(json!({"tokens": tokens, "count": tokens.len()}))
-        })
-        .await,
-    )
+    respond(serve::prepare((&app, &app.preparing), request, tokens_of).await)
+}
+
+pub(crate) fn tokens_of(app: &Arc<App>, mut fields: Fields) -> Result<Value, Problem> {
+    let text = fields.text("content")?.or(fields.text("prompt")?);
+    let text = text.ok_or_else(|| Wrong::Missing.at("content"))?;
+    let special = special(&mut fields)?;
+    if text.len() > TEXT_MAX {
+        return Err(Wrong::Rule("a text of at most 1 MiB is taken").at("content"));
+    }
+    fields.end(&TOLERATED)?;
+    let tokens = app.model.tokenizer.encode(&text, special)?;
+    Ok(json!({"tokens": tokens, "count": tokens.len()}))
 }
 
 /// What a raw text may do: by itself nothing but spell.
@@ -51,23 +50,22 @@ pub(crate) fn special(fields: &mut Fields) -> Result<SpecialTokens, Problem> {
 
 /// Tokens to text, special ones written out.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
-    respond(
-        serve::prepare(&app, request, |app, mut fields: Fields| {
-            let list = fields.list("tokens", TOKENS_MAX)?;
-            let list = list.ok_or_else(|| Wrong::Missing.at("tokens"))?;
-            fields.end(&TOLERATED)?;
-            let mut detokenizer = Detokenizer::new(&app.model.tokenizer, SpecialText::Keep);
-            let mut text = String::new();
-            for value in &list {
-                let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
-                let token = token.ok_or_else(|| Wrong::Kind("a list of tokens").at("tokens"))?;
-                text.push_str(detokenizer.push(token)?);
-            }
-            text.push_str(detokenizer.finish());
-            Ok(json!({"content": text}))
-        })
-        .await,
-    )
+    respond(serve::prepare((&app, &app.preparing), request, text_of).await)
+}
+
+pub(crate) fn text_of(app: &Arc<App>, mut fields: Fields) -> Result<Value, Problem> {
+    let list = fields.list("tokens", TOKENS_MAX)?;
+    let list = list.ok_or_else(|| Wrong::Missing.at("tokens"))?;
+    fields.end(&TOLERATED)?;
+    let mut detokenizer = Detokenizer::new(&app.model.tokenizer, SpecialText::Keep);
+    let mut text = String::new();
+    for value in &list {
+        let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
+        let token = token.ok_or_else(|| Wrong::Kind("a list of tokens").at("tokens"))?;
+        text.push_str(detokenizer.push(token)?);
+    }
+    text.push_str(detokenizer.finish());
+    Ok(json!({"content": text}))
 }
 
 fn respond(result: Result<Value, Problem>) -> Response {

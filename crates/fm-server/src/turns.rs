@@ -123,12 +123,21 @@ fn refuses(template: &ChatTemplate, twice: &[&str]) -> bool {
     takes(&once) && !takes(twice)
 }
 
+/// Adds to what a message says. In place: a conversation may have thousands to add.
+pub(crate) fn add_text(message: &mut Message, between: &str, more: &str) {
+    let Some(Value::String(text)) = &mut message.content else {
+        message.content = Some(more.into());
+        return;
+    };
+    if !text.is_empty() && !more.is_empty() {
+        text.push_str(between);
+    }
+    text.push_str(more);
+}
+
 /// Adds the next message of the same role.
 pub(crate) fn append(last: &mut Message, next: Message) {
-    let texts = [last.content.take(), next.content].into_iter().flatten();
-    let texts = texts.filter_map(|text| text.as_str().map(str::to_owned));
-    let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
-    last.content = Some(texts.join("\n").into());
+    add_text(last, "\n", next.content.as_ref().and_then(Value::as_str).unwrap_or_default());
     let thoughts = [last.reasoning_content.take(), next.reasoning_content].into_iter().flatten();
     last.reasoning_content = thoughts.reduce(|first, second| first + "\n" + &second);
     match (last.tool_calls.as_mut().and_then(Value::as_array_mut), next.tool_calls) {

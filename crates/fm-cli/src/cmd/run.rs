@@ -163,7 +163,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             .as_ref()
             .map_or(ThinkingState::None, |text| tags.state_at_end_of(text)),
         prompt: prompt.tokens,
-        sampling: flags::sampling(matches, engine.generation.sampling())?,
+        sampling: flags::sampling(matches, &SAMPLING, engine.generation.sampling())?,
         max_tokens: matches.get_one("max-tokens").copied(),
         eos: engine.eos.clone(),
         stop: matches.get_many("stop").map_or_else(Vec::new, |stops| stops.cloned().collect()),

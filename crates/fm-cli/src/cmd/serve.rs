@@ -14,7 +14,8 @@ use fm_engine::{
     generate::Loops,
     grammar::Grammars,
     limits::Limits,
-    options::{ENGINE, EngineOptions, SAMPLING},
+    options::{ENGINE, EngineOptions, OptionRow, SAMPLING},
+    sampler::Sampling,
     schedule::{Driven, ScheduleOptions, Scheduler},
     warm_start::WarmStart,
 };
@@ -89,7 +90,14 @@ pub(super) fn command() -> Command {
                 .help_heading("Sampling"),
         );
     let command = prefixes::options(command);
-    flags::add(flags::add(command, &SAMPLING, "Sampling"), &ENGINE, "Engine")
+    flags::add(flags::add(command, of_requests(), "Sampling"), &ENGINE, "Engine")
+}
+
+/// What may be said of how words are chosen where requests leave it open. Each of them has a seed of its own.
+fn of_requests() -> &'static [OptionRow<Sampling>] {
+    let [rows @ .., seed] = &SAMPLING;
+    assert_eq!(seed.name, "seed", "it is the last row");
+    rows
 }
 
 /// Where it listens, and who may come in.
@@ -172,7 +180,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let limits = Limits::before_loading(&planned, &places);
     let engine = Engine::load(planned, &places)?;
     warn(&engine);
-    let sampling = flags::sampling(matches, engine.generation.sampling())?;
+    let sampling = flags::sampling(matches, of_requests(), engine.generation.sampling())?;
     let number = |name: &str| *matches.get_one::<u32>(name).expect("it has a default") as usize;
     let schedule = ScheduleOptions {
         sessions: engine.plan.sessions.min(engine.runner.rows_max()),

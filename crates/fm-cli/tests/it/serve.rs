@@ -84,11 +84,16 @@ fn ask(host: &str) -> String {
 }
 
 fn send(host: &str, what: &str, body: &str) -> String {
+    send_with(host, what, &[&format!("host: {host}")], body)
+}
+
+fn send_with(host: &str, what: &str, headers: &[&str], body: &str) -> String {
+    let headers = headers.join("\r\n");
     let mut stream = TcpStream::connect(host).unwrap();
     let length = body.len();
     write!(
         stream,
-        "{what} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\
+        "{what} HTTP/1.1\r\n{headers}\r\nconnection: close\r\n\
          content-length: {length}\r\n\r\n{body}"
     )
     .unwrap();
@@ -143,6 +148,65 @@ fn a_taken_port_and_an_open_door_are_refused_before_the_model_is_read() {
     insta::assert_snapshot!("open_door", stderr(&open));
     let empty = ["serve", "models/nothing", "--host", "0.0.0.0", "--port", "0", "--api-key", ""];
     assert_eq!(flash_moe(&empty).status.code(), Some(2), "an empty key is none");
+}
+
+#[test]
+fn flags_say_who_comes_in_and_how_much_is_answered() {
+    let open = ["--allow-host", "box.example", "--allow-origin", "https://app.example"];
+    let serving = Serving::start(
+        &[&open[..], &["--api-key", "secret", "--queue", "3", "--sessions", "2"]].concat(),
+    );
+    assert!(serving.greeting.contains("2 sessions of 1024 tokens, up to 3 requests wait"));
+    let ask = |headers: &[&str], n: usize| {
+        let message = json!({"role": "user", "content": "hi"});
+        let body = json!({"messages": [message], "max_tokens": 3, "n": n});
+        let what = "POST /v1/chat/completions";
+        let response = send_with(&serving.address, what, headers, &body.to_string());
+        let status = response["HTTP/1.1 ".len()..][..3].to_owned();
+        (status, response)
+    };
+    let (key, host) = ("authorization: Bearer secret", "host: localhost");
+    assert_eq!(ask(&[host], 1).0, "401");
+    assert_eq!(ask(&[host, "authorization: Bearer other"], 1).0, "401");
+    assert_eq!(ask(&[host, key], 3).0, "200");
+    let (status, said) = ask(&[host, key], 4);
+    assert_eq!(status, "400", "{said}");
+    assert_eq!(ask(&["host: box.example", key], 1).0, "200");
+    assert_eq!(ask(&["host: cab.example", key], 1).0, "403");
+    let (status, said) = ask(&[host, key, "origin: https://app.example"], 1);
+    assert!(status == "200" && said.contains("access-control-allow-origin: https://app.example"));
+    assert_eq!(ask(&[host, key, "origin: https://other.example"], 1).0, "403");
+    assert_eq!(serving.end().0, Some(0));
+}
+
+#[test]
+fn flags_say_how_words_are_chosen_and_when_an_answer_ends() {
+    let penalty = ["--presence-penalty", "2", "--frequency-penalty", "0.5"];
+    let serving = Serving::start(&[&penalty[..], &["--request-timeout", "5"]].concat());
+    let ask = |more: Value| {
+        let mut body = json!({
+            "prompt": "The fox and the boat", "max_tokens": 60, "temperature": 1.5, "seed": 3,
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = json(&send(&serving.address, "POST /v1/completions", &body.to_string()));
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let own = ask(json!({}));
+    assert_eq!(own, ask(json!({"presence_penalty": 2, "frequency_penalty": 0.5})));
+    assert_ne!(own, ask(json!({"presence_penalty": 0})));
+    assert_ne!(own, ask(json!({"frequency_penalty": 0})));
+    assert_eq!(serving.end().0, Some(0));
+
+    let serving = Serving::start(&["--request-timeout", "0.1"]);
+    let spell = json!({"content": "<|im_end|><|endoftext|>", "parse_special": true});
+    let ends = json(&send(&serving.address, "POST /tokenize", &spell.to_string()));
+    let never = ends["tokens"].as_array().unwrap().iter().map(|end| (end.to_string(), json!(-100)));
+    let bias = Value::Object(never.collect());
+    let body = json!({"prompt": "The fox", "max_tokens": 1000, "logit_bias": bias});
+    let late = send(&serving.address, "POST /v1/completions", &body.to_string());
+    let finish = || json(&late)["timings"]["finish"].clone();
+    assert!(late.starts_with("HTTP/1.1 503") || finish() == "deadline", "{late}");
+    assert_eq!(serving.end().0, Some(0));
 }
 
 /// The body of an answer.

@@ -43,19 +43,20 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 
 /// Counts the tokens of a conversation, also of one that is too long, or not anybody's turn to answer.
 pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
-    let read = |app: &Arc<App>, mut fields: Fields| {
-        let manner = super::manner(&mut fields, &app.model)?;
-        let (conversation, ..) = read_conversation(app, fields, manner)?;
-        app.model.count(conversation, &app.kept)
-    };
-    match serve::prepare(&app, request, read).await {
+    match serve::prepare((&app, &app.counting), request, tokens_of).await {
         Ok(tokens) => axum::Json(json!({"input_tokens": tokens})).into_response(),
         Err(problem) => refuse(&problem),
     }
 }
 
+pub(crate) fn tokens_of(app: &Arc<App>, mut fields: Fields) -> Result<usize, Problem> {
+    let manner = super::manner(&mut fields, &app.model)?;
+    let (conversation, ..) = read_conversation(app, fields, manner)?;
+    app.model.count(conversation, &app.kept)
+}
+
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, form) = serve::prepare(&app, request, read).await?;
+    let (ask, form) = serve::prepare((&app, &app.preparing), request, read).await?;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         let stream = MessageStream { form, block: None, blocks: 0, end: None };
@@ -113,7 +114,7 @@ fn read_conversation(
     manner.constraint = structured::take_anthropic(&mut fields, &app.model.grammars)?;
     structured::with_tools(&mut manner, &conversation, &app.model)?;
     refuse_unsupported(&mut fields)?;
-    let name = fields.text("model")?.unwrap_or_else(|| app.model.name.clone());
+    let name = fields.name("model")?.unwrap_or_else(|| app.model.name.clone());
     fields.end(TOLERATED)?;
     Ok((conversation, manner, name))
 }

@@ -8,10 +8,12 @@ use axum::{
 };
 use fm_engine::generate::Generated;
 use fm_text::Channel;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    KEEP_ALIVE, TOLERATED, error, finish_reason, logprobs, message, refuse, thinking, usage,
+    KEEP_ALIVE, TOLERATED, close, error, finish_reason, message, odds::Logprobs, refuse, thinking,
+    usage,
 };
 use crate::{
     answer::{Answer, CallPiece, Piece, Requested, TokenOdds},
@@ -49,15 +51,16 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, form) = serve::prepare(&app, request, read).await?;
+    let (ask, form) = serve::prepare((&app, &app.preparing), request, read).await?;
     let choices = ask.manner.choices;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         let odds = vec![Vec::new(); choices];
-        return Ok(stream::respond(&app, answer, ChatStream { form, odds }));
+        let stream = ChatStream { form, odds, going: choices, last: None };
+        return Ok(stream::respond(&app, answer, stream));
     }
     let (wholes, answer) = serve::whole(answer, choices).await?;
-    Ok(axum::Json(form.completion(&wholes, &answer)).into_response())
+    Ok(form.completion(&wholes, &answer))
 }
 
 /// Reads a request that is not answered.
@@ -81,7 +84,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     structured::with_tools(&mut manner, &conversation, model)?;
     let (stream, include_usage) = stream_options(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
+    let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("chatcmpl-"), CallIds::new("call_"));
     let prompts = vec![model.prompt(conversation, &app.kept)?];
@@ -157,11 +160,11 @@ impl Form {
         })
     }
 
-    fn odds(&self, odds: &[TokenOdds]) -> Value {
-        if self.odds { logprobs(&self.app.model.tokenizer, odds) } else { Value::Null }
+    fn odds<'o>(&'o self, odds: &'o [TokenOdds]) -> Option<Logprobs<'o>> {
+        self.odds.then(|| Logprobs::new(&self.app.model.tokenizer, odds))
     }
 
-    fn completion(&self, wholes: &[Whole], answer: &Answer) -> Value {
+    fn completion(&self, wholes: &[Whole], answer: &Answer) -> Response {
         let choices = wholes.iter().enumerate().map(|(index, whole)| {
             let Generated { text, thinking, calls, .. } = whole.generated.as_ref();
             let text = text.as_ref().filter(|text| calls.is_empty() || !text.is_empty());
@@ -179,18 +182,44 @@ impl Form {
             if let Some(thinking) = thinking {
                 message["reasoning_content"] = thinking.as_str().into();
             }
-            json!({
-                "index": index,
-                "message": message,
-                "logprobs": self.odds(&whole.odds),
-                "finish_reason": finish_reason(&whole.generated),
-            })
+            Choice {
+                index,
+                message,
+                logprobs: self.odds(&whole.odds),
+                finish_reason: finish_reason(&whole.generated),
+            }
         });
-        let mut completion = self.frame("chat.completion", &choices.collect());
-        completion["usage"] = usage(&answer.tally.requested);
-        completion["timings"] = answer.tally.requested.timings();
-        completion
+        let completion = Completion {
+            id: &self.id,
+            object: "chat.completion",
+            created: self.created_unix,
+            model: &self.model,
+            choices: choices.collect(),
+            usage: usage(&answer.tally.requested),
+            timings: answer.tally.requested.timings(),
+        };
+        axum::Json(completion).into_response()
     }
+}
+
+/// A whole answer.
+#[derive(Serialize)]
+struct Completion<'c> {
+    id: &'c str,
+    object: &'static str,
+    created: u64,
+    model: &'c str,
+    choices: Vec<Choice<'c>>,
+    usage: Value,
+    timings: Value,
+}
+
+#[derive(Serialize)]
+struct Choice<'c> {
+    index: usize,
+    message: Value,
+    logprobs: Option<Logprobs<'c>>,
+    finish_reason: &'static str,
 }
 
 /// The events of a streamed answer.
@@ -198,11 +227,14 @@ struct ChatStream {
     form: Form,
     /// By choice: what belongs to text that has not come yet.
     odds: Vec<Vec<TokenOdds>>,
+    /// Choices that have not ended.
+    going: usize,
+    /// The end of the last one, until it is known what it took.
+    last: Option<Value>,
 }
 
 impl ChatStream {
-    fn chunk(&self, out: &mut Out, choice: (usize, &Value), odds: &Value, finish: Option<&str>) {
-        let (index, delta) = choice;
+    fn chunk(&self, (index, delta): (usize, &Value), odds: &Value, finish: Option<&str>) -> Value {
         let choice = json!([
             {"index": index, "delta": delta, "logprobs": odds, "finish_reason": finish}
         ]);
@@ -210,7 +242,7 @@ impl ChatStream {
         if self.form.include_usage {
             chunk["usage"] = Value::Null;
         }
-        out.data(&chunk);
+        chunk
     }
 }
 
@@ -218,7 +250,7 @@ impl Encode for ChatStream {
     fn open(&mut self, out: &mut Out, _: &Requested) {
         for index in 0..self.odds.len() {
             let delta = json!({"role": "assistant", "content": ""});
-            self.chunk(out, (index, &delta), &Value::Null, None);
+            out.data(&self.chunk((index, &delta), &Value::Null, None));
         }
     }
 
@@ -232,35 +264,34 @@ impl Encode for ChatStream {
             Piece::Call(call, piece) => {
                 let id = self.form.ids.id(index, call);
                 if let Some(delta) = call_delta(&id, call, piece) {
-                    self.chunk(out, (index, &delta), &Value::Null, None);
+                    out.data(&self.chunk((index, &delta), &Value::Null, None));
                 }
             }
             Piece::Text(Channel::Thinking, text) => {
                 let delta = json!({"reasoning_content": text});
-                self.chunk(out, (index, &delta), &Value::Null, None);
+                out.data(&self.chunk((index, &delta), &Value::Null, None));
             }
             Piece::Text(Channel::Answer, text) => {
                 let odds = std::mem::take(&mut self.odds[index]);
                 let delta = json!({"content": text});
-                self.chunk(out, (index, &delta), &self.form.odds(&odds), None);
+                let odds = json!(self.form.odds(&odds));
+                out.data(&self.chunk((index, &delta), &odds, None));
             }
             Piece::Done(generated) => {
                 let odds = std::mem::take(&mut self.odds[index]);
-                let rest = if odds.is_empty() { Value::Null } else { self.form.odds(&odds) };
+                let rest = json!(self.form.odds(&odds).filter(|_| !odds.is_empty()));
                 let finish = Some(finish_reason(&generated));
-                self.chunk(out, (index, &json!({})), &rest, finish);
+                let chunk = self.chunk((index, &json!({})), &rest, finish);
+                self.going -= 1;
+                if self.going == 0 { self.last = Some(chunk) } else { out.data(&chunk) }
             }
             Piece::Failed(problem) => out.data(&error(&problem)),
         }
     }
 
     fn close(&mut self, out: &mut Out, requested: &Requested) {
-        if self.form.include_usage {
-            let mut chunk = self.form.frame("chat.completion.chunk", &json!([]));
-            chunk["usage"] = usage(requested);
-            chunk["timings"] = requested.timings();
-            out.data(&chunk);
-        }
-        out.text("[DONE]");
+        let usage_chunk =
+            self.form.include_usage.then(|| self.form.frame("chat.completion.chunk", &json!([])));
+        close(out, (self.last.take(), usage_chunk), requested);
     }
 }

@@ -10,8 +10,8 @@ use fm_text::{Detokenizer, SpecialText, SpecialTokens};
 use serde_json::{Value, json};
 
 use super::{
-    KEEP_ALIVE, TOLERATED, chat::stream_options, error, finish_reason, legacy_odds::LegacyOdds,
-    refuse, usage,
+    KEEP_ALIVE, TOLERATED, chat::stream_options, close, error, finish_reason,
+    legacy_odds::LegacyOdds, refuse, usage,
 };
 use crate::{
     answer::{OddsOf, Piece, Requested},
@@ -45,6 +45,10 @@ struct Form {
     echoes: Vec<String>,
     /// By choice, of a stream.
     choices: Vec<LegacyOdds>,
+    /// Choices that have ended.
+    ended: usize,
+    /// The end of the last one, until it is known what it took.
+    last: Option<Value>,
 }
 
 /// Continues texts.
@@ -53,7 +57,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, form) = serve::prepare(&app, request, read).await?;
+    let (ask, form) = serve::prepare((&app, &app.preparing), request, read).await?;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         return Ok(stream::respond(&app, answer, form));
@@ -108,14 +112,27 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     fields.refuse("suffix", "text that an answer leads to; put it into the prompt", |value| {
         value == ""
     })?;
-    fields.refuse("best_of", "a choice among answers", |value| *value == 1)?;
-    let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
+    let all = |value: &Value| value.as_u64() == Some(manner.choices as u64);
+    fields.refuse("best_of", "a choice among answers", all)?;
+    let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
     let id = serve::new_id("cmpl-");
     let choices = echoes.iter().map(|echo| LegacyOdds::behind(echo)).collect();
     let (app, created_unix, odds) = (Arc::clone(app), serve::now_unix(), top.is_some());
     let model = name;
-    let form = Form { app, id, created_unix, model, stream, include_usage, odds, echoes, choices };
+    let form = Form {
+        app,
+        id,
+        created_unix,
+        model,
+        stream,
+        include_usage,
+        odds,
+        echoes,
+        choices,
+        ended: 0,
+        last: None,
+    };
     Ok((Ask { prompts, manner, ids: CallIds::new("") }, form))
 }
 
@@ -197,6 +214,7 @@ impl Encode for Form {
     }
 
     fn piece(&mut self, out: &mut Out, index: usize, piece: Piece) {
+        let ends = matches!(piece, Piece::Done(_));
         let choice = match piece {
             Piece::Token(odds) => return self.choices[index].waiting.push(odds),
             Piece::Call(..) => return,
@@ -208,16 +226,17 @@ impl Encode for Form {
             }
             Piece::Failed(problem) => return out.data(&error(&problem)),
         };
-        out.data(&self.frame(&json!([choice])));
+        let chunk = self.frame(&json!([choice]));
+        self.ended += usize::from(ends);
+        if ends && self.ended == self.choices.len() {
+            self.last = Some(chunk);
+        } else {
+            out.data(&chunk);
+        }
     }
 
     fn close(&mut self, out: &mut Out, requested: &Requested) {
-        if self.include_usage {
-            let mut chunk = self.frame(&json!([]));
-            chunk["usage"] = usage(requested);
-            chunk["timings"] = requested.timings();
-            out.data(&chunk);
-        }
-        out.text("[DONE]");
+        let usage_chunk = self.include_usage.then(|| self.frame(&json!([])));
+        close(out, (self.last.take(), usage_chunk), requested);
     }
 }

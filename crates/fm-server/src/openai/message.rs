@@ -50,7 +50,7 @@ pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
         None | Some(Value::Null) if thinks || message.tool_calls.is_some() => String::new(),
         None | Some(Value::Null) => return Err(Wrong::Missing.at(field("content"))),
         Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => parts_text(&parts, &["text"], &field("content"))?,
+        Some(Value::Array(parts)) => parts_text(&parts, &["text", REFUSAL], &field("content"))?,
         Some(_) => {
             return Err(Wrong::Kind("a string or a list of parts").at(field("content")));
         }
@@ -101,12 +101,17 @@ pub(super) fn function(
     Ok(json!({"name": name, "arguments": arguments}))
 }
 
+/// A part in which an assistant says that it will not.
+pub(super) const REFUSAL: &str = "refusal";
+
 /// The text of a list of parts of these kinds.
 pub(super) fn parts_text(parts: &[Value], kinds: &[&str], field: &str) -> Result<String, Problem> {
     let texts = parts.iter().enumerate().map(|(at, part)| match part["type"].as_str() {
         Some(kind) if kinds.contains(&kind) => {
-            let text = part["text"].as_str();
-            text.ok_or_else(|| Wrong::Kind("a string").at(format!("{field}[{at}].text")))
+            // A refusal is the text of its part.
+            let name = if kind == REFUSAL { kind } else { "text" };
+            let text = part[name].as_str();
+            text.ok_or_else(|| Wrong::Kind("a string").at(format!("{field}[{at}].{name}")))
         }
         Some("image_url" | "input_image") => {
             Err(Wrong::Unsupported("images; the model reads text only")
@@ -115,4 +120,19 @@ pub(super) fn parts_text(parts: &[Value], kinds: &[&str], field: &str) -> Result
         _ => Err(Wrong::Unsupported("parts other than text").at(format!("{field}[{at}]"))),
     });
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_what_the_assistant_said() {
+        let part = json!({"type": "refusal", "refusal": "No."});
+        let said = read(json!({"role": "assistant", "content": [part]}), 0).unwrap();
+        assert_eq!(said.content, Some("No.".into()));
+        let part = json!({"type": "refusal", "text": "No."});
+        let wrong = read(json!({"role": "assistant", "content": [part]}), 0).unwrap_err();
+        assert_eq!(wrong.field(), Some("messages[0].content[0].refusal"));
+    }
 }

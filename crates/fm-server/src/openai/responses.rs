@@ -16,10 +16,11 @@ use super::{refuse, thinking};
 use crate::{
     answer::Answer,
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
-    fields::Fields,
+    bodies::BODY_MAX,
+    fields::{Fields, NAME_MAX},
     kept::CallIds,
     model::Conversation,
-    problem::Problem,
+    problem::{Problem, Wrong},
     serve::{self, App},
     stream, structured,
     tools::{Namespaces, Tools},
@@ -42,20 +43,21 @@ const TOLERATED: &[&str] = &[
     "max_tool_calls",
 ];
 
-/// What a response repeats of its request, if the request says it.
-const REPEATED: &[&str] = &[
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "reasoning",
-    "safety_identifier",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "user",
+/// What a response repeats of its request, if the request says it, and how many bytes of that. What the prompt has
+/// too is as long as that may be.
+const REPEATED: &[(&str, usize)] = &[
+    ("instructions", BODY_MAX),
+    ("max_output_tokens", NAME_MAX),
+    ("metadata", 16 * NAME_MAX),
+    ("parallel_tool_calls", NAME_MAX),
+    ("prompt_cache_key", NAME_MAX),
+    ("reasoning", NAME_MAX),
+    ("safety_identifier", NAME_MAX),
+    ("text", 128 * NAME_MAX),
+    ("tool_choice", 128 * NAME_MAX),
+    ("tools", BODY_MAX),
+    ("top_logprobs", NAME_MAX),
+    ("user", NAME_MAX),
 ];
 
 /// What the response needs to know of the request.
@@ -78,7 +80,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, mut form) = serve::prepare(&app, request, read).await?;
+    let (ask, mut form) = serve::prepare((&app, &app.preparing), request, read).await?;
     let mut answer: Answer = ask.submit(&app, PATH)?;
     answer.tally.requested.left_out = std::mem::take(&mut form.left_out);
     if form.stream {
@@ -98,8 +100,8 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
 
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let model = &app.model;
-    let name = fields.text("model")?.unwrap_or_else(|| model.name.clone());
-    let mut repeated = repeated(&fields, &name);
+    let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
+    let mut repeated = repeated(&fields, &name)?;
     let mut manner = Manner::take(&mut fields, model)?;
     let sampling = manner.sampling;
     for (name, value) in [("temperature", sampling.temperature), ("top_p", sampling.top_p)] {
@@ -130,7 +132,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
 }
 
 /// All fields that responses have, as the request says or as they are without it.
-fn repeated(fields: &Fields, model: &str) -> Map<String, Value> {
+fn repeated(fields: &Fields, model: &str) -> Result<Map<String, Value>, Problem> {
     let mut all = json!({
         "instructions": null,
         "max_output_tokens": null,
@@ -148,15 +150,17 @@ fn repeated(fields: &Fields, model: &str) -> Map<String, Value> {
         "top_p": null,
         "truncation": "disabled",
     });
-    for field in REPEATED {
-        if let Some(value) = fields.peek(field) {
-            all[*field] = value.clone();
+    for (field, max) in REPEATED {
+        let Some(value) = fields.peek(field) else { continue };
+        if *max < BODY_MAX && value.to_string().len() > *max {
+            return Err(Wrong::Large(*max).at(*field));
         }
+        all[*field] = value.clone();
     }
-    match all {
+    Ok(match all {
         Value::Object(map) => map,
         _ => Map::new(),
-    }
+    })
 }
 
 /// `include`: what it can name is there anyway or never, but for one.

@@ -76,7 +76,8 @@ export async function* events(response) {
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
-      const field = (name) => block.match(new RegExp(`^${name}: ?(.*)$`, "m"))?.[1];
+      // A line ends with \n only: JSON may have every other letter that ends one elsewhere.
+      const field = (name) => block.split("\n").find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
       const data = field("data");
       // Comments keep the connection alive and say nothing.
       if (data !== undefined) yield { name: field("event"), data };

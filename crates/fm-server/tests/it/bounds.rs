@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{get, post, send},
-    endings::Script,
+    endings::{Script, scripted},
     harness::{Running, start, start_within, until},
 };
 
@@ -209,6 +209,80 @@ fn a_request_has_its_time_and_says_who_asks() {
     assert!(one != nobody && one != two);
     assert_eq!(ask("/v1/messages", &json!({"metadata": {"user_id": "one"}})), one);
     assert_eq!(ask("/v1/messages", &json!({"session_id": "two"})), two);
+}
+
+#[test]
+fn names_and_what_is_repeated_are_short() {
+    let server = start(1);
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+    let paths = [
+        (CHAT, chat.clone()),
+        ("/v1/messages", chat),
+        ("/v1/completions", json!({"prompt": "hi", "max_tokens": 1})),
+        ("/v1/responses", json!({"input": "hi", "max_output_tokens": 1})),
+    ];
+    for (path, body) in paths {
+        let ask = |field: &str, value: Value| {
+            let mut body = body.clone();
+            body[field] = value;
+            let answer = post(server.at, path, &body);
+            (
+                answer.status,
+                answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned(),
+            )
+        };
+        for field in ["model", "session_id"] {
+            assert_eq!(ask(field, "x".repeat(1024).into()).0, 200, "{path} {field}");
+            let told = format!("{field}: a text of it may have at most 1024 bytes");
+            assert_eq!(ask(field, "x".repeat(1025).into()), (400, told), "{path}");
+        }
+        let session = format!("x-session-id: {}", "x".repeat(1025));
+        let line = format!("POST {path}");
+        assert_eq!(send(server.at, &line, &[&session], &body.to_string()).response().status, 400);
+        if path != "/v1/responses" {
+            continue;
+        }
+        for (field, value) in [
+            ("user", "x".repeat(1030).into()),
+            ("metadata", json!({"x": "x".repeat(17 << 10)})),
+            ("reasoning", json!({"summary": "x".repeat(1030)})),
+            ("text", json!({"verbosity": "x".repeat(130 << 10)})),
+        ] {
+            let (status, said) = ask(field, value);
+            assert!(status == 400 && said.contains("bytes as JSON"), "{field}: {said}");
+        }
+        assert_eq!(ask("metadata", json!({"x": "x".repeat(16_000)})).0, 200);
+    }
+}
+
+#[test]
+fn an_answer_has_as_many_log_probabilities_as_a_response_can_hold() {
+    let kept = Arc::<Mutex<Vec<Job>>>::default();
+    let server = scripted(Script::Keep(Arc::clone(&kept)));
+    let body = |more: &Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "hi"}], "logprobs": true, "top_logprobs": 20,
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.to_string()
+    };
+    // 32,768 / (21 · 8), if nobody says how many.
+    for (more, max) in [
+        (json!({"n": 8}), 195),
+        (json!({"n": 8, "max_tokens": 195}), 195),
+        (json!({"n": 1, "max_tokens": 1000}), 1000),
+        // No text of a context of 1,024 tokens is as long.
+        (json!({"n": 2, "max_tokens": 100_000, "top_logprobs": 10}), 100_000),
+    ] {
+        let _pending = send(server.at, "POST /v1/chat/completions", &[], &body(&more));
+        until(|| !kept.lock().unwrap().is_empty());
+        let jobs = std::mem::take(&mut *kept.lock().unwrap());
+        assert!(jobs.iter().all(|job| job.request.max_tokens == Some(max)), "{more}");
+    }
+    let long = body(&json!({"n": 8, "max_tokens": 196}));
+    let refused = send(server.at, "POST /v1/chat/completions", &[], &long).response();
+    let said = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(refused.status == 400 && said.contains("up to 195 tokens"), "{said}");
 }
 
 #[test]

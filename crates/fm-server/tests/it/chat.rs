@@ -307,6 +307,22 @@ fn what_a_message_spells_is_no_control_token() {
 }
 
 #[test]
+fn what_an_answer_took_comes_with_the_last_chunk() {
+    let server = start(2);
+    let prompt = json!({"prompt": "The fox", "max_tokens": 5, "stream": true, "n": 2});
+    let chat = sum(&json!({"max_tokens": 5, "stream": true, "n": 2}));
+    for (path, body) in [(CHAT, chat), ("/v1/completions", prompt)] {
+        let mut chunks = post(server.at, path, &body).chunks();
+        let last = chunks.pop().unwrap();
+        assert!(last["choices"][0]["finish_reason"].is_string(), "{last}");
+        assert_eq!(last["timings"]["finish"], "length", "{last}");
+        let ends = chunks.iter().filter(|chunk| chunk["choices"][0]["finish_reason"].is_string());
+        assert_eq!(ends.count(), 1, "of the other choice");
+        assert!(chunks.iter().all(|chunk| chunk["timings"].is_null()));
+    }
+}
+
+#[test]
 fn models_health_and_metrics() {
     let server = start(1);
     let models = get(server.at, "/v1/models").json();

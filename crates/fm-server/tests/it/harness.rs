@@ -17,7 +17,7 @@ use fm_engine::{
     schedule::{Activity, DiskOptions, Driven, ScheduleOptions, Scheduler},
 };
 use fm_kernels::backend::KvFormat;
-use fm_server::{Bounds, Door, Model, Patience, Server, Service, Stopper, Submit};
+use fm_server::{Bounds, Door, Model, Patience, Reader, Server, Service, Stopper, Submit};
 use fm_testkit::golden::{copy_files, demo_dir};
 use tempfile::TempDir;
 
@@ -153,11 +153,35 @@ fn start_on(
     serve(engine(&demo_dir(), size), places, manner)
 }
 
+/// What reads bodies of the demonstration model.
+pub(crate) fn reader() -> (Reader, Scheduler) {
+    let engine = engine(&demo_dir(), Size::of(1));
+    let door = Door::default();
+    let (service, scheduler, _) =
+        service(engine, (None, None), (door, Patience::default(), Bounds::default()));
+    (Reader::new(service), scheduler)
+}
+
 fn serve(
+    engine: Engine,
+    places: (Option<Arc<dyn Submit>>, Option<DiskOptions>),
+    manner: (Door, Patience, Bounds),
+) -> Running {
+    let (service, scheduler, log) = service(engine, places, manner);
+    let server = Server::bind("127.0.0.1", 0).unwrap();
+    let (at, stopper) = (server.address().unwrap(), server.stopper());
+    let activity = scheduler.activity();
+    let thread = thread::spawn(move || server.run(service).unwrap());
+    until(|| crate::client::get(at, "/health").status != 503);
+    Running { at, activity, log, stopper, thread: Some(thread), scheduler: Some(scheduler) }
+}
+
+/// What is served, what answers, and what the log is told.
+fn service(
     engine: Engine,
     (submit, disk): (Option<Arc<dyn Submit>>, Option<DiskOptions>),
     (door, patience, bounds): (Door, Patience, Bounds),
-) -> Running {
+) -> (Service, Scheduler, Arc<Mutex<Vec<String>>>) {
     let sessions = engine.plan.sessions;
     let stats = engine.stats_handle();
     let gauges = Gauges::of(&engine, LIMITS, &Places { root: "/".into(), cache_dir: None });
@@ -179,23 +203,19 @@ fn serve(
     let options = ScheduleOptions { sessions, queue: 64, stall_max: Duration::ZERO };
     let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk };
     let scheduler = Scheduler::start(driven, options).unwrap();
-    let server = Server::bind("127.0.0.1", 0).unwrap();
-    let (at, stopper) = (server.address().unwrap(), server.stopper());
-    let (activity, log) = (scheduler.activity(), Arc::<Mutex<Vec<String>>>::default());
+    let log = Arc::<Mutex<Vec<String>>>::default();
     let lines = Arc::clone(&log);
     let service = Service {
         model,
         submit: submit.unwrap_or_else(|| scheduler.queue()),
-        activity: Arc::clone(&activity),
+        activity: scheduler.activity(),
         gauges,
         door,
         patience,
         bounds,
         log: Box::new(move |requested| lines.lock().unwrap().push(requested.to_string())),
     };
-    let thread = thread::spawn(move || server.run(service).unwrap());
-    until(|| crate::client::get(at, "/health").status != 503);
-    Running { at, activity, log, stopper, thread: Some(thread), scheduler: Some(scheduler) }
+    (service, scheduler, log)
 }
 
 impl Running {

@@ -7,6 +7,7 @@ mod browser;
 mod carried;
 mod chat;
 mod client;
+mod corpus;
 mod endings;
 mod harness;
 mod lost;

@@ -6,7 +6,7 @@ use fm_server::Door;
 use serde_json::{Value, json};
 
 use crate::{
-    client::{post, say, send},
+    client::{get, post, say, send},
     harness::{Running, demo_copy, start, start_reading, start_with},
 };
 
@@ -286,6 +286,9 @@ fn bodies_that_are_no_requests() {
     assert!(older.starts_with("HTTP/1.0 200"), "{older}");
     assert_eq!(status("GET /v1/nothing", ""), 404);
     assert_eq!(status("GET /v1/messages", ""), 405);
+    let nameless = get(server.at, "/v1/models/%FF");
+    let kind = &nameless.json()["error"]["type"];
+    assert_eq!((nameless.status, kind.as_str()), (404, Some("invalid_request_error")));
     let prompt = json!({"prompt": "word ".repeat(3000)});
     let refused = post(server.at, "/v1/completions", &prompt);
     assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");

@@ -5,16 +5,17 @@ use serde_json::{Value, json};
 
 use crate::{
     fields::Fields,
-    openai::message::{function, parts_text},
+    openai::message::{REFUSAL, function, parts_text},
     problem::{Problem, Wrong},
     tools::Namespaces,
+    turns,
 };
 
 /// Items of a request.
 const ITEMS_MAX: usize = 8192;
 
 /// Parts that are text.
-const TEXTS: &[&str] = &["input_text", "output_text", "text"];
+const TEXTS: &[&str] = &["input_text", "output_text", "text", REFUSAL];
 
 /// Reads `instructions` and `input`, whose calls may be of functions in namespaces.
 pub(super) fn read(fields: &mut Fields, namespaces: &Namespaces) -> Result<Vec<Message>, Problem> {
@@ -79,8 +80,7 @@ impl Items<'_> {
         match self.messages.last_mut() {
             // Templates know one system message: instructions and what follows them are one.
             Some(last) if role == "system" && last.role == "system" => {
-                let before = last.content.as_ref().and_then(Value::as_str).unwrap_or_default();
-                last.content = Some(format!("{before}\n\n{text}").into());
+                turns::add_text(last, "\n\n", &text);
             }
             _ => {
                 let mut message = Message::new(role, text);

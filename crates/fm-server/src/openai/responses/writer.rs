@@ -9,17 +9,16 @@
 //! A response that is not streamed is what this has written at the end.
 
 use fm_engine::generate::FinishReason;
-use fm_text::Channel;
+use fm_text::{Channel, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use super::Form;
 use crate::{
     answer::{CallPiece, Piece, Requested, TokenOdds},
-    openai::{each_logprob, error},
+    openai::{error, odds::Entries},
     problem::Problem,
     serve,
     stream::{Encode, Out},
-    tools::Namespaces,
 };
 
 /// See the module.
@@ -29,8 +28,8 @@ pub(super) struct Writer {
     events: u64,
     /// Items that have begun.
     begun: usize,
-    /// Items that are complete.
-    output: Vec<Value>,
+    /// Items that are complete, each with its status.
+    output: Vec<(Item, &'static str)>,
     open: Option<Item>,
     /// What belongs to text that has not come yet.
     odds: Vec<TokenOdds>,
@@ -43,7 +42,7 @@ struct Item {
     kind: Kind,
     /// Its text or arguments so far.
     text: String,
-    odds: Vec<Value>,
+    odds: Vec<TokenOdds>,
 }
 
 enum Kind {
@@ -62,31 +61,39 @@ impl Item {
     }
 
     /// The part that is all of it; calls have none.
-    fn part(&self) -> Value {
+    fn part(&self, tokenizer: &Tokenizer) -> Value {
+        let text = &self.text;
         match self.kind {
-            Kind::Text(Channel::Thinking) => json!({"type": "reasoning_text", "text": self.text}),
+            Kind::Text(Channel::Thinking) => json!({"type": "reasoning_text", "text": text}),
             _ => json!({
-                "type": "output_text", "text": self.text, "annotations": [], "logprobs": self.odds,
+                "type": "output_text", "text": text, "annotations": [],
+                "logprobs": Entries { tokenizer, odds: &self.odds },
             }),
         }
     }
 
-    fn value(&self, status: &str, content: &[Value], namespaces: &Namespaces) -> Value {
+    /// All of it; of one that has just begun there is nothing yet.
+    fn value(&self, status: &str, form: &Form) -> Value {
         let id = &self.id;
+        let content = || match status {
+            "in_progress" => json!([]),
+            _ => Value::Array(vec![self.part(&form.app.model.tokenizer)]),
+        };
         match &self.kind {
             Kind::Text(Channel::Thinking) => json!({
-                "id": id, "type": "reasoning", "status": status, "summary": [], "content": content,
+                "id": id, "type": "reasoning", "status": status, "summary": [],
+                "content": content(),
             }),
             Kind::Text(Channel::Answer) => json!({
                 "id": id, "type": "message", "status": status, "role": "assistant",
-                "content": content,
+                "content": content(),
             }),
             Kind::Call { id: call, called } => {
                 let mut value = json!({
                     "id": id, "type": "function_call", "status": status, "call_id": call,
                     "name": called, "arguments": self.text,
                 });
-                if let Some((namespace, name)) = namespaces.place_of(called) {
+                if let Some((namespace, name)) = form.namespaces.place_of(called) {
                     value["namespace"] = namespace.into();
                     value["name"] = name.into();
                 }
@@ -147,6 +154,7 @@ impl Writer {
     }
 
     fn frame(&self, status: &str) -> Value {
+        let output = self.output.iter().map(|(item, status)| item.value(status, &self.form));
         let mut frame = json!({
             "id": self.form.id,
             "object": "response",
@@ -155,7 +163,7 @@ impl Writer {
             "background": false,
             "error": null,
             "incomplete_details": null,
-            "output": self.output,
+            "output": output.collect::<Value>(),
             "usage": null,
         });
         for (name, value) in &self.form.repeated {
@@ -197,8 +205,8 @@ impl Writer {
     fn enter(&mut self, out: &mut Out, kind: Kind) {
         self.leave(out);
         let item = Item::new(kind);
-        let value = item.value("in_progress", &[], &self.form.namespaces);
-        let part = item.part();
+        let value = item.value("in_progress", &self.form);
+        let part = item.part(self.tokenizer());
         let has_parts = matches!(item.kind, Kind::Text(_));
         let index = self.begun;
         self.begun += 1;
@@ -211,24 +219,22 @@ impl Writer {
 
     fn delta(&mut self, out: &mut Out, text: &str) {
         let answers = self.open.as_ref().is_some_and(|item| item.is(Channel::Answer));
-        let own = if answers { self.take_odds() } else { Vec::new() };
+        let odds =
+            if answers && self.form.odds { std::mem::take(&mut self.odds) } else { Vec::new() };
+        let own = answers.then(|| json!(Entries { tokenizer: self.tokenizer(), odds: &odds }));
         let Some(item) = &mut self.open else { return };
         item.text.push_str(text);
         let kind = format!("{}.delta", item.word());
         let mut fields = json!({"delta": text});
-        if answers {
-            fields["logprobs"] = own.clone().into();
+        if let Some(own) = own {
+            fields["logprobs"] = own;
         }
-        item.odds.extend(own);
+        item.odds.extend(odds);
         self.of_item(out, &kind, fields);
     }
 
-    fn take_odds(&mut self) -> Vec<Value> {
-        let odds = std::mem::take(&mut self.odds);
-        match each_logprob(&self.form.app.model.tokenizer, &odds) {
-            Value::Array(list) if self.form.odds => list,
-            _ => Vec::new(),
-        }
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.form.app.model.tokenizer
     }
 
     /// Completes the item that is open.
@@ -236,29 +242,29 @@ impl Writer {
         self.close_item(out, "completed");
     }
 
-    fn close_item(&mut self, out: &mut Out, status: &str) {
+    fn close_item(&mut self, out: &mut Out, status: &'static str) {
         let Some(item) = &self.open else { return };
-        let (word, text, part) = (item.word(), item.text.clone(), item.part());
-        let content = [part.clone()];
-        let value = item.value(status, &content, &self.form.namespaces);
-        let done = format!("{word}.done");
-        match item.kind {
-            Kind::Call { .. } => self.of_item(out, &done, json!({"arguments": text})),
-            Kind::Text(channel) => {
-                let mut fields = json!({"text": text});
-                if channel == Channel::Answer {
-                    fields["logprobs"] = part["logprobs"].clone();
-                }
-                self.of_item(out, &done, fields);
-                self.of_item(out, "content_part.done", json!({"part": part}));
+        let (done, text) = (format!("{}.done", item.word()), &item.text);
+        let is_call = matches!(item.kind, Kind::Call { .. });
+        if is_call {
+            self.of_item(out, &done, json!({"arguments": text}));
+        } else {
+            let mut fields = json!({"text": text});
+            if item.is(Channel::Answer) {
+                fields["logprobs"] =
+                    json!(Entries { tokenizer: self.tokenizer(), odds: &item.odds });
             }
+            let part = item.part(self.tokenizer());
+            self.of_item(out, &done, fields);
+            self.of_item(out, "content_part.done", json!({"part": part}));
         }
+        let Some(item) = self.open.take() else { return };
+        let value = item.value(status, &self.form);
         let index = self.begun - 1;
         self.event(out, "output_item.done", json!({"output_index": index, "item": value}));
-        self.open = None;
         // A call that was none is told as text.
-        if status == "completed" || value["type"] != "function_call" {
-            self.output.push(value);
+        if status == "completed" || !is_call {
+            self.output.push((item, status));
         }
     }
 
@@ -276,8 +282,10 @@ impl Writer {
 
     /// The last item of a text that was cut.
     fn cut(&mut self, out: &mut Out) {
-        let own = self.take_odds();
-        self.open.iter_mut().for_each(|item| item.odds.extend(own.iter().cloned()));
+        let own = std::mem::take(&mut self.odds);
+        if let Some(item) = self.open.as_mut().filter(|_| self.form.odds) {
+            item.odds.extend(own);
+        }
         let status = self.status().0;
         self.close_item(out, status);
     }
