@@ -31,3 +31,42 @@ impl Engine {
         hash.digest128()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use fm_kernels::backend::{KvFormat, Numerics};
+    use fm_testkit::golden::demo_dir;
+
+    use super::*;
+    use crate::{Load, Places, backends::DeviceChoice, options::EngineOptions};
+
+    fn state(options: EngineOptions, program: Option<&Path>) -> u128 {
+        let options = EngineOptions { memory: Some(300_000_000), context: Some(64), ..options };
+        let places = Places { root: "/".into(), cache_dir: None };
+        let engine = Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap();
+        engine.state_fingerprint(program)
+    }
+
+    #[test]
+    fn what_rounds_otherwise_is_told_apart_and_what_does_not_is_not() {
+        let usual = EngineOptions::default;
+        let settings = [
+            usual(),
+            EngineOptions { kv: KvFormat::F16, ..usual() },
+            EngineOptions { top_k: Some(2), ..usual() },
+            EngineOptions { numerics: Some(Numerics::Int8), ..usual() },
+            EngineOptions { numerics: Some(Numerics::F32), ..usual() },
+            EngineOptions { device: DeviceChoice::Reference, ..usual() },
+        ];
+        let states: HashSet<u128> =
+            settings.into_iter().map(|options| state(options, None)).collect();
+        assert_eq!(states.len(), 6);
+        assert!(states.contains(&state(usual(), None)), "the same settings");
+        let threads = EngineOptions { threads: Some(1), slots: Some(6), ..usual() };
+        assert!(states.contains(&state(threads, None)), "threads and slots change no bit");
+        let other = demo_dir().join("config.json");
+        assert!(!states.contains(&state(usual(), Some(&other))), "another program");
+    }
+}

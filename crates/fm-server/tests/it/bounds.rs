@@ -286,6 +286,23 @@ fn an_answer_has_as_many_log_probabilities_as_a_response_can_hold() {
 }
 
 #[test]
+fn a_full_queue_refuses_and_says_when_to_come_again() {
+    let server = start(1);
+    let body = json!({"prompt": "Once", "max_tokens": 200, "temperature": 1});
+    // One is answered, 64 wait, and some are done meanwhile.
+    let ask = |_| send(server.at, "POST /v1/completions", &[], &body.to_string());
+    let asked: Vec<_> = (0..96).map(ask).collect();
+    let answers: Vec<_> = asked.into_iter().map(|pending| pending.response()).collect();
+    let full: Vec<_> = answers.iter().filter(|answer| answer.status != 200).collect();
+    assert!(!full.is_empty() && answers.len() - full.len() >= 65, "{} of 96", full.len());
+    for refused in full {
+        assert_eq!(refused.status, 429, "{}", refused.body);
+        assert!(refused.head.contains("retry-after: 5\r\n"), "{}", refused.head);
+        assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
+    }
+}
+
+#[test]
 fn one_who_asks_much_does_not_keep_another_waiting() {
     let server = start(1);
     let at = server.at;

@@ -309,15 +309,21 @@ fn what_a_message_spells_is_no_control_token() {
 #[test]
 fn what_an_answer_took_comes_with_the_last_chunk() {
     let server = start(2);
-    let prompt = json!({"prompt": "The fox", "max_tokens": 5, "stream": true, "n": 2});
-    let chat = sum(&json!({"max_tokens": 5, "stream": true, "n": 2}));
-    for (path, body) in [(CHAT, chat), ("/v1/completions", prompt)] {
+    let paths = [
+        (CHAT, sum(&json!({}))),
+        (CHAT, sum(&json!({"n": 2}))),
+        ("/v1/completions", json!({"prompt": "The fox", "n": 2})),
+    ];
+    for (path, mut body) in paths {
+        body["max_tokens"] = 5.into();
+        body["stream"] = true.into();
+        let choices = body["n"].as_u64().unwrap_or(1) as usize;
         let mut chunks = post(server.at, path, &body).chunks();
         let last = chunks.pop().unwrap();
         assert!(last["choices"][0]["finish_reason"].is_string(), "{last}");
         assert_eq!(last["timings"]["finish"], "length", "{last}");
         let ends = chunks.iter().filter(|chunk| chunk["choices"][0]["finish_reason"].is_string());
-        assert_eq!(ends.count(), 1, "of the other choice");
+        assert_eq!(ends.count(), choices - 1, "of the other choice");
         assert!(chunks.iter().all(|chunk| chunk["timings"].is_null()));
     }
 }
