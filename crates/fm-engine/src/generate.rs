@@ -205,6 +205,8 @@ pub enum FinishReason {
     Noise,
     /// Its time was over.
     Deadline,
+    /// Its grammar could be followed no further: it is the beginning of a text of it.
+    Grammar,
     /// The caller broke off.
     Cancelled,
 }
@@ -219,6 +221,7 @@ impl FinishReason {
             Self::Repetition => "repetition",
             Self::Noise => "noise",
             Self::Deadline => "deadline",
+            Self::Grammar => "grammar",
             Self::Cancelled => "cancelled",
         }
     }

@@ -140,6 +140,11 @@ pub enum GrammarError {
         /// Why, in the words of `llguidance`.
         reason: String,
     },
+    /// What it counts goes beyond what can be told apart.
+    #[error(
+        "the text is longer than its grammar can be followed: what it counts takes too many states"
+    )]
+    Exhausted,
     /// The thread that follows the grammar is gone.
     #[error("the thread that follows the grammar broke off")]
     Gone,

@@ -21,6 +21,7 @@ use fm_text::{Channel, Tokenizer};
 use crate::{
     error::EngineError,
     generate::{self, Chosen, Event, FinishReason, Request},
+    grammar::GrammarError,
     logits_hash::LogitsHash,
     logprobs::Logprobs,
     sampler::Sampler,
@@ -312,7 +313,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         match self.within.as_mut().map_or(Ok(false), Within::is_complete) {
             Ok(false) => {}
             Ok(true) => return self.end = Some(Ok(FinishReason::Stop)),
-            Err(error) => return self.end = Some(Err(error.into())),
+            Err(error) => return self.end = Some(broken(error.into())),
         }
         if self.request.max_tokens.is_some_and(|max| self.tokens.len() >= max) {
             self.end = Some(Ok(FinishReason::Length));
@@ -369,7 +370,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             Ok(Taken::Token(token, logprob)) => self.add((token, logprob)).transpose(),
             Ok(Taken::Later) => None,
             Ok(Taken::End) => Some(Ok(FinishReason::Stop)),
-            Err(error) => Some(Err(error)),
+            Err(error) => Some(broken(error)),
         };
     }
 
@@ -379,7 +380,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         match late {
             Ok((None, ready)) => return ready,
             Ok((Some(logits), _)) => self.go_on(&logits, Duration::ZERO),
-            Err(error) => self.end = Some(Err(error.into())),
+            Err(error) => self.end = Some(broken(error.into())),
         }
         self.end.is_none()
     }
@@ -483,5 +484,13 @@ impl<'t, S: Hear> Writing<'t, S> {
         if self.first.is_none() && (!self.tokens.is_empty() || self.end.is_some()) {
             self.first = Some(now());
         }
+    }
+}
+
+/// How a text ends that met this. One whose grammar can be followed no further is there, and begins a text of it.
+fn broken(error: EngineError) -> Result<FinishReason, EngineError> {
+    match error {
+        EngineError::Grammar(GrammarError::Exhausted) => Ok(FinishReason::Grammar),
+        error => Err(error),
     }
 }

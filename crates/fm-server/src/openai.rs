@@ -98,7 +98,8 @@ fn finish_reason(generated: &Generated) -> &'static str {
         | FinishReason::Context
         | FinishReason::Repetition
         | FinishReason::Noise
-        | FinishReason::Deadline => "length",
+        | FinishReason::Deadline
+        | FinishReason::Grammar => "length",
         _ => "stop",
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Watch {
     pub(crate) activity: Arc<Activity>,
     pub(crate) gauges: Gauges,
     /// Requests by the way they ended.
-    ended: [(&'static str, AtomicU64); 9],
+    ended: [(&'static str, AtomicU64); 10],
     refused: AtomicU64,
     thinking_tokens: AtomicU64,
     times: Times,
@@ -55,6 +55,7 @@ impl Watch {
             "repetition",
             "noise",
             "deadline",
+            "grammar",
             "cancelled",
             "gone",
             "error",

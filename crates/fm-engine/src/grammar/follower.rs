@@ -238,6 +238,9 @@ fn may_go_round(matcher: &Matcher, circle: &[u32]) -> bool {
 
 fn stuck(error: &impl ToString) -> GrammarError {
     let reason = readable(&error.to_string());
+    if reason.contains("too many states") {
+        return GrammarError::Exhausted;
+    }
     let dead_end = reason.contains("NoExtension");
     let reason =
         if dead_end { "no token of this model is allowed here".to_owned() } else { reason };

@@ -155,7 +155,8 @@ impl Form {
             FinishReason::Length
             | FinishReason::Repetition
             | FinishReason::Noise
-            | FinishReason::Deadline => "max_tokens",
+            | FinishReason::Deadline
+            | FinishReason::Grammar => "max_tokens",
             FinishReason::Context => "model_context_window_exceeded",
         }
         .into();

@@ -286,6 +286,29 @@ fn an_answer_has_as_many_log_probabilities_as_a_response_can_hold() {
 }
 
 #[test]
+fn an_answer_that_its_grammar_cannot_be_followed_to_the_end_of_is_cut_there() {
+    let server = bounded(1, Bounds { loops: Loops::Allow, ..Bounds::default() });
+    let ask = |longest: usize, stream: bool| {
+        let schema = json!({"type": "string", "maxLength": longest});
+        let more = json!({"json_schema": schema, "stream": stream, "max_tokens": 900});
+        post(server.at, CHAT, &round_and_round(server.at, " wooden", &more))
+    };
+    let cut = ask(60_000, false).json();
+    assert_eq!(cut["choices"][0]["finish_reason"], "length", "{cut}");
+    assert_eq!(cut["timings"]["finish"], "grammar", "{cut}");
+    let text = cut["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(text.contains(" wooden wooden") && text.len() > 4600, "{}", text.len());
+    let streamed = ask(60_000, true).chunks();
+    assert_eq!(streamed.last().unwrap()["timings"]["finish"], "grammar");
+    // What can be counted comes to its end.
+    let whole = ask(4500, false).json();
+    assert_eq!(whole["timings"]["finish"], "stop", "{whole}");
+    let text: String =
+        serde_json::from_str(whole["choices"][0]["message"]["content"].as_str().unwrap()).unwrap();
+    assert_eq!(text.len(), 4500);
+}
+
+#[test]
 fn a_full_queue_refuses_and_says_when_to_come_again() {
     let server = start(1);
     let body = json!({"prompt": "Once", "max_tokens": 200, "temperature": 1});
