@@ -42,8 +42,9 @@ mod tests {
     use super::*;
     use crate::{Load, Places, backends::DeviceChoice, options::EngineOptions};
 
-    fn state(options: EngineOptions, program: Option<&Path>) -> u128 {
-        let options = EngineOptions { memory: Some(300_000_000), context: Some(64), ..options };
+    fn state(options: &EngineOptions, program: Option<&Path>) -> u128 {
+        let options =
+            EngineOptions { memory: Some(300_000_000), context: Some(64), ..options.clone() };
         let places = Places { root: "/".into(), cache_dir: None };
         let engine = Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap();
         engine.state_fingerprint(program)
@@ -60,13 +61,12 @@ mod tests {
             EngineOptions { numerics: Some(Numerics::F32), ..usual() },
             EngineOptions { device: DeviceChoice::Reference, ..usual() },
         ];
-        let states: HashSet<u128> =
-            settings.into_iter().map(|options| state(options, None)).collect();
+        let states: HashSet<u128> = settings.iter().map(|options| state(options, None)).collect();
         assert_eq!(states.len(), 6);
-        assert!(states.contains(&state(usual(), None)), "the same settings");
+        assert!(states.contains(&state(&usual(), None)), "the same settings");
         let threads = EngineOptions { threads: Some(1), slots: Some(6), ..usual() };
-        assert!(states.contains(&state(threads, None)), "threads and slots change no bit");
+        assert!(states.contains(&state(&threads, None)), "threads and slots change no bit");
         let other = demo_dir().join("config.json");
-        assert!(!states.contains(&state(usual(), Some(&other))), "another program");
+        assert!(!states.contains(&state(&usual(), Some(&other))), "another program");
     }
 }
