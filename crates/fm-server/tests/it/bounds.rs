@@ -15,7 +15,7 @@ use fm_server::{Bounds, Door, Patience};
 use serde_json::{Value, json};
 
 use crate::{
-    client::{get, post, send},
+    client::{Pending, get, post, send},
     endings::{Script, scripted},
     harness::{Running, start, start_within, until},
 };
@@ -315,7 +315,7 @@ fn a_full_queue_refuses_and_says_when_to_come_again() {
     // One is answered, 64 wait, and some are done meanwhile.
     let ask = |_| send(server.at, "POST /v1/completions", &[], &body.to_string());
     let asked: Vec<_> = (0..96).map(ask).collect();
-    let answers: Vec<_> = asked.into_iter().map(|pending| pending.response()).collect();
+    let answers: Vec<_> = asked.into_iter().map(Pending::response).collect();
     let full: Vec<_> = answers.iter().filter(|answer| answer.status != 200).collect();
     assert!(!full.is_empty() && answers.len() - full.len() >= 65, "{} of 96", full.len());
     for refused in full {
