@@ -313,7 +313,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         match self.within.as_mut().map_or(Ok(false), Within::is_complete) {
             Ok(false) => {}
             Ok(true) => return self.end = Some(Ok(FinishReason::Stop)),
-            Err(error) => return self.end = Some(broken(error.into())),
+            Err(error) => return self.end = Some(self.broken(error.into())),
         }
         if self.request.max_tokens.is_some_and(|max| self.tokens.len() >= max) {
             self.end = Some(Ok(FinishReason::Length));
@@ -370,7 +370,7 @@ impl<'t, S: Hear> Writing<'t, S> {
             Ok(Taken::Token(token, logprob)) => self.add((token, logprob)).transpose(),
             Ok(Taken::Later) => None,
             Ok(Taken::End) => Some(Ok(FinishReason::Stop)),
-            Err(error) => Some(broken(error)),
+            Err(error) => Some(self.broken(error)),
         };
     }
 
@@ -380,7 +380,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         match late {
             Ok((None, ready)) => return ready,
             Ok((Some(logits), _)) => self.go_on(&logits, Duration::ZERO),
-            Err(error) => self.end = Some(broken(error.into())),
+            Err(error) => self.end = Some(self.broken(error.into())),
         }
         self.end.is_none()
     }
@@ -485,12 +485,14 @@ impl<'t, S: Hear> Writing<'t, S> {
             self.first = Some(now());
         }
     }
-}
 
-/// How a text ends that met this. One whose grammar can be followed no further is there, and begins a text of it.
-fn broken(error: EngineError) -> Result<FinishReason, EngineError> {
-    match error {
-        EngineError::Grammar(GrammarError::Exhausted) => Ok(FinishReason::Grammar),
-        error => Err(error),
+    /// How it ends that met this. What its grammar can be followed no further in begins a text of it.
+    fn broken(&self, error: EngineError) -> Result<FinishReason, EngineError> {
+        match error {
+            EngineError::Grammar(GrammarError::Exhausted) if !self.tokens.is_empty() => {
+                Ok(FinishReason::Grammar)
+            }
+            error => Err(error),
+        }
     }
 }

@@ -39,10 +39,6 @@ const CHOICES_MAX: u64 = 8;
 /// Candidates whose log-probabilities may be asked for.
 pub(crate) const TOP_LOGPROBS_MAX: u64 = 20;
 
-/// Candidates whose log-probabilities a response may have, those of all its tokens together: in `/v1/responses` each
-/// takes 2 kB while it is told.
-const ODDS_MAX: usize = 1 << 15;
-
 /// Tokens that may have a bias.
 const BIAS_MAX: usize = 1024;
 
@@ -57,6 +53,8 @@ pub(crate) struct Ask {
     pub(crate) prompts: Vec<Prompt>,
     pub(crate) manner: Manner,
     pub(crate) ids: CallIds,
+    /// Candidates whose log-probabilities the response may have, those of all its tokens together.
+    pub(crate) odds_max: usize,
 }
 
 /// How the answer shall be written.
@@ -154,12 +152,12 @@ impl Ask {
     /// Limits an answer with log-probabilities, and refuses one that shall be longer.
     fn limit_odds(&mut self, context: u32) -> Result<(), Problem> {
         let Some(top) = self.manner.top_logprobs else { return Ok(()) };
-        let each = ODDS_MAX / ((top + 1) * self.prompts.len() * self.manner.choices);
+        let each = self.odds_max / ((top + 1) * self.prompts.len() * self.manner.choices);
         let shortest = self.prompts.iter().map(|prompt| prompt.tokens.len()).min().unwrap_or(0);
         let room = (context as usize).saturating_sub(shortest);
         match self.manner.max_tokens {
             Some(max) if max.min(room) > each => {
-                Err(Problem::OddsTooMany { max: ODDS_MAX, tokens: each })
+                Err(Problem::OddsTooMany { max: self.odds_max, tokens: each })
             }
             max => {
                 self.manner.max_tokens = Some(max.unwrap_or(each));
@@ -172,7 +170,7 @@ impl Ask {
     pub(crate) fn submit(mut self, app: &Arc<App>, path: &'static str) -> Result<Answer, Problem> {
         self.limit_odds(app.model.context)?;
         let tokens = self.prompt_tokens();
-        let Self { prompts, manner, ids } = self;
+        let Self { prompts, manner, ids, .. } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
         let now = Instant::now();

@@ -38,11 +38,18 @@ const LATE_MAX: usize = 16;
 const HEAD_MAX: usize = 64 << 10;
 
 /// Who sends a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
-    /// How long its bodies are waited for.
-    pub(crate) body: Duration,
+    /// Places for connections.
+    room: Arc<Semaphore>,
+}
+
+impl Peer {
+    /// How long a body is waited for that comes now.
+    pub(crate) fn patience(&self, body: Duration) -> Duration {
+        within(body, self.room.available_permits())
+    }
 }
 
 /// For the head of a request, and for its body, where hardly a place is free.
@@ -102,10 +109,11 @@ pub(crate) async fn serve(
             time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
-        let free = room.available_permits();
-        let [head, body] = [patience.head, patience.body].map(|patience| within(patience, free));
-        let patience = Patience { head, body, ..patience };
-        let work = connection(stream, router.clone(), patience, stopping.clone());
+        let head = within(patience.head, room.available_permits());
+        let patience = Patience { head, ..patience };
+        let peer = stream.peer_addr().ok();
+        let peer = peer.map(|peer| Peer { address: peer.ip(), room: Arc::clone(&room) });
+        let work = connection((stream, peer), router.clone(), patience, stopping.clone());
         tokio::spawn(async move {
             work.await;
             drop(place);
@@ -165,13 +173,11 @@ fn service(peer: Option<Peer>, router: Router) -> TowerToHyperService<Router> {
 }
 
 async fn connection(
-    stream: TcpStream,
+    (stream, peer): (TcpStream, Option<Peer>),
     router: Router,
     patience: Patience,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let peer = stream.peer_addr().ok();
-    let peer = peer.map(|peer| Peer { address: peer.ip(), body: patience.body });
     let (http, service) = (http(patience), service(peer, router));
     let mut connection = pin!(http.serve_connection(io(stream, patience), service));
     tokio::select! {

@@ -115,23 +115,42 @@ fn usage(requested: &Requested) -> Value {
     })
 }
 
-/// The last chunks of a stream: the end of its last choice, and a chunk for the usage, if that is wanted. What it all
-/// took is in the last of them.
-fn close(
-    out: &mut Out,
-    (last, usage_chunk): (Option<Value>, Option<Value>),
-    requested: &Requested,
-) {
-    let usage_chunk = usage_chunk.map(|mut chunk| {
-        chunk["usage"] = usage(requested);
-        chunk
-    });
-    let mut chunks: Vec<Value> = last.into_iter().chain(usage_chunk).collect();
-    if let Some(last) = chunks.last_mut() {
-        last["timings"] = requested.timings();
+/// The last chunks of a stream, the last of which says what it all took.
+struct Ending {
+    /// Choices that have not ended.
+    going: usize,
+    /// The end of the last one.
+    last: Option<Value>,
+}
+
+impl Ending {
+    fn of(choices: usize) -> Self {
+        Self { going: choices, last: None }
     }
-    chunks.iter().for_each(|chunk| out.data(chunk));
-    out.text("[DONE]");
+
+    /// Tells how a choice ended, or keeps it if it is the last.
+    fn end(&mut self, out: &mut Out, chunk: Value) {
+        self.going -= 1;
+        if self.going == 0 {
+            self.last = Some(chunk);
+        } else {
+            out.data(&chunk);
+        }
+    }
+
+    /// The end of a stream, with a chunk for the usage if that is wanted.
+    fn close(&mut self, out: &mut Out, usage_chunk: Option<Value>, requested: &Requested) {
+        let usage_chunk = usage_chunk.map(|mut chunk| {
+            chunk["usage"] = usage(requested);
+            chunk
+        });
+        let mut chunks: Vec<Value> = self.last.take().into_iter().chain(usage_chunk).collect();
+        if let Some(last) = chunks.last_mut() {
+            last["timings"] = requested.timings();
+        }
+        chunks.iter().for_each(|chunk| out.data(chunk));
+        out.text("[DONE]");
+    }
 }
 
 /// Whether the model shall think and for how long, in the words that OpenAI's interfaces share and

@@ -78,7 +78,7 @@ pub(crate) enum Problem {
     /// There would be no room for the log-probabilities of so long an answer.
     #[error(
         "log-probabilities are told of at most {max} candidates, so each answer to this request may have up to \
-         {tokens} tokens; lower max_tokens, top_logprobs or n"
+         {tokens} tokens: ask for fewer tokens, candidates or answers"
     )]
     OddsTooMany {
         /// Candidates, of all tokens and answers.
@@ -141,7 +141,7 @@ pub(crate) enum Wrong {
     Many(usize),
     #[error("a text of it may have at most {0} bytes")]
     Long(usize),
-    #[error("it may have at most {0} bytes as JSON")]
+    #[error("it may have at most {0} bytes")]
     Large(usize),
     #[error("it must not be empty")]
     Empty,
@@ -214,7 +214,7 @@ impl Problem {
             | Self::Engine(
                 EngineError::EmptyPrompt
                 | EngineError::UnknownToken { .. }
-                | EngineError::Grammar(GrammarError::Stuck { .. }),
+                | EngineError::Grammar(GrammarError::Stuck { .. } | GrammarError::Exhausted),
             ) => StatusCode::BAD_REQUEST,
             Self::BodyTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,

@@ -364,8 +364,8 @@ pub(crate) async fn prepare<T: Send + 'static>(
     let own = request.uri().path().starts_with("/v1/");
     let session = request.headers().get(SESSION_HEADER).filter(|_| own);
     let session = session.and_then(|name| name.to_str().ok()).map(str::to_owned);
-    let peer = request.extensions().get::<Peer>().copied();
-    let patience = peer.map_or(app.patience.body, |peer| peer.body);
+    let peer = request.extensions().get::<Peer>().cloned();
+    let patience = peer.as_ref().map_or(app.patience.body, |peer| peer.patience(app.patience.body));
     let body = timeout(patience, app.bodies.take(request.into_body()))
         .await
         .map_err(|_| Problem::BodyTooSlow)??;

@@ -238,7 +238,8 @@ fn may_go_round(matcher: &Matcher, circle: &[u32]) -> bool {
 
 fn stuck(error: &impl ToString) -> GrammarError {
     let reason = readable(&error.to_string());
-    if reason.contains("too many states") {
+    // Its lexer's two bounds, in the words of llguidance 1.9 (`earley/regexvec.rs`, `get_error`).
+    if ["too many states", "too many expressions"].iter().any(|bound| reason.contains(bound)) {
         return GrammarError::Exhausted;
     }
     let dead_end = reason.contains("NoExtension");

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    KEEP_ALIVE, TOLERATED, close, error, finish_reason, message, odds::Logprobs, refuse, thinking,
+    Ending, KEEP_ALIVE, TOLERATED, error, finish_reason, message, odds::Logprobs, refuse, thinking,
     usage,
 };
 use crate::{
@@ -32,6 +32,9 @@ use crate::{
 const MESSAGES_MAX: usize = 4096;
 
 const PATH: &str = "/v1/chat/completions";
+
+/// See [`Ask`]: each is some 80 bytes of the response.
+const ODDS_MAX: usize = 1 << 18;
 
 /// What the response needs to know of the request.
 struct Form {
@@ -56,7 +59,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         let odds = vec![Vec::new(); choices];
-        let stream = ChatStream { form, odds, going: choices, last: None };
+        let stream = ChatStream { form, odds, ending: Ending::of(choices) };
         return Ok(stream::respond(&app, answer, stream));
     }
     let (wholes, answer) = serve::whole(answer, choices).await?;
@@ -88,7 +91,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("chatcmpl-"), CallIds::new("call_"));
     let prompts = vec![model.prompt(conversation, &app.kept)?];
-    let ask = Ask { prompts, manner, ids: ids.clone() };
+    let ask = Ask { prompts, manner, ids: ids.clone(), odds_max: ODDS_MAX };
     let (app, created_unix, model) = (Arc::clone(app), serve::now_unix(), name);
     Ok((ask, Form { app, id, ids, created_unix, model, stream, include_usage, odds }))
 }
@@ -227,10 +230,7 @@ struct ChatStream {
     form: Form,
     /// By choice: what belongs to text that has not come yet.
     odds: Vec<Vec<TokenOdds>>,
-    /// Choices that have not ended.
-    going: usize,
-    /// The end of the last one, until it is known what it took.
-    last: Option<Value>,
+    ending: Ending,
 }
 
 impl ChatStream {
@@ -282,8 +282,7 @@ impl Encode for ChatStream {
                 let rest = json!(self.form.odds(&odds).filter(|_| !odds.is_empty()));
                 let finish = Some(finish_reason(&generated));
                 let chunk = self.chunk((index, &json!({})), &rest, finish);
-                self.going -= 1;
-                if self.going == 0 { self.last = Some(chunk) } else { out.data(&chunk) }
+                self.ending.end(out, chunk);
             }
             Piece::Failed(problem) => out.data(&error(&problem)),
         }
@@ -292,6 +291,6 @@ impl Encode for ChatStream {
     fn close(&mut self, out: &mut Out, requested: &Requested) {
         let usage_chunk =
             self.form.include_usage.then(|| self.form.frame("chat.completion.chunk", &json!([])));
-        close(out, (self.last.take(), usage_chunk), requested);
+        self.ending.close(out, usage_chunk, requested);
     }
 }

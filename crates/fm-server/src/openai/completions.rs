@@ -10,7 +10,7 @@ use fm_text::{Detokenizer, SpecialText, SpecialTokens};
 use serde_json::{Value, json};
 
 use super::{
-    KEEP_ALIVE, TOLERATED, chat::stream_options, close, error, finish_reason,
+    Ending, KEEP_ALIVE, TOLERATED, chat::stream_options, error, finish_reason,
     legacy_odds::LegacyOdds, refuse, usage,
 };
 use crate::{
@@ -33,6 +33,9 @@ const PROMPTS_MAX: usize = 32;
 
 const PATH: &str = "/v1/completions";
 
+/// See [`Ask`]: each is a field of JSON while the response is made.
+const ODDS_MAX: usize = 1 << 16;
+
 struct Form {
     app: Arc<App>,
     id: String,
@@ -45,10 +48,7 @@ struct Form {
     echoes: Vec<String>,
     /// By choice, of a stream.
     choices: Vec<LegacyOdds>,
-    /// Choices that have ended.
-    ended: usize,
-    /// The end of the last one, until it is known what it took.
-    last: Option<Value>,
+    ending: Ending,
 }
 
 /// Continues texts.
@@ -117,23 +117,13 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
     let id = serve::new_id("cmpl-");
+    let ending = Ending::of(echoes.len());
     let choices = echoes.iter().map(|echo| LegacyOdds::behind(echo)).collect();
     let (app, created_unix, odds) = (Arc::clone(app), serve::now_unix(), top.is_some());
     let model = name;
-    let form = Form {
-        app,
-        id,
-        created_unix,
-        model,
-        stream,
-        include_usage,
-        odds,
-        echoes,
-        choices,
-        ended: 0,
-        last: None,
-    };
-    Ok((Ask { prompts, manner, ids: CallIds::new("") }, form))
+    let form =
+        Form { app, id, created_unix, model, stream, include_usage, odds, echoes, choices, ending };
+    Ok((Ask { prompts, manner, ids: CallIds::new(""), odds_max: ODDS_MAX }, form))
 }
 
 /// A text or its tokens, or a list of such.
@@ -227,9 +217,8 @@ impl Encode for Form {
             Piece::Failed(problem) => return out.data(&error(&problem)),
         };
         let chunk = self.frame(&json!([choice]));
-        self.ended += usize::from(ends);
-        if ends && self.ended == self.choices.len() {
-            self.last = Some(chunk);
+        if ends {
+            self.ending.end(out, chunk);
         } else {
             out.data(&chunk);
         }
@@ -237,6 +226,6 @@ impl Encode for Form {
 
     fn close(&mut self, out: &mut Out, requested: &Requested) {
         let usage_chunk = self.include_usage.then(|| self.frame(&json!([])));
-        close(out, (self.last.take(), usage_chunk), requested);
+        self.ending.close(out, usage_chunk, requested);
     }
 }

@@ -28,6 +28,9 @@ use crate::{
 
 const PATH: &str = "/v1/responses";
 
+/// See [`Ask`]: each takes 2 kB while an event has it.
+const ODDS_MAX: usize = 1 << 15;
+
 /// Fields that never change an answer.
 const TOLERATED: &[&str] = &[
     "user",
@@ -48,7 +51,7 @@ const TOLERATED: &[&str] = &[
 const REPEATED: &[(&str, usize)] = &[
     ("instructions", BODY_MAX),
     ("max_output_tokens", NAME_MAX),
-    ("metadata", 16 * NAME_MAX),
+    ("metadata", 64 * NAME_MAX),
     ("parallel_tool_calls", NAME_MAX),
     ("prompt_cache_key", NAME_MAX),
     ("reasoning", NAME_MAX),
@@ -69,7 +72,6 @@ struct Form {
     /// Fields of the request, in their places.
     repeated: Map<String, Value>,
     stream: bool,
-    odds: bool,
     namespaces: Namespaces,
     left_out: Vec<&'static str>,
 }
@@ -120,14 +122,13 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     refuse_unsupported(&mut fields)?;
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
-    let odds = manner.top_logprobs.is_some();
     let namespaces = std::mem::take(&mut conversation.tools.namespaces);
     let left_out = std::mem::take(&mut conversation.tools.left_out);
     let prompt = model.prompt(conversation, &app.kept);
     let prompts = vec![prompt.map_err(|problem| problem.of_field("input"))?];
-    let ask = Ask { prompts, manner, ids: ids.clone() };
+    let ask = Ask { prompts, manner, ids: ids.clone(), odds_max: ODDS_MAX };
     let (app, created_unix) = (Arc::clone(app), serve::now_unix());
-    let form = Form { app, id, ids, created_unix, repeated, stream, odds, namespaces, left_out };
+    let form = Form { app, id, ids, created_unix, repeated, stream, namespaces, left_out };
     Ok((ask, form))
 }
 
@@ -152,7 +153,8 @@ fn repeated(fields: &Fields, model: &str) -> Result<Map<String, Value>, Problem>
     });
     for (field, max) in REPEATED {
         let Some(value) = fields.peek(field) else { continue };
-        if *max < BODY_MAX && value.to_string().len() > *max {
+        let bytes = value.as_str().map_or_else(|| value.to_string().len(), str::len);
+        if bytes > *max {
             return Err(Wrong::Large(*max).at(*field));
         }
         all[*field] = value.clone();

@@ -60,12 +60,22 @@ export function load(id) {
   return found;
 }
 
-/** Keeps a conversation; makes room by forgetting the oldest others. */
+/** Keeps a conversation; makes room by forgetting the oldest others, unless there is not enough without all of them. */
 export function save(chat) {
   if (chat.title === "") chat.title = titled(chat.messages[0]?.content ?? "");
   const others = list().filter(({ id }) => id !== chat.id);
   while (others.length >= KEPT_MAX) forget(others.pop().id);
-  while (!write(CHAT + chat.id, chat) && others.length > 0) forget(others.pop().id);
+  const gone = [];
+  let kept = write(CHAT + chat.id, chat);
+  while (!kept && others.length > 0) {
+    const oldest = others.pop();
+    gone.push([oldest, load(oldest.id)]);
+    forget(oldest.id);
+    kept = write(CHAT + chat.id, chat);
+  }
+  if (!kept) {
+    gone.reverse().forEach(([entry, other]) => other && write(CHAT + entry.id, other) && others.push(entry));
+  }
   write(INDEX, [{ id: chat.id, title: chat.title, updated: Date.now() }, ...others]);
 }
 

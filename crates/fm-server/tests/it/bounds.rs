@@ -1,7 +1,10 @@
 //! What ends an answer before the model does, and who is answered next.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -243,15 +246,18 @@ fn names_and_what_is_repeated_are_short() {
             continue;
         }
         for (field, value) in [
-            ("user", "x".repeat(1030).into()),
-            ("metadata", json!({"x": "x".repeat(17 << 10)})),
+            ("user", "x".repeat(1025).into()),
+            ("metadata", json!({"x": "x".repeat(64 << 10)})),
             ("reasoning", json!({"summary": "x".repeat(1030)})),
             ("text", json!({"verbosity": "x".repeat(130 << 10)})),
         ] {
             let (status, said) = ask(field, value);
-            assert!(status == 400 && said.contains("bytes as JSON"), "{field}: {said}");
+            assert!(status == 400 && said.contains("it may have at most"), "{field}: {said}");
         }
-        assert_eq!(ask("metadata", json!({"x": "x".repeat(16_000)})).0, 200);
+        assert_eq!(ask("user", "x".repeat(1024).into()).0, 200);
+        // As much as the original takes, whatever the letters.
+        let metadata = (0..16).map(|n| (n.to_string(), "東".repeat(512).into()));
+        assert_eq!(ask("metadata", Value::Object(metadata.collect())).0, 200);
     }
 }
 
@@ -259,30 +265,35 @@ fn names_and_what_is_repeated_are_short() {
 fn an_answer_has_as_many_log_probabilities_as_a_response_can_hold() {
     let kept = Arc::<Mutex<Vec<Job>>>::default();
     let server = scripted(Script::Keep(Arc::clone(&kept)));
-    let body = |more: &Value| {
-        let mut body = json!({
-            "messages": [{"role": "user", "content": "hi"}], "logprobs": true, "top_logprobs": 20,
-        });
+    let ask = |path: &str, more: Value| {
+        let mut body = json!({"n": 8});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body.to_string()
+        send(server.at, &format!("POST {path}"), &[], &body.to_string())
     };
-    // 32,768 / (21 · 8), if nobody says how many.
-    for (more, max) in [
-        (json!({"n": 8}), 195),
-        (json!({"n": 8, "max_tokens": 195}), 195),
-        (json!({"n": 1, "max_tokens": 1000}), 1000),
-        // No text of a context of 1,024 tokens is as long.
-        (json!({"n": 2, "max_tokens": 100_000, "top_logprobs": 10}), 100_000),
-    ] {
-        let _pending = send(server.at, "POST /v1/chat/completions", &[], &body(&more));
+    let asked = |pending: Pending| {
         until(|| !kept.lock().unwrap().is_empty());
+        drop(pending);
         let jobs = std::mem::take(&mut *kept.lock().unwrap());
-        assert!(jobs.iter().all(|job| job.request.max_tokens == Some(max)), "{more}");
-    }
-    let long = body(&json!({"n": 8, "max_tokens": 196}));
-    let refused = send(server.at, "POST /v1/chat/completions", &[], &long).response();
+        let max = jobs[0].request.max_tokens;
+        assert!(jobs.len() == 8 && jobs.iter().all(|job| job.request.max_tokens == max));
+        max
+    };
+    // 262,144 / (21 · 8), if nobody says how many.
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let chat = json!({"messages": messages, "logprobs": true, "top_logprobs": 20});
+    assert_eq!(asked(ask(CHAT, chat)), Some(1560));
+    assert_eq!(asked(ask(CHAT, json!({"messages": messages}))), None);
+    let texts = |max: usize, top: usize| {
+        let more = json!({"prompt": "hi", "logprobs": top, "max_tokens": max});
+        ask("/v1/completions", more)
+    };
+    // 65,536 / (21 · 8)
+    assert_eq!(asked(texts(390, 20)), Some(390));
+    // No text of a context of 1,024 tokens is as long.
+    assert_eq!(asked(texts(100_000, 6)), Some(100_000));
+    let refused = texts(391, 20).response();
     let said = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(refused.status == 400 && said.contains("up to 195 tokens"), "{said}");
+    assert!(refused.status == 400 && said.contains("up to 390 tokens"), "{said}");
 }
 
 #[test]
@@ -311,9 +322,10 @@ fn an_answer_that_its_grammar_cannot_be_followed_to_the_end_of_is_cut_there() {
 #[test]
 fn a_full_queue_refuses_and_says_when_to_come_again() {
     let server = start(1);
-    let body = json!({"prompt": "Once", "max_tokens": 200, "temperature": 1});
+    // A hundred tokens, which nothing ends.
+    let body = round_and_round(server.at, " wooden", &json!({"max_tokens": 100}));
     // One is answered, 64 wait, and some are done meanwhile.
-    let ask = |_| send(server.at, "POST /v1/completions", &[], &body.to_string());
+    let ask = |_| send(server.at, "POST /v1/chat/completions", &[], &body.to_string());
     let asked: Vec<_> = (0..96).map(ask).collect();
     let answers: Vec<_> = asked.into_iter().map(Pending::response).collect();
     let full: Vec<_> = answers.iter().filter(|answer| answer.status != 200).collect();
@@ -323,6 +335,30 @@ fn a_full_queue_refuses_and_says_when_to_come_again() {
         assert!(refused.head.contains("retry-after: 5\r\n"), "{}", refused.head);
         assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
     }
+}
+
+#[test]
+fn counts_of_long_conversations_keep_no_question_out() {
+    let server = start(1);
+    let long = "A fox and a boat. ".repeat(250_000);
+    let count = json!({"messages": [{"role": "user", "content": long}]}).to_string();
+    let counted = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let counts: Vec<_> = (0..8)
+            .map(|_| send(server.at, "POST /v1/messages/count_tokens", &[], &count))
+            .collect();
+        for pending in counts {
+            scope.spawn(|| {
+                let answer = pending.response();
+                counted.fetch_add(1, Ordering::Relaxed);
+                assert_eq!(answer.status, 200, "{}", answer.body);
+            });
+        }
+        let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+        assert_eq!(post(server.at, CHAT, &chat).status, 200);
+        let before = counted.load(Ordering::Relaxed);
+        assert!(before < 4, "{before} of 8 were counted first");
+    });
 }
 
 #[test]

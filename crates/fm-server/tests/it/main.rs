@@ -15,6 +15,7 @@ mod messages;
 mod openapi;
 mod page;
 mod page_in_browser;
+mod page_kept;
 mod page_tools;
 mod patience;
 mod pieces;

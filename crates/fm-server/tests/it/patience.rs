@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fm_engine::{generate::Event, schedule::Update};
@@ -45,6 +45,21 @@ fn who_says_nothing_keeps_nobody_out_for_long() {
     let silent: Vec<_> = (0..257).map(|_| say(server.at, "")).collect();
     assert_eq!(get(server.at, "/health").status, 200, "the last ones have had their time");
     drop(silent);
+}
+
+#[test]
+fn a_body_that_does_not_come_is_waited_for_less_where_places_are_rare() {
+    // A minute, where there is room.
+    let server = start(1);
+    let head = format!("{HEAD}content-length: 13\r\n\r\n{{");
+    let mut first = say(server.at, &head);
+    let others: Vec<_> = (0..253).map(|_| say(server.at, &head)).collect();
+    let start = Instant::now();
+    assert_eq!(say(server.at, &head).response().status, 408);
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    drop(others);
+    first.more("\"prompt\": 5}");
+    assert_eq!(first.response().status, 400, "who came early is listened to still");
 }
 
 #[test]

@@ -219,8 +219,7 @@ impl Writer {
 
     fn delta(&mut self, out: &mut Out, text: &str) {
         let answers = self.open.as_ref().is_some_and(|item| item.is(Channel::Answer));
-        let odds =
-            if answers && self.form.odds { std::mem::take(&mut self.odds) } else { Vec::new() };
+        let odds = if answers { std::mem::take(&mut self.odds) } else { Vec::new() };
         let own = answers.then(|| json!(Entries { tokenizer: self.tokenizer(), odds: &odds }));
         let Some(item) = &mut self.open else { return };
         item.text.push_str(text);
@@ -254,8 +253,9 @@ impl Writer {
                 fields["logprobs"] =
                     json!(Entries { tokenizer: self.tokenizer(), odds: &item.odds });
             }
-            let part = item.part(self.tokenizer());
             self.of_item(out, &done, fields);
+            let Some(item) = &self.open else { return };
+            let part = item.part(self.tokenizer());
             self.of_item(out, "content_part.done", json!({"part": part}));
         }
         let Some(item) = self.open.take() else { return };
@@ -283,7 +283,7 @@ impl Writer {
     /// The last item of a text that was cut.
     fn cut(&mut self, out: &mut Out) {
         let own = std::mem::take(&mut self.odds);
-        if let Some(item) = self.open.as_mut().filter(|_| self.form.odds) {
+        if let Some(item) = &mut self.open {
             item.odds.extend(own);
         }
         let status = self.status().0;
