@@ -15,7 +15,8 @@ use std::{
 /// Between two looks at who has come and what they say.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Connections that wait; the system lets others wait.
+/// Connections that wait; the system lets others wait. Where there are so many, the first that has said nothing makes
+/// room for who comes: nobody keeps a supervisor from asking.
 const WAITING_MAX: usize = 64;
 
 /// What the question begins with.
@@ -64,9 +65,12 @@ impl Drop for Early {
 fn take(listener: &TcpListener, ends: &AtomicBool) -> Vec<TcpStream> {
     let mut waiting = Vec::new();
     while !ends.load(Ordering::Relaxed) {
-        if waiting.len() < WAITING_MAX
+        let full = waiting.len() >= WAITING_MAX;
+        let silent = waiting.iter().position(says_nothing).filter(|_| full);
+        if (!full || silent.is_some())
             && let Ok((stream, _)) = listener.accept()
         {
+            silent.map(|silent| waiting.remove(silent));
             waiting.extend(stream.set_nonblocking(true).map(|()| stream));
             continue;
         }
@@ -74,6 +78,10 @@ fn take(listener: &TcpListener, ends: &AtomicBool) -> Vec<TcpStream> {
         thread::park_timeout(LOOK);
     }
     waiting
+}
+
+fn says_nothing(stream: &TcpStream) -> bool {
+    stream.peek(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// Whether a client has left, or has been told what it wanted to know.
@@ -118,5 +126,26 @@ mod tests {
             assert_eq!(body.len(), 20);
         }
         assert_eq!(early.end().len(), 2, "who waits, and who has said nothing yet");
+    }
+
+    #[test]
+    fn who_says_nothing_keeps_nobody_from_asking() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let at = listener.local_addr().unwrap();
+        let early = Early::start(&listener).unwrap();
+        let connect = || TcpStream::connect(at).unwrap();
+        let mut waits = connect();
+        waits.write_all(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let _silent: Vec<_> = (0..WAITING_MAX).map(|_| connect()).collect();
+        let mut asks = connect();
+        asks.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        asks.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut told = String::new();
+        asks.read_to_string(&mut told).unwrap();
+        assert!(told.starts_with("HTTP/1.1 503"), "{told}");
+        let waiting = early.end();
+        let speaks = |stream: &&TcpStream| !says_nothing(stream);
+        assert_eq!(waiting.iter().filter(speaks).count(), 1, "who waits has kept its place");
     }
 }
