@@ -53,8 +53,6 @@ pub(crate) struct Ask {
     pub(crate) prompts: Vec<Prompt>,
     pub(crate) manner: Manner,
     pub(crate) ids: CallIds,
-    /// Candidates whose log-probabilities the response may have, those of all its tokens together.
-    pub(crate) odds_max: usize,
 }
 
 /// How the answer shall be written.
@@ -66,6 +64,8 @@ pub(crate) struct Manner {
     pub(crate) bias: Vec<(u32, f32)>,
     pub(crate) top_logprobs: Option<usize>,
     pub(crate) odds_of: OddsOf,
+    /// Candidates whose log-probabilities the response may have, those of all its tokens together.
+    pub(crate) odds_max: usize,
     pub(crate) think_budget: Option<usize>,
     pub(crate) think_min: usize,
     /// What the answer must be.
@@ -152,12 +152,12 @@ impl Ask {
     /// Limits an answer with log-probabilities, and refuses one that shall be longer.
     fn limit_odds(&mut self, context: u32) -> Result<(), Problem> {
         let Some(top) = self.manner.top_logprobs else { return Ok(()) };
-        let each = self.odds_max / ((top + 1) * self.prompts.len() * self.manner.choices);
+        let each = self.manner.odds_max / ((top + 1) * self.prompts.len() * self.manner.choices);
         let shortest = self.prompts.iter().map(|prompt| prompt.tokens.len()).min().unwrap_or(0);
         let room = (context as usize).saturating_sub(shortest);
         match self.manner.max_tokens {
             Some(max) if max.min(room) > each => {
-                Err(Problem::OddsTooMany { max: self.odds_max, tokens: each })
+                Err(Problem::OddsTooMany { max: self.manner.odds_max, tokens: each })
             }
             max => {
                 self.manner.max_tokens = Some(max.unwrap_or(each));
@@ -170,7 +170,7 @@ impl Ask {
     pub(crate) fn submit(mut self, app: &Arc<App>, path: &'static str) -> Result<Answer, Problem> {
         self.limit_odds(app.model.context)?;
         let tokens = self.prompt_tokens();
-        let Self { prompts, manner, ids, .. } = self;
+        let Self { prompts, manner, ids } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
         let now = Instant::now();

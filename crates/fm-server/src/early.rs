@@ -70,7 +70,9 @@ fn take(listener: &TcpListener, ends: &AtomicBool) -> Vec<TcpStream> {
         if (!full || silent.is_some())
             && let Ok((stream, _)) = listener.accept()
         {
-            silent.map(|silent| waiting.remove(silent));
+            if let Some(silent) = silent {
+                waiting.remove(silent);
+            }
             waiting.extend(stream.set_nonblocking(true).map(|()| stream));
             continue;
         }
@@ -100,14 +102,19 @@ fn has_gone(mut stream: &TcpStream) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
+
+    fn early() -> (Early, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        (Early::start(&listener).unwrap(), listener.local_addr().unwrap())
+    }
 
     #[test]
     fn it_is_loading_for_who_asks_and_others_wait() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let at = listener.local_addr().unwrap();
-        let early = Early::start(&listener).unwrap();
+        let (early, at) = early();
         let say = |what: &str| {
             let mut stream = TcpStream::connect(at).unwrap();
             stream.write_all(what.as_bytes()).unwrap();
@@ -130,10 +137,7 @@ mod tests {
 
     #[test]
     fn who_says_nothing_keeps_nobody_from_asking() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let at = listener.local_addr().unwrap();
-        let early = Early::start(&listener).unwrap();
+        let (early, at) = early();
         let connect = || TcpStream::connect(at).unwrap();
         let mut waits = connect();
         waits.write_all(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();

@@ -100,7 +100,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     }
     let prompts = vec![app.model.prompt(conversation, &app.kept)?];
     let ids = CallIds::new("toolu_");
-    let ask = Ask { prompts, manner, ids: ids.clone(), odds_max: 0 };
+    let ask = Ask { prompts, manner, ids: ids.clone() };
     Ok((ask, Form { id: serve::new_id("msg_"), ids, model, stream, stop }))
 }
 

@@ -33,7 +33,7 @@ const MESSAGES_MAX: usize = 4096;
 
 const PATH: &str = "/v1/chat/completions";
 
-/// See [`Ask`]: each is some 80 bytes of the response.
+/// See [`Manner`]: each is some 80 bytes of the response.
 const ODDS_MAX: usize = 1 << 18;
 
 /// What the response needs to know of the request.
@@ -83,6 +83,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
         return Err(Wrong::Rule("logprobs must be true for it").at("top_logprobs"));
     }
     manner.top_logprobs = odds.then(|| top.unwrap_or(0) as usize);
+    manner.odds_max = ODDS_MAX;
     let conversation = conversation(&mut fields, &mut manner)?;
     structured::with_tools(&mut manner, &conversation, model)?;
     let (stream, include_usage) = stream_options(&mut fields)?;
@@ -91,7 +92,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("chatcmpl-"), CallIds::new("call_"));
     let prompts = vec![model.prompt(conversation, &app.kept)?];
-    let ask = Ask { prompts, manner, ids: ids.clone(), odds_max: ODDS_MAX };
+    let ask = Ask { prompts, manner, ids: ids.clone() };
     let (app, created_unix, model) = (Arc::clone(app), serve::now_unix(), name);
     Ok((ask, Form { app, id, ids, created_unix, model, stream, include_usage, odds }))
 }

@@ -33,7 +33,7 @@ const PROMPTS_MAX: usize = 32;
 
 const PATH: &str = "/v1/completions";
 
-/// See [`Ask`]: each is a field of JSON while the response is made.
+/// See [`Manner`]: each is a field of JSON while the response is made.
 const ODDS_MAX: usize = 1 << 16;
 
 struct Form {
@@ -98,6 +98,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let (stream, include_usage) = stream_options(&mut fields)?;
     let top = fields.count("logprobs", 0..=TOP_LOGPROBS_MAX)?;
     manner.top_logprobs = top.map(|top| top as usize);
+    manner.odds_max = ODDS_MAX;
     manner.odds_of = OddsOf::All;
     let echo = fields.flag("echo")?.unwrap_or(false);
     if echo && top.is_some() {
@@ -123,7 +124,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let model = name;
     let form =
         Form { app, id, created_unix, model, stream, include_usage, odds, echoes, choices, ending };
-    Ok((Ask { prompts, manner, ids: CallIds::new(""), odds_max: ODDS_MAX }, form))
+    Ok((Ask { prompts, manner, ids: CallIds::new("") }, form))
 }
 
 /// A text or its tokens, or a list of such.

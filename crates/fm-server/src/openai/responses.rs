@@ -28,7 +28,7 @@ use crate::{
 
 const PATH: &str = "/v1/responses";
 
-/// See [`Ask`]: each takes 2 kB while an event has it.
+/// See [`Manner`]: each takes 2 kB while an event has it.
 const ODDS_MAX: usize = 1 << 15;
 
 /// Fields that never change an answer.
@@ -115,6 +115,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let odds = includes_odds(&mut fields)?;
     let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
     manner.top_logprobs = (odds || top.is_some()).then(|| top.unwrap_or(0) as usize);
+    manner.odds_max = ODDS_MAX;
     manner.constraint = structured::take_responses(&mut fields, &model.grammars)?;
     let mut conversation = conversation(&mut fields, &mut manner)?;
     structured::with_tools(&mut manner, &conversation, model)?;
@@ -126,7 +127,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let left_out = std::mem::take(&mut conversation.tools.left_out);
     let prompt = model.prompt(conversation, &app.kept);
     let prompts = vec![prompt.map_err(|problem| problem.of_field("input"))?];
-    let ask = Ask { prompts, manner, ids: ids.clone(), odds_max: ODDS_MAX };
+    let ask = Ask { prompts, manner, ids: ids.clone() };
     let (app, created_unix) = (Arc::clone(app), serve::now_unix());
     let form = Form { app, id, ids, created_unix, repeated, stream, namespaces, left_out };
     Ok((ask, form))
@@ -153,8 +154,8 @@ fn repeated(fields: &Fields, model: &str) -> Result<Map<String, Value>, Problem>
     });
     for (field, max) in REPEATED {
         let Some(value) = fields.peek(field) else { continue };
-        let bytes = value.as_str().map_or_else(|| value.to_string().len(), str::len);
-        if bytes > *max {
+        let bytes = || value.as_str().map_or_else(|| value.to_string().len(), str::len);
+        if *max < BODY_MAX && bytes() > *max {
             return Err(Wrong::Large(*max).at(*field));
         }
         all[*field] = value.clone();

@@ -69,7 +69,7 @@ export function save(chat) {
   let kept = write(CHAT + chat.id, chat);
   while (!kept && others.length > 0) {
     const oldest = others.pop();
-    gone.push([oldest, load(oldest.id)]);
+    gone.push([oldest, read(CHAT + oldest.id, null)]);
     forget(oldest.id);
     kept = write(CHAT + chat.id, chat);
   }
