@@ -260,8 +260,8 @@ impl Bench {
     }
 
     fn delta_net(&self) {
-        for value_heads in [32, 64] {
-            let name = format!("delta_net {value_heads} heads of 128 x 128");
+        for (value_heads, tokens) in [(32, 1), (64, 1), (32, 64)] {
+            let name = format!("delta_net {value_heads} heads of 128 x 128, {tokens} tokens");
             if self.skips(&name) {
                 continue;
             }
@@ -269,10 +269,10 @@ impl Bench {
             let (head_order, conv_taps) = (HeadOrder::Grouped, 4);
             let shape =
                 DeltaShape { key_heads: 16, value_heads, head_order, k_dim, v_dim, conv_taps };
-            let mut qkv = values(shape.channels());
-            let (a, b) = (values(value_heads), values(value_heads));
+            let mut qkv = values(tokens * shape.channels());
+            let (a, b) = (values(tokens * value_heads), values(tokens * value_heads));
             let (neg_a, dt_bias) = (vec![-0.1; value_heads], vec![0.5; value_heads]);
-            let mut out = vec![0.0; value_heads * v_dim];
+            let mut out = vec![0.0; tokens * value_heads * v_dim];
             // Thirty layers: the memory of one is not in the cache when its turn comes again.
             let mut layers: Vec<Vec<f32>> = (0..30).map(|_| values(shape.memory_len())).collect();
             let mut rounds = Vec::new();
@@ -280,20 +280,21 @@ impl Bench {
                 let start = Instant::now();
                 for memory in &mut layers {
                     let inputs = DeltaInputs {
-                        qkv: ViewMut::new(&mut qkv, 1, shape.channels()),
-                        a: View::new(&a, 1, value_heads),
-                        b: View::new(&b, 1, value_heads),
+                        qkv: ViewMut::new(&mut qkv, tokens, shape.channels()),
+                        a: View::new(&a, tokens, value_heads),
+                        b: View::new(&b, tokens, value_heads),
                         neg_a: &neg_a,
                         dt_bias: &dt_bias,
                     };
-                    let out = ViewMut::new(&mut out, 1, value_heads * v_dim);
+                    let out = ViewMut::new(&mut out, tokens, value_heads * v_dim);
                     self.device.delta_net(shape, inputs, memory, out).expect("the host");
                 }
                 let seconds = start.elapsed().as_secs_f64() / layers.len() as f64;
-                rounds.push([seconds * 1e6, shape.memory_len() as f64 * 8.0 / seconds / 1e9]);
+                let memory_bytes = tokens as f64 * shape.memory_len() as f64 * 8.0;
+                rounds.push([seconds * 1e6, memory_bytes / seconds / 1e9]);
             }
             let [us, rate] = medians(&rounds);
-            println!("{name}: {us:.1} us, {rate:.1} GB/s read and written");
+            println!("{name}: {us:.1} us, {rate:.1} GB/s of memory per token");
         }
     }
 

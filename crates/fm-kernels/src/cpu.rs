@@ -235,8 +235,8 @@ impl Kernels for Simd {
         self.level.run(delta_net::ConvRow { weight, history, x });
     }
 
-    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
-        self.level.run(delta_net::Step { inputs: step, state, out });
+    fn delta_steps(&self, steps: &[DeltaStep<'_>], state: &mut [f32], out: &mut [f32]) {
+        self.level.run(delta_net::Steps { inputs: steps, state, out });
     }
 }
 

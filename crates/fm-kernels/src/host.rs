@@ -37,7 +37,9 @@ pub use acts::{BlockRows, HostActs, QuantisedRows, RowSelection};
 pub use delta_net::ConvWeight;
 pub use expert_rows::EXPERT_ROWS_PER_PASS;
 pub use experts::EXPERTS_TOGETHER_MAX;
-pub use kernels::{ARRANGED_ROWS_MAX, Kernels, PANEL_ROWS, Parallel, QUERIES_PER_TASK_MAX};
+pub use kernels::{
+    ARRANGED_ROWS_MAX, DELTA_TOKENS_MAX, Kernels, PANEL_ROWS, Parallel, QUERIES_PER_TASK_MAX,
+};
 pub use kv::{Half, HostKv, HostKvView, Kept, KvLanes};
 use places::PlaceLists;
 

@@ -101,7 +101,9 @@ impl Kernels for Scalar {
         matmul::row_dots(format, row, x, out);
     }
 
-    fn delta_step(&self, step: delta_net::DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
-        delta_net::delta_step(step, state, out);
+    fn delta_steps(&self, steps: &[delta_net::DeltaStep<'_>], state: &mut [f32], out: &mut [f32]) {
+        for (step, out) in steps.iter().zip(out.chunks_exact_mut(steps[0].value.len())) {
+            delta_net::delta_step(*step, state, out);
+        }
     }
 }

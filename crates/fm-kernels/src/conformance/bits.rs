@@ -91,8 +91,9 @@ pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
         check(device, |chunks| Attention { shape, position, chunks, values, sinks: true, kept });
     }
     check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });
-    let (key_heads, value_heads, k_dim, v_dim) = (2, 6, 24, 17);
-    let head_order = HeadOrder::Grouped;
-    let shape = DeltaShape { key_heads, value_heads, head_order, k_dim, v_dim, conv_taps: 4 };
-    check(device, |chunks| DeltaNet { shape, chunks });
+    let (key_heads, value_heads, v_dim, head_order) = (2, 6, 17, HeadOrder::Grouped);
+    for k_dim in [24, 128, 200] {
+        let shape = DeltaShape { key_heads, value_heads, head_order, k_dim, v_dim, conv_taps: 4 };
+        check(device, |chunks| DeltaNet { shape, chunks });
+    }
 }

@@ -339,12 +339,20 @@ impl Case for DeltaNet {
 
 /// [`Backend::delta_net`] with `k_dim` unequal `v_dim`, and several value heads to a key head.
 pub fn delta_net<B: Backend>(device: &B) {
-    for (key_heads, value_heads, k_dim, v_dim) in
-        [(2, 6, 16, 24), (1, 3, 40, 7), (2, 2, 5, 3), (1, 2, 128, 128)]
-    {
-        for (rows, head_order) in
-            [(1, HeadOrder::Grouped), (2, HeadOrder::Tiled), (9, HeadOrder::Grouped)]
-        {
+    for (key_heads, value_heads, k_dim, v_dim) in [
+        (2, 6, 16, 24),
+        (1, 3, 40, 7),
+        (2, 2, 5, 3),
+        (1, 2, 128, 128),
+        (1, 1, 128, 5),
+        (1, 2, 200, 9),
+    ] {
+        for (rows, head_order) in [
+            (1, HeadOrder::Grouped),
+            (2, HeadOrder::Tiled),
+            (9, HeadOrder::Grouped),
+            (33, HeadOrder::Tiled),
+        ] {
             let conv_taps = 4;
             let shape = DeltaShape { key_heads, value_heads, head_order, k_dim, v_dim, conv_taps };
             DeltaNet { shape, chunks: vec![rows] }.check(device, tolerance::CHAINED_F32);

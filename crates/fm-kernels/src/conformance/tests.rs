@@ -138,9 +138,12 @@ impl Kernels for Wrong {
             history.iter_mut().zip(before).for_each(|(past, before)| past.copy_from_slice(&before));
         }
     }
-    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]) {
-        let decay = if self.0 == Mistake::NoDecay { 1.0 } else { step.decay };
-        Scalar::PLAIN.delta_step(DeltaStep { decay, ..step }, state, out);
+    fn delta_steps(&self, steps: &[DeltaStep<'_>], state: &mut [f32], out: &mut [f32]) {
+        let mut steps = steps.to_vec();
+        if self.0 == Mistake::NoDecay {
+            steps.iter_mut().for_each(|step| step.decay = 1.0);
+        }
+        Scalar::PLAIN.delta_steps(&steps, state, out);
     }
 }
 

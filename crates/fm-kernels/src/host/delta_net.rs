@@ -9,7 +9,7 @@ use crate::{
 };
 
 use super::{
-    Host, Kernels,
+    DELTA_TOKENS_MAX, Host, Kernels,
     places::{cut, list_rows},
     view::rows_per_task,
 };
@@ -36,19 +36,26 @@ impl<K: Kernels> Host<K> {
         let keys_at = shape.key_heads * shape.k_dim;
         let values_at = 2 * keys_at;
         let kernels = &self.kernels;
+        let step_of = |head: usize, i: usize| {
+            let (row, key_head) = (qkv.row(i), shape.key_head(head));
+            let decay = neg_a[head] * softplus(a.row(i)[head] + dt_bias[head]);
+            DeltaStep {
+                query: &row[key_head * shape.k_dim..][..shape.k_dim],
+                key: &row[keys_at + key_head * shape.k_dim..][..shape.k_dim],
+                value: &row[values_at + head * shape.v_dim..][..shape.v_dim],
+                decay: decay.exp(),
+                beta: sigmoid(b.row(i)[head]),
+            }
+        };
         let head_rows = |head: usize, memory: &mut [f32], out: &mut [f32]| {
-            let key_head = shape.key_head(head);
-            for (i, out) in out.chunks_exact_mut(shape.v_dim).enumerate() {
-                let row = qkv.row(i);
-                let decay = neg_a[head] * softplus(a.row(i)[head] + dt_bias[head]);
-                let step = DeltaStep {
-                    query: &row[key_head * shape.k_dim..][..shape.k_dim],
-                    key: &row[keys_at + key_head * shape.k_dim..][..shape.k_dim],
-                    value: &row[values_at + head * shape.v_dim..][..shape.v_dim],
-                    decay: decay.exp(),
-                    beta: sigmoid(b.row(i)[head]),
-                };
-                kernels.delta_step(step, memory, out);
+            for (part, out) in out.chunks_mut(DELTA_TOKENS_MAX * shape.v_dim).enumerate() {
+                let first = part * DELTA_TOKENS_MAX;
+                let mut steps = [step_of(head, first); DELTA_TOKENS_MAX];
+                let steps = &mut steps[..out.len() / shape.v_dim];
+                for (i, step) in steps.iter_mut().enumerate().skip(1) {
+                    *step = step_of(head, first + i);
+                }
+                kernels.delta_steps(steps, memory, out);
             }
         };
         let head_memory = (memory, shape.v_dim * shape.k_dim);

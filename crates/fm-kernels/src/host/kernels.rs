@@ -44,6 +44,10 @@ pub trait Parallel: Send + 'static {
 /// of a task.
 pub const QUERIES_PER_TASK_MAX: usize = 128;
 
+/// Tokens that some rows of a delta net's memory meet, while a cache holds them, before other rows meet one:
+/// `docs/experiments/0071`.
+pub const DELTA_TOKENS_MAX: usize = 16;
+
 /// Rows of arranged weights that lie side by side.
 pub const PANEL_ROWS: usize = 16;
 
@@ -186,6 +190,7 @@ pub trait Kernels: Parallel + Sync {
         delta_net::conv_row(weight, history, x);
     }
 
-    /// One token of one delta-net head, see [`crate::reference::delta_net::delta_step`].
-    fn delta_step(&self, step: DeltaStep<'_>, state: &mut [f32], out: &mut [f32]);
+    /// Tokens of one delta-net head in order, see [`crate::reference::delta_net::delta_step`]: at least one and no
+    /// more than [`DELTA_TOKENS_MAX`]. `out` is `[steps, v_dim]`.
+    fn delta_steps(&self, steps: &[DeltaStep<'_>], state: &mut [f32], out: &mut [f32]);
 }
