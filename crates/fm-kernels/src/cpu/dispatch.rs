@@ -52,6 +52,12 @@ impl Level {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512)))
     }
 
+    /// The same as another maker's core would run it.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub(super) fn avx512_of_another_core() -> Option<Self> {
+        Avx512::detect().map(|avx512| Self(Found::Avx512(avx512.of_another_core())))
+    }
+
     /// AVX-512, and AMX where many rows are multiplied.
     #[cfg(target_arch = "x86_64")]
     pub fn amx() -> Option<Self> {

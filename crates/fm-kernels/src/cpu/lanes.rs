@@ -189,6 +189,13 @@ pub(super) trait Lanes: Ints {
         false
     }
 
+    /// Whether a core multiplies so many codes at a time that loads of activations hold it up, unless two panels share
+    /// them; measured in `docs/experiments/0072`.
+    #[inline(always)]
+    fn loads_bind(self) -> bool {
+        true
+    }
+
     /// Asks for the cache line `ahead` bytes behind the start of `from`, into the second cache: few lines
     /// can be on their way to the first; measured in `docs/experiments/0046`.
     #[inline(always)]

@@ -24,7 +24,7 @@ use std::slice::ChunksExact;
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use super::{
-    ints::{HalfLine, Line},
+    ints::{HalfLine, Ints, Line},
     lanes::{Cache, LANES, Lanes, Sixteen, Work},
     tiles::Tiles,
 };
@@ -95,6 +95,7 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     x: &BlockRows<'_, CODES>,
     out: &mut [&mut [f32]],
 ) {
+    let mut sums = [[[0.0; LANES]; 2]; TOKENS_PER_PASS];
     // Equal passes: weights are unpacked for each.
     let per_pass = out.len().div_ceil(out.len().div_ceil(TOKENS_PER_PASS));
     for (pass, out) in out.chunks_mut(per_pass).enumerate() {
@@ -114,13 +115,14 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
         let mut panels = panels.clone().enumerate();
         while let Some((at, panel)) = panels.next() {
             let first = at * LANES;
-            let to = (&mut *out, first);
+            let (to, sums) = ((&mut *out, first), sums.as_flattened_mut());
             // Decided where it is compiled: what an instruction set never runs costs half a minute of building.
-            if const { sums_fit::<L>(2 * CODES) }
+            if const { two_panels_fit::<L, P>(CODES) }
                 && rows.len() > FEW
+                && lanes.loads_bind()
                 && let Some((_, other)) = panels.next()
             {
-                lanes.run(Many { format, panels: [panel, other], rows, out: to });
+                lanes.run(Many { format, panels: [panel, other], rows, sums, out: to });
             } else if const { L::RUNS_WRITTEN_OUT }
                 && let [row] = rows
             {
@@ -131,10 +133,23 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
                     lanes.run(One::<_, CODES, false> { format, panel, row, out });
                 }
             } else {
-                lanes.run(Many { format, panels: [panel], rows, out: to });
+                lanes.run(Many { format, panels: [panel], rows, sums, out: to });
             }
         }
     }
+}
+
+/// The same for every part of a run, written out.
+macro_rules! for_parts {
+    ($panels:ident, $part:ident => $do:expr) => {
+        const { assert!(parts::<$panels>() <= PARTS_MAX, "all parts are written out") };
+        let $part = 0;
+        $do;
+        if parts::<$panels>() > 1 {
+            let $part = 1;
+            $do;
+        }
+    };
 }
 
 /// A panel and one activation row, whose sum stays in a register; weights are asked for into the first cache or
@@ -163,11 +178,17 @@ impl<P: Panels, const CODES: usize, const FIRST: bool> Work for One<'_, P, CODES
                 ($($run:literal)*) => {$(
                     if $run < P::WEIGHTS / P::RUN {
                         let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
-                        for line in of_run::<P>(unit, $run) {
-                            lanes.prefetch_here(line, PREFETCH_BYTES, into);
-                        }
-                        let run = Run::new(lanes, format, unit, &head, $run);
-                        [sum] = add(lanes, format, &[run], (&blocks[at.0], at.1), [sum]);
+                        let block = (&blocks[at.0], at.1);
+                        let mut dots = start::<L, P, CODES, 1>(lanes, block);
+                        for_parts!(P, part => {
+                            for line in share(of_run::<P>(unit, $run), part, parts::<P>()) {
+                                lanes.prefetch_here(line, PREFETCH_BYTES, into);
+                            }
+                            let codes = unpack(lanes, format, unit, ($run, part));
+                            dots = multiply::<L, P, CODES, 1>(lanes, [&codes], (block, part), dots);
+                        });
+                        let factors = format.scale(lanes, unit, &head, $run);
+                        [sum] = finish::<L, P, CODES, 1>(lanes, [factors], (block, dots), [sum]);
                     }
                 )*};
             }
@@ -188,6 +209,8 @@ struct Many<'a, 'o, P, const TOGETHER: usize, const CODES: usize> {
     format: P,
     panels: [&'a [u8]; TOGETHER],
     rows: &'a [&'a [Block<CODES>]],
+    /// Room for the sums of all rows.
+    sums: &'a mut [Sixteen],
     /// Where results go to, and from which of a token's on.
     out: (&'a mut [&'o mut [f32]], usize),
 }
@@ -199,9 +222,9 @@ impl<P: Panels, const TOGETHER: usize, const CODES: usize> Work
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
-        let Self { format, panels, rows, out: (out, first) } = self;
-        let mut sums = [[[0.0; LANES]; TOGETHER]; TOKENS_PER_PASS];
-        let sums = &mut sums[..rows.len()];
+        let Self { format, panels, rows, sums, out: (out, first) } = self;
+        let sums = &mut sums.as_chunks_mut::<TOGETHER>().0[..rows.len()];
+        sums.fill([[0.0; LANES]; TOGETHER]);
         for at in 0..rows[0].len() / (P::WEIGHTS / BLOCK) {
             // Arrays are filled by loops: a closure would be compiled without the instructions at hand.
             let (lines, half) = unit::<P>(panels[0], at);
@@ -233,7 +256,7 @@ impl<P: Panels, const TOGETHER: usize, const CODES: usize> Work
                         for n in 1..TOGETHER {
                             parts[n] = lanes.load(&sums[n]);
                         }
-                        parts = add(lanes, format, &runs, (block, within), parts);
+                        parts = add::<L, P, CODES, TOGETHER>(lanes, &runs, (block, within), parts);
                         for n in 0..TOGETHER {
                             lanes.store(parts[n], &mut sums[n]);
                         }
@@ -274,8 +297,13 @@ fn unit<P: Panels>(panel: &[u8], at: usize) -> (&[Line], &HalfLine) {
 /// core has room for few that are on their way; measured in `docs/experiments/0040`.
 #[inline(always)]
 fn of_run<P: Panels>(unit: &[Line], run: usize) -> &[Line] {
-    let runs = P::WEIGHTS / P::RUN;
-    &unit[run * P::LINES / runs..(run + 1) * P::LINES / runs]
+    share(&unit[..P::LINES], run, P::WEIGHTS / P::RUN)
+}
+
+/// Part `at` of `parts`.
+#[inline(always)]
+fn share<T>(all: &[T], at: usize, parts: usize) -> &[T] {
+    &all[at * all.len() / parts..(at + 1) * all.len() / parts]
 }
 
 /// Asks for what is [`PREFETCH_BYTES`] behind a run's share of its unit: panels follow each other.
@@ -295,27 +323,51 @@ fn prefetch_next<L: Lanes, const CODES: usize>(lanes: L, block: &Block<CODES>) {
     }
 }
 
-/// Words of a run, at most.
-const RUN_WORDS_MAX: usize = 8;
+/// Words of a part of a run, at most: so many are unrolled by the compiler, and the places of their bits are
+/// constants.
+const PART_WORDS: usize = 8;
+
+/// Parts of a run, at most.
+const PARTS_MAX: usize = 2;
+
+/// Parts of a run.
+const fn parts<P: Panels>() -> usize {
+    (P::RUN / 4).div_ceil(PART_WORDS)
+}
+
+/// Codes of a part of a run.
+type Part<L> = [<L as Ints>::I; PART_WORDS];
+
+/// Part `part` of run `run` of a unit.
+#[inline(always)]
+fn unpack<L: Lanes, P: Panels>(
+    lanes: L,
+    format: P,
+    unit: &[Line],
+    (run, part): (usize, usize),
+) -> Part<L> {
+    let mut codes = [lanes.splat_int(0); PART_WORDS];
+    for (word, codes) in codes[..P::RUN / 4 / parts::<P>()].iter_mut().enumerate() {
+        *codes = format.codes(lanes, unit, run, part * PART_WORDS + word);
+    }
+    codes
+}
 
 /// Neighbouring weights that share a scale, unpacked.
 #[derive(Clone, Copy)]
 struct Run<L: Lanes> {
-    codes: [L::I; RUN_WORDS_MAX],
-    scale: L::F,
-    bias: L::F,
+    codes: [Part<L>; PARTS_MAX],
+    /// Scale and bias.
+    factors: (L::F, L::F),
 }
 
 impl<L: Lanes> Run<L> {
     /// Run `at` of a unit.
     #[inline(always)]
     fn new<P: Panels>(lanes: L, format: P, unit: &[Line], head: &P::Head<L>, at: usize) -> Self {
-        let mut codes = [lanes.splat_int(0); RUN_WORDS_MAX];
-        for (word, codes) in codes[..P::RUN / 4].iter_mut().enumerate() {
-            *codes = format.codes(lanes, unit, at, word);
-        }
-        let (scale, bias) = format.scale(lanes, unit, head, at);
-        Self { codes, scale, bias }
+        let mut codes = [[lanes.splat_int(0); PART_WORDS]; PARTS_MAX];
+        for_parts!(P, part => codes[part] = unpack(lanes, format, unit, (at, part)));
+        Self { codes, factors: format.scale(lanes, unit, head, at) }
     }
 }
 
@@ -323,37 +375,85 @@ impl<L: Lanes> Run<L> {
 /// Measured in `docs/experiments/0043`.
 const CHAINS: usize = 2;
 
-/// Whether the integer sums of so many lines stay in registers. With those of two panels in the two integers
-/// of `int15`, AVX2 keeps most of them in memory, and is slower than with one panel:
-/// `docs/experiments/0060`.
-const fn sums_fit<L: Lanes>(lines: usize) -> bool {
-    lines * CHAINS * L::PARTS <= L::CHAINS
+/// Whether integer sums of two panels stay in registers, and codes where those of one panel do. With sums in the
+/// two integers of `int15`, AVX2 keeps most of them in memory, and is slower than with one panel:
+/// `docs/experiments/0060`; so is AVX-512 with runs of 64 codes.
+const fn two_panels_fit<L: Lanes, P: Panels>(lines: usize) -> bool {
+    let (sums, codes) = (lines * CHAINS * L::PARTS, P::RUN / 4 * L::PARTS);
+    2 * sums <= L::CHAINS && (2 * (sums + codes) <= L::CHAINS || sums + codes > L::CHAINS)
 }
 
-/// `sums` and the products of the same run of some panels with run `within` of a block of activations.
+/// Integer sums of some panels.
+type Dots<L, const CODES: usize, const N: usize> = [[[<L as Ints>::I; CODES]; N]; CHAINS];
+
+/// A block of activations, and which of its runs.
+type RunOf<'a, const CODES: usize> = (&'a Block<CODES>, usize);
+
+/// `sums` and the products of the same run of some panels with a run of activations.
 #[inline(always)]
 fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     lanes: L,
-    _: P,
     runs: &[Run<L>; N],
-    (block, within): (&Block<CODES>, usize),
-    mut sums: [L::F; N],
+    x: RunOf<'_, CODES>,
+    sums: [L::F; N],
 ) -> [L::F; N] {
+    let (mut dots, mut factors) = (start::<L, P, CODES, N>(lanes, x), [runs[0].factors; N]);
+    for_parts!(P, part => {
+        let mut codes = [&runs[0].codes[part]; N];
+        for n in 1..N {
+            codes[n] = &runs[n].codes[part];
+        }
+        dots = multiply::<L, P, CODES, N>(lanes, codes, (x, part), dots);
+    });
+    for n in 1..N {
+        factors[n] = runs[n].factors;
+    }
+    finish::<L, P, CODES, N>(lanes, factors, (x, dots), sums)
+}
+
+/// The sums before any product.
+#[inline(always)]
+fn start<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    (block, within): RunOf<'_, CODES>,
+) -> Dots<L, CODES, N> {
     let start = if P::OFFSET == 0 { 0 } else { -P::OFFSET * block.sum(P::RUN, within) };
     let mut dots = [[[lanes.splat_int(0); CODES]; N]; CHAINS];
     // The last are the low ones: only they count once.
     for dots in &mut dots[0] {
         dots[CODES - 1] = lanes.splat_int(start);
     }
-    for word in 0..P::RUN / 4 {
-        for (line, codes) in block.codes.iter().enumerate() {
-            let x = codes.0.as_chunks().0[within * (P::RUN / 4) + word];
+    dots
+}
+
+/// `dots` and the products of a part of a run.
+#[inline(always)]
+fn multiply<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    codes: [&Part<L>; N],
+    ((block, within), part): (RunOf<'_, CODES>, usize),
+    mut dots: Dots<L, CODES, N>,
+) -> Dots<L, CODES, N> {
+    for word in 0..P::RUN / 4 / parts::<P>() {
+        for (line, x) in block.codes.iter().enumerate() {
+            let x = x.0.as_chunks().0[within * (P::RUN / 4) + part * PART_WORDS + word];
             for n in 0..N {
                 let dot = &mut dots[word % CHAINS][n][line];
-                *dot = lanes.dot_of(P::WIDE, runs[n].codes[word], x, *dot);
+                *dot = lanes.dot_of(P::WIDE, codes[n][word], x, *dot);
             }
         }
     }
+    dots
+}
+
+/// `sums` and the products of a run, scaled.
+#[inline(always)]
+fn finish<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    factors: [(L::F, L::F); N],
+    ((block, within), dots): (RunOf<'_, CODES>, Dots<L, CODES, N>),
+    mut sums: [L::F; N],
+) -> [L::F; N] {
     let block_scale = lanes.splat(block.scale);
     for n in 0..N {
         let mut lines = dots[0][n];
@@ -364,11 +464,11 @@ fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
         }
         let [first, last] = [lines[0], lines[CODES - 1]];
         let dot = if CODES == 2 { lanes.join(first, last) } else { first };
-        let scale = lanes.mul(runs[n].scale, block_scale);
-        sums[n] = lanes.fma(lanes.to_float(dot), scale, sums[n]);
+        let (scale, bias) = factors[n];
+        sums[n] = lanes.fma(lanes.to_float(dot), lanes.mul(scale, block_scale), sums[n]);
         if P::BIASED {
             let sum = lanes.splat(block.scaled_sum(P::RUN, within));
-            sums[n] = lanes.fma(runs[n].bias, sum, sums[n]);
+            sums[n] = lanes.fma(bias, sum, sums[n]);
         }
     }
     sums

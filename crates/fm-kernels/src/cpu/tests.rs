@@ -71,6 +71,10 @@ mod integers {
                 mod avx512 {
                     crate::conformance!(maybe super::on(super::Level::avx512(), 1));
                 }
+                #[cfg(target_arch = "x86_64")]
+                mod avx512_of_another_core {
+                    crate::conformance!(maybe super::on(super::Level::avx512_of_another_core(), 1));
+                }
                 #[cfg(target_arch = "aarch64")]
                 mod neon {
                     crate::conformance!(maybe super::on(super::Level::neon(), 1));
@@ -173,7 +177,10 @@ fn every_level_quantises_as_the_reference_does() {
 /// All multiply and add with one rounding and add their lanes in the same order; tiles add integers.
 #[test]
 fn levels_with_fused_multiply_add_give_the_same_bits() {
-    let levels: Vec<Level> = Level::all().into_iter().filter(|level| level.fuses()).collect();
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut))]
+    let mut levels: Vec<Level> = Level::all().into_iter().filter(|level| level.fuses()).collect();
+    #[cfg(target_arch = "x86_64")]
+    levels.extend(Level::avx512_of_another_core());
     let [best, others @ ..] = &levels[..] else {
         return crate::conformance::skipped("levels_with_fused_multiply_add_give_the_same_bits");
     };

@@ -14,7 +14,7 @@ pub(super) const TILE_ROWS: usize = 16;
 pub(super) const TILE_PANELS: usize = 2;
 
 /// Codes of a run of sixteen weight rows, four of each to a line, in as many lines as it needs.
-pub(super) type RunCodes = OnLines<[Line; 8]>;
+pub(super) type RunCodes = OnLines<[Line; 16]>;
 
 /// Of every panel and every line of codes the dots of all rows: sixteen numbers to a line.
 pub(super) type TileDots<const LINES: usize> = [[OnLines<[Line; TILE_ROWS]>; LINES]; TILE_PANELS];
@@ -32,7 +32,7 @@ pub(super) trait Tiles: Copy + Send + Sync + 'static {
     /// Makes it ready for `rows` rows of activations and runs of `run` codes.
     ///
     /// # Panics
-    /// If there is no row, or more than [`TILE_ROWS`], or a run is neither 16 nor 32 codes.
+    /// If there is no row, or more than [`TILE_ROWS`], or a run is not 16, 32 or 64 codes.
     fn shape(self, rows: usize, run: usize) -> Self::Shaped;
 
     /// Does `work` with it. Where no machine can have one, it is not even compiled.

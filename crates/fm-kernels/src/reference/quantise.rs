@@ -29,10 +29,10 @@ pub struct CodeLine(pub [i8; BLOCK]);
 pub struct Block<const LINES: usize> {
     /// Value of code 1. It is not a number if one of the values was not finite.
     pub scale: f32,
-    /// Sums of the codes of every 16, then of every 32.
-    sums: [i32; 6],
+    /// Sums of the codes of every 16, then of every 32, then of all.
+    sums: [i32; 7],
     /// The same times the scale.
-    scaled_sums: [f32; 6],
+    scaled_sums: [f32; 7],
     /// The codes.
     pub codes: [CodeLine; LINES],
 }
@@ -41,8 +41,8 @@ impl<const LINES: usize> Block<LINES> {
     /// All zeros.
     pub const ZERO: Self = Self {
         scale: 0.0,
-        sums: [0; 6],
-        scaled_sums: [0.0; 6],
+        sums: [0; 7],
+        scaled_sums: [0.0; 7],
         codes: [CodeLine([0; BLOCK]); LINES],
     };
 
@@ -84,7 +84,8 @@ impl<const LINES: usize> Block<LINES> {
     #[inline(always)]
     pub(crate) fn of_codes(scale: f32, codes: &[i32; BLOCK], sums: [i32; BLOCK / RUN]) -> Self {
         let [a, b, c, d] = sums;
-        let mut block = Self { scale, sums: [a, b, c, d, a + b, c + d], ..Self::ZERO };
+        let sums = [a, b, c, d, a + b, c + d, a + b + c + d];
+        let mut block = Self { scale, sums, ..Self::ZERO };
         // Loops, not closures: kernels compile this for the instructions at hand.
         for (scaled, sum) in block.scaled_sums.iter_mut().zip(block.sums) {
             *scaled = sum as f32 * scale;
@@ -105,10 +106,14 @@ impl<const LINES: usize> Block<LINES> {
 
     /// Where the sums of runs of `len` begin.
     const fn first_sum(len: usize) -> usize {
-        if len == RUN { 0 } else { BLOCK / RUN }
+        match len {
+            RUN => 0,
+            BLOCK => BLOCK / RUN + 2,
+            _ => BLOCK / RUN,
+        }
     }
 
-    /// Sum of the codes of run `index` of the runs of `len`, which is 16 or 32.
+    /// Sum of the codes of run `index` of the runs of `len`, which is 16, 32 or 64.
     #[inline(always)]
     pub fn sum(&self, len: usize, index: usize) -> i32 {
         self.sums[Self::first_sum(len) + index]
@@ -170,6 +175,8 @@ mod tests {
                 assert_eq!(block.sum(16, at), sum(at * 16, 16));
                 assert_eq!(block.sum(32, at / 2), sum(at / 2 * 32, 32));
             }
+            assert_eq!(block.sum(64, 0), sum(0, 64));
+            assert_eq!(block.scaled_sum(64, 0), sum(0, 64) as f32 * block.scale);
             assert_eq!(block.scaled_sum(32, 1), sum(32, 32) as f32 * block.scale);
             assert_eq!(block.scaled_sum(16, 3), sum(48, 16) as f32 * block.scale);
         }

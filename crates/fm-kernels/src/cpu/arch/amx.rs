@@ -74,7 +74,8 @@ impl Tiles for Amx {
     type Shaped = Shaped;
 
     fn shape(self, rows: usize, run: usize) -> Shaped {
-        assert!((1..=TILE_ROWS).contains(&rows) && (run == 16 || run == 32), "a shape of tiles");
+        let fits = (1..=TILE_ROWS).contains(&rows) && matches!(run, 16 | 32 | 64);
+        assert!(fits, "a shape of tiles");
         let mut shape = Configuration {
             palette: 1,
             start_row: 0,

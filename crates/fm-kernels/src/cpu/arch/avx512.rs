@@ -23,6 +23,7 @@ use sums::{halving_sum, halving_sums, halving_tile};
 pub(in crate::cpu) struct Avx512 {
     tiles: Option<Amx>,
     asks_first: bool,
+    loads_bind: bool,
 }
 
 impl Avx512 {
@@ -37,7 +38,17 @@ impl Avx512 {
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        all.then(|| Self { tiles: None, asks_first: x86::asks_first() })
+        all.then(|| Self {
+            tiles: None,
+            asks_first: x86::asks_first(),
+            loads_bind: x86::loads_bind(),
+        })
+    }
+
+    /// The same with what another core would choose.
+    #[cfg(test)]
+    pub(in crate::cpu) fn of_another_core(self) -> Self {
+        Self { asks_first: !self.asks_first, loads_bind: !self.loads_bind, ..self }
     }
 
     /// The same with AMX beside it.
@@ -399,6 +410,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn asks_first(self) -> bool {
         self.asks_first
+    }
+    #[inline(always)]
+    fn loads_bind(self) -> bool {
+        self.loads_bind
     }
 }
 

@@ -33,11 +33,24 @@ pub(super) fn ask_for_here(at: *const u8, into: Cache) {
     }
 }
 
+/// AMD's families of cores.
+const ZEN_4: u32 = 0x19;
+const ZEN_5: u32 = 0x1a;
+
 /// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. The 24 places of Zen 4 are too few, and on
 /// Intel either cache was as good (`docs/experiments/0046`).
 pub(super) fn asks_first() -> bool {
+    amd_family().is_some_and(|family| family >= ZEN_5)
+}
+
+/// See [`crate::cpu::lanes::Lanes::loads_bind`]: not where AVX-512 takes two turns of a unit of half its width.
+pub(super) fn loads_bind() -> bool {
+    amd_family() != Some(ZEN_4)
+}
+
+/// Which family of AMD's cores this is, `None` of other makers.
+fn amd_family() -> Option<u32> {
     const AMD: u32 = u32::from_le_bytes(*b"cAMD"); // the last letters of "AuthenticAMD"
-    const ZEN_5: u32 = 0x1a;
     let family = __cpuid(1).eax;
-    __cpuid(0).ecx == AMD && (family >> 8 & 15) + (family >> 20 & 255) >= ZEN_5
+    (__cpuid(0).ecx == AMD).then_some((family >> 8 & 15) + (family >> 20 & 255))
 }

@@ -89,7 +89,7 @@ pub(super) trait Panels: Copy + Sync {
     const HALF: bool = false;
     /// Bytes of a unit in a row.
     const BYTES: usize = 4 * Self::LINES + if Self::HALF { 2 } else { 0 };
-    /// Neighbours that share a scale, or 32 of them: 16 or 32.
+    /// Neighbours that share a scale, or a block of activations of them: 16, 32 or 64.
     const RUN: usize;
     /// What codes have too much.
     const OFFSET: i32 = 0;

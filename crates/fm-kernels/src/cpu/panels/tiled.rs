@@ -26,7 +26,7 @@ const ROWS_MIN: usize = 8;
 /// Whether tiles are the faster way: a run of 16 makes as many dots to add as one of 32, for half of the
 /// products.
 pub(super) fn pays<P: Panels>(_: P, rows: usize) -> bool {
-    P::RUN == 32 && rows >= ROWS_MIN
+    P::RUN >= 32 && rows >= ROWS_MIN
 }
 
 /// `out[t][p · 16 + r] = (row r of panel p) · x[t]`, for up to [`TOKENS_PER_PASS`] rows.
@@ -75,7 +75,7 @@ struct Run {
 
 impl Run {
     const EMPTY: Self = Self {
-        codes: [OnLines([[0; size_of::<Line>()]; 8]); TILE_PANELS],
+        codes: [OnLines([[0; size_of::<Line>()]; 16]); TILE_PANELS],
         scales: [OnLines([0.0; LANES]); TILE_PANELS],
         biases: [OnLines([0.0; LANES]); TILE_PANELS],
     };

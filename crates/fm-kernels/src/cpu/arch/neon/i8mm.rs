@@ -80,7 +80,8 @@ impl Tiles for I8mm {
     type Shaped = Shaped;
 
     fn shape(self, rows: usize, run: usize) -> Shaped {
-        assert!((1..=TILE_ROWS).contains(&rows) && (run == 16 || run == 32), "a shape of tiles");
+        let fits = (1..=TILE_ROWS).contains(&rows) && matches!(run, 16 | 32 | 64);
+        assert!(fits, "a shape of tiles");
         Shaped { i8mm: self, rows, parts: run / CODES }
     }
 
@@ -104,7 +105,7 @@ impl ShapedTiles for Shaped {
             let couples = self.couples(blocks, x.stride(), line, at);
             for (codes, dots) in codes.iter().zip(&mut *dots) {
                 // SAFETY: every AArch64 machine has NEON.
-                let codes = unsafe { panel_couples(&codes.0) };
+                let codes = unsafe { panel_couples(&codes.0[..2 * self.parts]) };
                 let couples = couples[..self.rows.div_ceil(2)].chunks(X_COUPLES);
                 for (x, dots) in couples.zip(dots[line].0.chunks_mut(2 * X_COUPLES)) {
                     let sums = self.sums(&codes, [&x[0], &x[x.len() - 1]]);
@@ -167,7 +168,7 @@ impl Shaped {
 /// Lines hold four codes of every row; a couple has two neighbouring lines of two rows.
 #[inline]
 #[target_feature(enable = "neon")]
-fn panel_couples(codes: &[Line; 2 * PARTS_MAX]) -> PanelCouples {
+fn panel_couples(codes: &[Line]) -> PanelCouples {
     let mut couples = [[vdupq_n_u8(0); PANEL_COUPLES]; PARTS_MAX];
     for (couples, lines) in couples.iter_mut().zip(codes.as_chunks::<2>().0) {
         for (four, couples) in couples.as_chunks_mut::<2>().0.iter_mut().enumerate() {

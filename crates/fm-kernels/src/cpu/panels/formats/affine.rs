@@ -87,7 +87,7 @@ fn fill<L: Lanes, const BITS: usize>(
 impl<const BITS: usize, const GROUP: usize, const F32: bool> Panels for Affine<BITS, GROUP, F32> {
     const WEIGHTS: usize = Self::BLOCKS * GROUP;
     const LINES: usize = Self::BLOCKS * Self::HEAD_LINES + Self::WEIGHTS * BITS / 32;
-    const RUN: usize = 32;
+    const RUN: usize = if GROUP < CODES { GROUP } else { CODES };
     const BIASED: bool = true;
     const WIDE: bool = BITS == 8;
     const IN_ORDER: bool = Self::BLOCKS == 1;
