@@ -52,7 +52,7 @@ impl Level {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512)))
     }
 
-    /// The same as another maker's core would run it.
+    /// The same with what a core of another kind would choose.
     #[cfg(all(test, target_arch = "x86_64"))]
     pub(super) fn avx512_of_another_core() -> Option<Self> {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512.of_another_core())))

@@ -95,6 +95,11 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     x: &BlockRows<'_, CODES>,
     out: &mut [&mut [f32]],
 ) {
+    if const { L::RUNS_WRITTEN_OUT }
+        && let [out] = out
+    {
+        return alone(lanes, format, panels, x.row(0), out);
+    }
     let mut sums = [[[0.0; LANES]; 2]; TOKENS_PER_PASS];
     // Equal passes: weights are unpacked for each.
     let per_pass = out.len().div_ceil(out.len().div_ceil(TOKENS_PER_PASS));
@@ -123,18 +128,26 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
                 && let Some((_, other)) = panels.next()
             {
                 lanes.run(Many { format, panels: [panel, other], rows, sums, out: to });
-            } else if const { L::RUNS_WRITTEN_OUT }
-                && let [row] = rows
-            {
-                let out = out[0][first..].first_chunk_mut().expect("a result per row");
-                if const { L::MAY_ASK_FIRST } && lanes.asks_first() {
-                    lanes.run(One::<_, CODES, true> { format, panel, row, out });
-                } else {
-                    lanes.run(One::<_, CODES, false> { format, panel, row, out });
-                }
             } else {
                 lanes.run(Many { format, panels: [panel], rows, sums, out: to });
             }
+        }
+    }
+}
+
+/// See [`dots`]: one row of activations.
+fn alone<L: Lanes, P: Panels, const CODES: usize>(
+    lanes: L,
+    format: P,
+    panels: &ChunksExact<'_, u8>,
+    row: &[Block<CODES>],
+    out: &mut [f32],
+) {
+    for (panel, out) in panels.clone().zip(out.as_chunks_mut().0) {
+        if const { L::MAY_ASK_FIRST } && lanes.asks_first() {
+            lanes.run(One::<_, CODES, true> { format, panel, row, out });
+        } else {
+            lanes.run(One::<_, CODES, false> { format, panel, row, out });
         }
     }
 }
