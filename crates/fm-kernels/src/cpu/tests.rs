@@ -71,10 +71,6 @@ mod integers {
                 mod avx512 {
                     crate::conformance!(maybe super::on(super::Level::avx512(), 1));
                 }
-                #[cfg(target_arch = "x86_64")]
-                mod avx512_of_another_core {
-                    crate::conformance!(maybe super::on(super::Level::avx512_of_another_core(), 1));
-                }
                 #[cfg(target_arch = "aarch64")]
                 mod neon {
                     crate::conformance!(maybe super::on(super::Level::neon(), 1));
