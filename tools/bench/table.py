@@ -128,9 +128,9 @@ class Table:
         rates = [f"{median(test, 'tok_s'):.1f}" for test in found["speed"]]
         return " / ".join(shares) + " of memory", " / ".join(rates) + " tok/s"
 
-    def sessions(self):
+    def sessions(self, *options):
         one = self.speed("fits.gguf", "--decode", 32)
-        four = self.speed("fits.gguf", "--decode", 32, "--sessions", 4)
+        four = self.speed("fits.gguf", "--decode", 32, "--sessions", 4, *options)
         return one and factor(one, four)
 
     def sessions_big(self, *options):
@@ -176,7 +176,8 @@ ROWS = {
     "mlx": ("decode, MLX 4-bit g64 of the same shape", "90 % of Q4_K's GB/s", lambda t: t.mlx()),
     "start": ("start to first token, 248k vocabulary, 2 GB", "0.4 s", lambda t: t.start("small-container")),
     "contexts": ("decode at 1k / 8k / 32k, hybrid", "85 % of memory", lambda t: t.contexts()),
-    "sessions": ("4 sessions, fits", "2.5 x", lambda t: t.sessions()),
+    "sessions": ("4 sessions, fits, unrelated", "2.5 x", lambda t: t.sessions()),
+    "sessions-same": ("4 sessions, fits, one text", "2.5 x", lambda t: t.sessions("--same-text")),
     "sessions-big": ("4 sessions, big under 5 GiB, unrelated", "0.85 x", lambda t: t.sessions_big()),
     "sessions-big-same": ("4 sessions, big under 5 GiB, one prompt", "2 x", lambda t: t.sessions_big("--same-text")),
     "turns": ("memory over 20 turns, big under 5 GiB", "flat", lambda t: t.turns()),
