@@ -128,15 +128,13 @@ class Table:
         rates = [f"{median(test, 'tok_s'):.1f}" for test in found["speed"]]
         return " / ".join(shares) + " of memory", " / ".join(rates) + " tok/s"
 
-    def sessions(self, *options):
-        one = self.speed("fits.gguf", "--decode", 32)
-        four = self.speed("fits.gguf", "--decode", 32, "--sessions", 4, *options)
+    def sessions(self, name, *options, limits=(), cap=None):
+        one = self.speed(name, "--decode", 32, *limits, cap=cap)
+        four = self.speed(name, "--decode", 32, "--sessions", 4, *options, *limits, cap=cap)
         return one and factor(one, four)
 
     def sessions_big(self, *options):
-        one = self.speed("big.gguf", "--decode", 32, *CAP_OPTIONS, cap=CAP)
-        four = self.speed("big.gguf", "--decode", 32, "--sessions", 4, *options, *CAP_OPTIONS, cap=CAP)
-        return one and factor(one, four)
+        return self.sessions("big.gguf", *options, limits=CAP_OPTIONS, cap=CAP)
 
     def turns(self):
         found = self.bench("big.gguf", "--turns", 20, "--decode", 16, *CAP_MEMORY, cap=CAP)
@@ -176,8 +174,8 @@ ROWS = {
     "mlx": ("decode, MLX 4-bit g64 of the same shape", "90 % of Q4_K's GB/s", lambda t: t.mlx()),
     "start": ("start to first token, 248k vocabulary, 2 GB", "0.4 s", lambda t: t.start("small-container")),
     "contexts": ("decode at 1k / 8k / 32k, hybrid", "85 % of memory", lambda t: t.contexts()),
-    "sessions": ("4 sessions, fits, unrelated", "2.5 x", lambda t: t.sessions()),
-    "sessions-same": ("4 sessions, fits, one text", "2.5 x", lambda t: t.sessions("--same-text")),
+    "sessions": ("4 sessions, fits, unrelated", "2.5 x", lambda t: t.sessions("fits.gguf")),
+    "sessions-same": ("4 sessions, fits, one text", "2.5 x", lambda t: t.sessions("fits.gguf", "--same-text")),
     "sessions-big": ("4 sessions, big under 5 GiB, unrelated", "0.85 x", lambda t: t.sessions_big()),
     "sessions-big-same": ("4 sessions, big under 5 GiB, one prompt", "2 x", lambda t: t.sessions_big("--same-text")),
     "turns": ("memory over 20 turns, big under 5 GiB", "flat", lambda t: t.turns()),
