@@ -38,6 +38,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 const MAY_BE_UNSAFE: &[&str] = &[
     "crates/fm-kernels/src/cpu/arch",
     "crates/fm-kernels/src/cpu/pool.rs",
+    "crates/fm-kernels/src/ffi.rs",
     "crates/fm-model/src/ffi.rs",
     "crates/fm-store/src/slots.rs",
     "crates/fm-store/src/reader/io_uring.rs",

@@ -14,7 +14,10 @@ use fm_format::{
         Catalog, Extent, FileIndex, LayerRecords, MatrixShape, Piece, Place, Record, RecordLayout,
     },
 };
-use fm_kernels::cpu::{Level, probe};
+use fm_kernels::{
+    WeightBytes,
+    cpu::{Level, probe},
+};
 use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, Ticket, reader};
 use serde::{Deserialize, Serialize};
 
@@ -250,7 +253,8 @@ fn receive(store: &mut Store, mut ticket: Ticket) -> Result<usize, StoreError> {
 /// the time.
 fn measure_memory(threads: usize) -> f64 {
     let level = Level::best();
-    let bytes = vec![0x3C; MEMORY_PROBE_BYTES];
+    let mut bytes = WeightBytes::zeroed(MEMORY_PROBE_BYTES);
+    bytes.fill(0x3C);
     let share = bytes.len() / threads.max(1);
     let started = Instant::now();
     let passes = std::thread::scope(|scope| {

@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod conformance;
 pub mod cpu;
+mod ffi;
 pub mod host;
 pub mod reference;
 pub mod tolerance;
@@ -13,4 +14,4 @@ mod weight_bytes;
 
 pub use backend::{Backend, DeviceError};
 pub use cpu::Cpu;
-pub use weight_bytes::WeightBytes;
+pub use weight_bytes::{WeightBytes, WeightSlab};

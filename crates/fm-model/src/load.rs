@@ -19,7 +19,6 @@ use xxhash_rust::xxh3::Xxh3Default;
 use self::staging::Staged;
 use crate::{
     error::LoadError,
-    ffi,
     spec::{
         MatrixRef, MatrixSource, MatrixTransform, ModelSpec, Projection, VectorRef,
         VectorTransform, for_each_tensor,
@@ -188,10 +187,15 @@ impl<'a, B: Backend> Loader<'a, B> {
 /// If a read fails or comes up short.
 pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<WeightBytes, LoadError> {
     let mut out = WeightBytes::zeroed(matrix.shape.bytes());
-    ffi::advise_huge(&mut out);
+    read_into(files, matrix, &mut out)?;
+    Ok(out)
+}
+
+/// See [`read_matrix`].
+fn read_into(files: &Files, matrix: &MatrixRef, out: &mut [u8]) -> Result<(), LoadError> {
     match matrix.transform {
         MatrixTransform::Plain => {
-            read_rows(files, matrix, matrix.shape, &matrix.rows, &mut out)?;
+            read_rows(files, matrix, matrix.shape, &matrix.rows, out)?;
         }
         MatrixTransform::TransposedParts(part) => {
             let mut stored = vec![0; part.bytes()];
@@ -203,7 +207,7 @@ pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<WeightBytes, Loa
             }
         }
     }
-    Ok(out)
+    Ok(())
 }
 
 /// What is at `positions` of the ranges, one after the other.

@@ -26,6 +26,9 @@ pub(super) enum Cache {
     Second,
 }
 
+/// How far ahead weights are asked for where nothing else was measured, in bytes (`docs/experiments/0049`).
+pub(super) const ASKED_AHEAD: usize = 8 << 10;
+
 /// The operations of one instruction set. A value is the proof that the machine has it.
 ///
 /// Everything is `inline(always)`: the instructions become available only inside [`Lanes::run`].
@@ -187,6 +190,12 @@ pub(super) trait Lanes: Ints {
     #[inline(always)]
     fn asks_first(self) -> bool {
         false
+    }
+
+    /// How far ahead a row of activations that is alone asks for weights, in bytes; measured in `docs/experiments/0073`.
+    #[inline(always)]
+    fn asks_ahead(self) -> usize {
+        ASKED_AHEAD
     }
 
     /// Whether a core multiplies so many codes at a time that loads of activations hold it up, unless two panels share

@@ -25,7 +25,7 @@ use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use super::{
     ints::{HalfLine, Ints, Line},
-    lanes::{Cache, LANES, Lanes, Sixteen, Work},
+    lanes::{ASKED_AHEAD, Cache, LANES, Lanes, Sixteen, Work},
     tiles::Tiles,
 };
 use crate::{
@@ -40,8 +40,8 @@ mod tiled;
 pub(super) use arrange::arrange;
 use formats::{Panels, with_panels};
 
-/// How far ahead weights are asked for, measured in `docs/experiments/0049`.
-const PREFETCH_BYTES: usize = 8 << 10;
+/// How far ahead products of several rows of activations ask for weights.
+const PREFETCH_BYTES: usize = ASKED_AHEAD;
 
 const LINE_BYTES: usize = size_of::<Line>();
 
@@ -181,10 +181,10 @@ impl<P: Panels, const CODES: usize, const FIRST: bool> Work for One<'_, P, CODES
     fn on<L: Lanes>(self, lanes: L) {
         let Self { format, panel, row, out } = self;
         let into = if FIRST { Cache::First } else { Cache::Second };
-        let mut sum = lanes.splat(0.0);
+        let (mut sum, ahead) = (lanes.splat(0.0), lanes.asks_ahead());
         for (at, blocks) in row.chunks_exact(P::WEIGHTS / BLOCK).enumerate() {
             let (unit, half) = unit::<P>(panel, at);
-            lanes.prefetch_here(half, PREFETCH_BYTES, into);
+            lanes.prefetch_here(half, ahead, into);
             let head = format.head(lanes, unit, half);
             // Written out, so that places and shifts are constants in what is compiled.
             macro_rules! runs {
@@ -195,7 +195,7 @@ impl<P: Panels, const CODES: usize, const FIRST: bool> Work for One<'_, P, CODES
                         let mut dots = start::<L, P, CODES, 1>(lanes, block);
                         for_parts!(P, part => {
                             for line in share(of_run::<P>(unit, $run), part, parts::<P>()) {
-                                lanes.prefetch_here(line, PREFETCH_BYTES, into);
+                                lanes.prefetch_here(line, ahead, into);
                             }
                             let codes = unpack(lanes, format, unit, ($run, part));
                             dots = multiply::<L, P, CODES, 1>(lanes, [&codes], (block, part), dots);

@@ -16,7 +16,7 @@ const CHAINS: usize = 12;
 pub const MULTIPLY_ADD_OPERATIONS: usize = CHAINS * LANES * 2;
 
 /// How far ahead [`read`] asks for memory.
-const PREFETCH_BYTES: usize = 6 << 10;
+const PREFETCH_BYTES: usize = 2 << 10;
 
 /// Bytes of one step of [`read`].
 const STEP_BYTES: usize = 256;

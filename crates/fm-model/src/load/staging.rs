@@ -3,20 +3,23 @@
 //! One thread spends as long on page faults, on copying out of the page cache and on interleaving as
 //! several do; matrices go to whoever is free, the largest first, so that none is left alone at the
 //! end. Every matrix is read by one thread from its beginning to its end, which can check it on the
-//! way.
+//! way. They lie side by side, see [`WeightSlab`].
 
 use std::{
     cmp::Reverse,
     collections::HashMap,
     panic::resume_unwind,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
 use fm_format::source::Files;
-use fm_kernels::WeightBytes;
+use fm_kernels::{WeightBytes, WeightSlab};
 
-use super::read_matrix;
+use super::read_into;
 use crate::{
     error::LoadError,
     ffi,
@@ -40,8 +43,11 @@ impl Staged {
         for_each_tensor(spec, &mut |matrix| wanted.push(matrix.clone()), &mut |_| {});
         wanted.sort_by_key(|matrix| Reverse(matrix.shape.bytes()));
         let threads = threads.clamp(1, THREADS_MAX.min(wanted.len().max(1)));
-        let queue =
-            Queue { files, wanted: &wanted, next: AtomicUsize::new(0), failed: false.into() };
+        let sizes = || wanted.iter().map(|matrix| matrix.shape.bytes());
+        let mut slab = WeightSlab::zeroed(sizes().map(WeightSlab::needed).sum());
+        let places: Vec<_> = sizes().map(|bytes| slab.take(bytes)).collect();
+        let left = Mutex::new(wanted.iter().zip(places).enumerate());
+        let queue = Queue { files, left, failed: AtomicBool::new(false) };
         let parts = thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| queue.work())).collect();
             let own = queue.work();
@@ -74,22 +80,25 @@ impl Staged {
 }
 
 /// What is to be read, and how far it is.
-struct Queue<'a> {
+struct Queue<'a, I> {
     files: &'a Files,
-    wanted: &'a [MatrixRef],
-    next: AtomicUsize,
+    left: Mutex<I>,
     failed: AtomicBool,
 }
 
-impl Queue<'_> {
+/// A matrix, and where it goes to.
+type Wanted<'a> = (usize, (&'a MatrixRef, WeightBytes));
+
+impl<'a, I: Iterator<Item = Wanted<'a>>> Queue<'a, I> {
     /// Reads one matrix after the other until none is left or somebody has failed.
     fn work(&self) -> Result<Vec<(usize, WeightBytes)>, LoadError> {
         let mut done = Vec::new();
         while !self.failed.load(Ordering::Relaxed) {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(matrix) = self.wanted.get(index) else { break };
-            let read = read_matrix(self.files, matrix);
-            done.push((index, read.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?));
+            let next = self.left.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((index, (matrix, mut bytes))) = next else { break };
+            let read = read_into(self.files, matrix, &mut bytes);
+            read.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?;
+            done.push((index, bytes));
         }
         Ok(done)
     }

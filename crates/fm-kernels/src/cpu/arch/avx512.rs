@@ -23,6 +23,7 @@ use sums::{halving_sum, halving_sums, halving_tile};
 pub(in crate::cpu) struct Avx512 {
     tiles: Option<Amx>,
     asks_first: bool,
+    asks_ahead: usize,
     loads_bind: bool,
 }
 
@@ -41,6 +42,7 @@ impl Avx512 {
         all.then(|| Self {
             tiles: None,
             asks_first: x86::asks_first(),
+            asks_ahead: x86::asks_ahead(),
             loads_bind: x86::loads_bind(),
         })
     }
@@ -410,6 +412,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn asks_first(self) -> bool {
         self.asks_first
+    }
+    #[inline(always)]
+    fn asks_ahead(self) -> usize {
+        self.asks_ahead
     }
     #[inline(always)]
     fn loads_bind(self) -> bool {

@@ -5,7 +5,7 @@ use std::arch::{
     x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
 };
 
-use crate::cpu::lanes::Cache;
+use crate::cpu::lanes::{ASKED_AHEAD, Cache};
 
 /// See [`crate::cpu::lanes::Lanes::ask_for`].
 #[inline(always)]
@@ -41,6 +41,11 @@ const ZEN_5: u32 = 0x1a;
 /// Intel either cache was as good (`docs/experiments/0046`).
 pub(super) fn asks_first() -> bool {
     amd_family().is_some_and(|family| family >= ZEN_5)
+}
+
+/// See [`crate::cpu::lanes::Lanes::asks_ahead`]: Intel's cores fetch by themselves what lies behind a request.
+pub(super) fn asks_ahead() -> usize {
+    if amd_family().is_some() { ASKED_AHEAD } else { 3 << 10 }
 }
 
 /// See [`crate::cpu::lanes::Lanes::loads_bind`]: not where AVX-512 takes two turns of a unit of half its width.
