@@ -123,6 +123,7 @@ mod tests {
         let mut at = 0;
         for (i, (weights, len)) in weights.iter().zip(lens).enumerate() {
             assert_eq!((weights.len(), weights.as_ptr()), (len, first.wrapping_add(at)));
+            assert_eq!(weights.as_ptr().align_offset(LINE), 0);
             assert!(weights.iter().all(|byte| *byte == i as u8 + 1));
             at += WeightSlab::needed(len);
         }

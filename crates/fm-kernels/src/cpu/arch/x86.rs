@@ -43,7 +43,7 @@ pub(super) fn asks_first() -> bool {
     amd_family().is_some_and(|family| family >= ZEN_5)
 }
 
-/// See [`crate::cpu::lanes::Lanes::asks_ahead`]: Intel's cores fetch by themselves what lies behind a request.
+/// See [`crate::cpu::lanes::Lanes::asks_ahead`]: of makers other than AMD, a Granite Rapids was measured.
 pub(super) fn asks_ahead() -> usize {
     if amd_family().is_some() { ASKED_AHEAD } else { 3 << 10 }
 }
