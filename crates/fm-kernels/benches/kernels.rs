@@ -24,7 +24,7 @@ use fm_kernels::{
     },
     conformance::noise_weights,
     cpu::{Level, probe},
-    host::HostKv,
+    host::{HostBuf, HostKv},
 };
 
 /// Bytes of weights that decode walks through, far more than a cache holds.
@@ -115,7 +115,7 @@ impl Bench {
         let x = values(shape.cols);
         let mut acts = device.acts(1, shape.cols).expect("memory");
         device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
-        let mut y = vec![0.0; shape.rows];
+        let mut y = HostBuf::zeroed(shape.rows);
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
             let probe = read_probe(&set, self.device.threads());
@@ -163,7 +163,7 @@ impl Bench {
         let x = values(shape.cols);
         let mut acts = device.acts(1, shape.cols).expect("memory");
         device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
-        let mut y = vec![0.0; shape.rows];
+        let mut y = HostBuf::zeroed(shape.rows);
         let mut best = f64::INFINITY;
         for _ in 0..20 * ROUNDS {
             let start = Instant::now();
@@ -235,7 +235,7 @@ impl Bench {
         let x = values(tokens * cols);
         let mut acts = device.acts(tokens, cols).expect("memory");
         device.prepare(View::new(&x, tokens, cols), &mut acts).expect("the host");
-        let mut y = vec![0.0; tokens * rows];
+        let mut y = HostBuf::zeroed(tokens * rows);
         let operations = 2.0 * (rows * cols * tokens) as f64;
         let repeats = (1e9 / operations).ceil() as usize;
         let mut rounds = Vec::new();
@@ -271,10 +271,10 @@ impl Bench {
                 DeltaShape { key_heads: 16, value_heads, head_order, k_dim, v_dim, conv_taps };
             let mut qkv = values(tokens * shape.channels());
             let (a, b) = (values(tokens * value_heads), values(tokens * value_heads));
-            let (neg_a, dt_bias) = (vec![-0.1; value_heads], vec![0.5; value_heads]);
-            let mut out = vec![0.0; tokens * value_heads * v_dim];
+            let (neg_a, dt_bias) = (vec![-0.1; value_heads].into(), vec![0.5; value_heads].into());
+            let mut out = HostBuf::zeroed(tokens * value_heads * v_dim);
             // Thirty layers: the memory of one is not in the cache when its turn comes again.
-            let mut layers: Vec<Vec<f32>> = (0..30).map(|_| values(shape.memory_len())).collect();
+            let mut layers: Vec<HostBuf> = (0..30).map(|_| values(shape.memory_len())).collect();
             let mut rounds = Vec::new();
             for _ in 0..ROUNDS {
                 let start = Instant::now();
@@ -299,23 +299,17 @@ impl Bench {
     }
 
     fn attention(&self) {
-        let grouped = AttentionShape {
-            heads: 32,
-            kv_heads: 4,
-            k_dim: 128,
-            v_dim: 128,
-            scale: 0.09,
-            window: None,
+        let shape = |heads, kv_heads, k_dim, v_dim| {
+            let window = None;
+            AttentionShape { heads, kv_heads, k_dim, v_dim, scale: 0.09, window }
         };
-        let latent = AttentionShape {
-            heads: 20,
-            kv_heads: 1,
-            k_dim: 576,
-            v_dim: 512,
-            scale: 0.06,
-            window: None,
-        };
-        for (name, shape) in [("attention", grouped), ("latent attention", latent)] {
+        let cases = [
+            ("attention of 64,", shape(8, 4, 64, 64)),
+            ("attention of 128,", shape(32, 4, 128, 128)),
+            ("attention of 256,", shape(16, 2, 256, 256)),
+            ("latent attention,", shape(20, 1, 576, 512)),
+        ];
+        for (name, shape) in cases {
             for (rows, position) in [(1_usize, 4095_usize), (128, 1024)] {
                 for format in KvFormat::ALL {
                     self.attention_case(name, (shape, *format), (rows, position));
@@ -341,7 +335,7 @@ impl Bench {
         let table: Vec<u32> = (0..blocks as u32).collect();
         let kv = KvView { keys: &keys, values: own_values, table: &table, sinks: None };
         let q = values(rows * heads * k_dim);
-        let mut out = vec![0.0; rows * heads * v_dim];
+        let mut out = HostBuf::zeroed(rows * heads * v_dim);
         let seen: usize = (0..rows).map(|row| position + row + 1).sum();
         let operations = (seen * heads * (k_dim + v_dim) * 2) as f64;
         let mut rounds = Vec::new();
@@ -384,7 +378,7 @@ impl Bench {
         let (layers, blocks) = (SET_BYTES / token_bytes / layer_len, (tokens / 64) as u32);
         let pools = [0, 1].map(|_| HostKv::rounded(format, &values(layers * layer_len)));
         let q = values(heads * k_dim);
-        let mut out = vec![0.0; heads * k_dim];
+        let mut out = HostBuf::zeroed(heads * k_dim);
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
             let probe = read_probe(&set, self.device.threads());
@@ -419,7 +413,7 @@ impl Bench {
                 let x = values(tokens * heads * cols);
                 let mut acts = self.device.acts(tokens * heads, cols).expect("memory");
                 self.device.prepare(View::new(&x, tokens * heads, cols), &mut acts).expect("host");
-                let mut y = vec![0.0; tokens * heads * rows];
+                let mut y = HostBuf::zeroed(tokens * heads * rows);
                 let operations = 2.0 * (heads * rows * cols * tokens) as f64;
                 let mut rounds = Vec::new();
                 for _ in 0..3 * ROUNDS {
@@ -448,8 +442,9 @@ fn weights(format: &'static QuantFormat, len: usize) -> WeightBytes {
     set
 }
 
-fn values(len: usize) -> Vec<f32> {
-    (0..len).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.5).collect()
+fn values(len: usize) -> HostBuf {
+    let all: Vec<f32> = (0..len).map(|i| ((i * 7919 % 1009) as f32 / 504.5 - 1.0) * 0.5).collect();
+    all.into()
 }
 
 fn medians<const N: usize>(rounds: &[[f64; N]]) -> [f64; N] {

@@ -12,7 +12,7 @@ use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
     backend::{AttentionShape, Clamp, Numerics, Rope, View},
-    host::{ConvWeight, Host, HostKvView, Kernels, Parallel, RowSelection},
+    host::{ConvWeight, Host, HostBuf, HostKvView, Kernels, Parallel, RowSelection},
     reference::{delta_net::DeltaStep, quantise::Block},
 };
 
@@ -209,14 +209,14 @@ impl Kernels for Simd {
         self.level.run(activation::Softmax { logits, scores });
     }
 
-    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
+    fn rope_row(&self, spec: &Rope<'_, HostBuf>, position: u32, x: &mut [f32]) {
         self.level.run(rope::RopeRow { spec, position, x });
     }
 
     fn attend(
         &self,
         shape: AttentionShape,
-        q: View<'_, Vec<f32>>,
+        q: View<'_, HostBuf>,
         (kv, head): (HostKvView<'_>, usize),
         position: usize,
         out: &mut [f32],

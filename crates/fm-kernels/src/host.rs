@@ -23,6 +23,7 @@ use crate::{
 
 mod acts;
 mod attention;
+mod buf;
 mod delta_net;
 mod expert_rows;
 mod experts;
@@ -34,6 +35,7 @@ mod view;
 
 pub(crate) use acts::SpacedRows;
 pub use acts::{BlockRows, HostActs, QuantisedRows, RowSelection};
+pub use buf::HostBuf;
 pub use delta_net::ConvWeight;
 pub use expert_rows::EXPERT_ROWS_PER_PASS;
 pub use experts::EXPERTS_TOGETHER_MAX;
@@ -80,7 +82,7 @@ impl<K: Kernels> Host<K> {
 }
 
 impl<K: Kernels> Backend for Host<K> {
-    type Buf = Vec<f32>;
+    type Buf = HostBuf;
     type Kv = HostKv;
     type Packed = WeightBytes;
     type Bytes = [u8];
@@ -90,12 +92,12 @@ impl<K: Kernels> Backend for Host<K> {
         self.kernels.numerics()
     }
 
-    fn alloc(&self, len: usize) -> DeviceResult<Vec<f32>> {
-        Ok(vec![0.0; len])
+    fn alloc(&self, len: usize) -> DeviceResult<HostBuf> {
+        Ok(HostBuf::zeroed(len))
     }
 
-    fn upload(&self, values: &[f32]) -> DeviceResult<Vec<f32>> {
-        Ok(values.to_vec())
+    fn upload(&self, values: &[f32]) -> DeviceResult<HostBuf> {
+        Ok(values.into())
     }
 
     fn upload_packed(&self, bytes: WeightBytes) -> DeviceResult<WeightBytes> {
@@ -112,14 +114,14 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn read(&self, src: View<'_, Vec<f32>>, dst: &mut [f32]) -> DeviceResult {
+    fn read(&self, src: View<'_, HostBuf>, dst: &mut [f32]) -> DeviceResult {
         for i in 0..src.rows {
             dst[i * src.cols..][..src.cols].copy_from_slice(src.row(i));
         }
         Ok(())
     }
 
-    fn write(&self, src: &[f32], mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn write(&self, src: &[f32], mut dst: ViewMut<'_, HostBuf>) -> DeviceResult {
         for i in 0..dst.rows {
             let src = &src[i * dst.cols..][..dst.cols];
             dst.row(i).copy_from_slice(src);
@@ -127,14 +129,14 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn copy(&self, src: View<'_, Vec<f32>>, mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn copy(&self, src: View<'_, HostBuf>, mut dst: ViewMut<'_, HostBuf>) -> DeviceResult {
         for i in 0..src.rows {
             dst.row(i).copy_from_slice(src.row(i));
         }
         Ok(())
     }
 
-    fn zero(&self, mut dst: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn zero(&self, mut dst: ViewMut<'_, HostBuf>) -> DeviceResult {
         for i in 0..dst.rows {
             dst.row(i).fill(0.0);
         }
@@ -153,12 +155,12 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(HostActs::new(rows, cols, Numerics::F32))
     }
 
-    fn prepare(&self, x: View<'_, Vec<f32>>, acts: &mut HostActs) -> DeviceResult {
+    fn prepare(&self, x: View<'_, HostBuf>, acts: &mut HostActs) -> DeviceResult {
         acts.fill(&x, &self.kernels);
         Ok(())
     }
 
-    fn matmul(&self, w: QMatrix<'_, [u8]>, x: &HostActs, y: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn matmul(&self, w: QMatrix<'_, [u8]>, x: &HostActs, y: ViewMut<'_, HostBuf>) -> DeviceResult {
         self.matmul_selected(w, &RowSelection::all(x), y);
         Ok(())
     }
@@ -166,7 +168,7 @@ impl<K: Kernels> Backend for Host<K> {
     fn matmul_each<const N: usize>(
         &self,
         x: &HostActs,
-        products: [Product<'_, [u8], Vec<f32>>; N],
+        products: [Product<'_, [u8], HostBuf>; N],
     ) -> DeviceResult {
         let x = RowSelection::all(x);
         if x.rows() > 0 && products.iter().all(|product| product.w.arranged) {
@@ -185,7 +187,7 @@ impl<K: Kernels> Backend for Host<K> {
         w: QMatrix<'_, [u8]>,
         x: &HostActs,
         rows: &[ExpertRow],
-        y: ViewMut<'_, Vec<f32>>,
+        y: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         self.matmul_selected(w, &RowSelection::chosen(x, rows), y);
         Ok(())
@@ -196,7 +198,7 @@ impl<K: Kernels> Backend for Host<K> {
         w: QMatrix<'_, [u8]>,
         heads: usize,
         x: &HostActs,
-        y: ViewMut<'_, Vec<f32>>,
+        y: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         self.matmul_by_head(w, heads, x, y);
         Ok(())
@@ -206,7 +208,7 @@ impl<K: Kernels> Backend for Host<K> {
         &self,
         table: QMatrix<'_, [u8]>,
         ids: &[u32],
-        mut out: ViewMut<'_, Vec<f32>>,
+        mut out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         let row_bytes = table.shape.row_bytes();
         for (i, id) in ids.iter().enumerate() {
@@ -218,10 +220,10 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn rms_norm(
         &self,
-        x: View<'_, Vec<f32>>,
-        weight: &Vec<f32>,
+        x: View<'_, HostBuf>,
+        weight: &HostBuf,
         eps: f32,
-        out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         let kernels = &self.kernels;
         out.for_each_row(kernels, |i, out| {
@@ -232,12 +234,7 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn rms_norm_heads(
-        &self,
-        x: ViewMut<'_, Vec<f32>>,
-        weight: &Vec<f32>,
-        eps: f32,
-    ) -> DeviceResult {
+    fn rms_norm_heads(&self, x: ViewMut<'_, HostBuf>, weight: &HostBuf, eps: f32) -> DeviceResult {
         let kernels = &self.kernels;
         x.for_each_row(kernels, |_, row| {
             for head in row.chunks_exact_mut(weight.len()) {
@@ -250,9 +247,9 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn gated_norm_heads(
         &self,
-        x: ViewMut<'_, Vec<f32>>,
-        z: View<'_, Vec<f32>>,
-        weight: &Vec<f32>,
+        x: ViewMut<'_, HostBuf>,
+        z: View<'_, HostBuf>,
+        weight: &HostBuf,
         eps: f32,
     ) -> DeviceResult {
         let kernels = &self.kernels;
@@ -267,7 +264,7 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn add_bias(&self, bias: View<'_, Vec<f32>>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn add_bias(&self, bias: View<'_, HostBuf>, x: ViewMut<'_, HostBuf>) -> DeviceResult {
         let (kernels, bias) = (&self.kernels, bias.row(0));
         x.for_each_row(kernels, |_, row| {
             row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
@@ -275,7 +272,7 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn add(&self, x: View<'_, Vec<f32>>, acc: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn add(&self, x: View<'_, HostBuf>, acc: ViewMut<'_, HostBuf>) -> DeviceResult {
         let kernels = &self.kernels;
         acc.for_each_row(kernels, |i, row| {
             row.iter_mut().zip(x.row(i)).for_each(|(acc, x)| *acc += x);
@@ -283,7 +280,7 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn silu_mul(&self, up: View<'_, Vec<f32>>, gate: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn silu_mul(&self, up: View<'_, HostBuf>, gate: ViewMut<'_, HostBuf>) -> DeviceResult {
         let kernels = &self.kernels;
         gate.for_each_row(kernels, |i, gate| kernels.silu_mul(up.row(i), gate));
         Ok(())
@@ -292,15 +289,15 @@ impl<K: Kernels> Backend for Host<K> {
     fn clamped_mul(
         &self,
         clamp: Clamp,
-        up: View<'_, Vec<f32>>,
-        gate: ViewMut<'_, Vec<f32>>,
+        up: View<'_, HostBuf>,
+        gate: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         let kernels = &self.kernels;
         gate.for_each_row(kernels, |i, gate| kernels.clamped_mul(clamp, up.row(i), gate));
         Ok(())
     }
 
-    fn sigmoid_mul(&self, gate: View<'_, Vec<f32>>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn sigmoid_mul(&self, gate: View<'_, HostBuf>, x: ViewMut<'_, HostBuf>) -> DeviceResult {
         let kernels = &self.kernels;
         x.for_each_row(kernels, |i, x| {
             if let ([gate], true) = (gate.row(i), x.len() > 1) {
@@ -313,7 +310,7 @@ impl<K: Kernels> Backend for Host<K> {
         Ok(())
     }
 
-    fn rope(&self, spec: &Rope<'_, Vec<f32>>, x: ViewMut<'_, Vec<f32>>) -> DeviceResult {
+    fn rope(&self, spec: &Rope<'_, HostBuf>, x: ViewMut<'_, HostBuf>) -> DeviceResult {
         let kernels = &self.kernels;
         x.for_each_row(kernels, |i, row| {
             kernels.rope_row(spec, spec.positions[i], row);
@@ -327,7 +324,7 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn kv_write(
         &self,
-        x: View<'_, Vec<f32>>,
+        x: View<'_, HostBuf>,
         position: u32,
         table: &[u32],
         dim: usize,
@@ -354,10 +351,10 @@ impl<K: Kernels> Backend for Host<K> {
     fn attention(
         &self,
         shape: AttentionShape,
-        q: View<'_, Vec<f32>>,
-        kv: &KvView<'_, HostKv, Vec<f32>>,
+        q: View<'_, HostBuf>,
+        kv: &KvView<'_, HostKv, HostBuf>,
         position: u32,
-        out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         self.attend(shape, q, kv.into(), position as usize, out);
         Ok(())
@@ -365,9 +362,9 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn causal_conv(
         &self,
-        weight: &Vec<f32>,
-        history: &mut Vec<f32>,
-        x: ViewMut<'_, Vec<f32>>,
+        weight: &HostBuf,
+        history: &mut HostBuf,
+        x: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         self.conv_rows(weight, history, x);
         Ok(())
@@ -376,9 +373,9 @@ impl<K: Kernels> Backend for Host<K> {
     fn delta_net(
         &self,
         shape: DeltaShape,
-        inputs: DeltaInputs<'_, Vec<f32>>,
-        memory: &mut Vec<f32>,
-        out: ViewMut<'_, Vec<f32>>,
+        inputs: DeltaInputs<'_, HostBuf>,
+        memory: &mut HostBuf,
+        out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         self.delta_rows(shape, inputs, memory, out);
         Ok(())
@@ -387,11 +384,11 @@ impl<K: Kernels> Backend for Host<K> {
     fn route(
         &self,
         spec: RouterSpec,
-        router: RouterLogits<'_, Vec<f32>>,
+        router: RouterLogits<'_, HostBuf>,
         routes: &mut Routes<Self>,
     ) -> DeviceResult {
         let RouterLogits { logits, bias } = router;
-        let bias = bias.map(Vec::as_slice);
+        let bias = bias.map(|bias| &bias[..]);
         let (rows, experts, top_k) = (logits.rows, logits.cols, spec.top_k);
         routes.top_k = top_k;
         routes.ids.resize(rows * top_k, fm_format::key::ExpertIndex(0));
@@ -416,10 +413,10 @@ impl<K: Kernels> Backend for Host<K> {
     fn experts<'a>(
         &self,
         count: usize,
-        call: &dyn Fn(usize) -> ExpertCall<'a, [u8], Vec<f32>>,
+        call: &dyn Fn(usize) -> ExpertCall<'a, [u8], HostBuf>,
         x: &HostActs,
         scratch: &mut ExpertScratch<Self>,
-        out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult
     where
         Self::Bytes: 'a,
@@ -444,12 +441,12 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn expert_rows(
         &self,
-        w: &ExpertWeights<'_, [u8], Vec<f32>>,
+        w: &ExpertWeights<'_, [u8], HostBuf>,
         x: &HostActs,
         rows: &[ExpertRow],
         scratch: &mut ExpertScratch<Self>,
         combine: Combine,
-        out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         if !Self::fuses_rows(w, rows) {
             return backend::expert_by_products(self, w, x, rows, scratch, combine, out);
@@ -460,10 +457,10 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn scatter_rows(
         &self,
-        y: View<'_, Vec<f32>>,
+        y: View<'_, HostBuf>,
         rows: &[ExpertRow],
         combine: Combine,
-        mut out: ViewMut<'_, Vec<f32>>,
+        mut out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         for (i, row) in rows.iter().enumerate() {
             let out = out.row(row.target as usize);
@@ -477,9 +474,9 @@ impl<K: Kernels> Backend for Host<K> {
 
     fn combine_rows(
         &self,
-        y: View<'_, Vec<f32>>,
+        y: View<'_, HostBuf>,
         weights: &[f32],
-        out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         let top_k = weights.len() / out.rows.max(1);
         let kernels = &self.kernels;

@@ -301,7 +301,8 @@ mod tests {
     fn rows_are_grouped_ascending_and_keep_their_weights() {
         let ids = [1, 7, 0, 7, 1, 2].map(ExpertIndex).to_vec();
         let weights = vec![0.1, 0.2, 0.3, 0.4, 0.5, 0.6];
-        let routes: Routes<Reference> = Routes { scores: Vec::new(), ids, weights, top_k: 2 };
+        let routes: Routes<Reference> =
+            Routes { scores: Vec::new().into(), ids, weights, top_k: 2 };
         let mut groups = RowsByExpert::default();
         for _ in 0..2 {
             groups.group(&routes, |row, j| row * 2 + j);

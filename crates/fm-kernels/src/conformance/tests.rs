@@ -6,7 +6,7 @@ use fm_format::quant::QuantFormat;
 
 use crate::{
     backend::{AttentionShape, Clamp, Numerics, Rope, View},
-    host::{ConvWeight, Host, HostKvView, Kernels, Parallel, RowSelection},
+    host::{ConvWeight, Host, HostBuf, HostKvView, Kernels, Parallel, RowSelection},
     reference::{Scalar, delta_net::DeltaStep},
 };
 
@@ -112,13 +112,13 @@ impl Kernels for Wrong {
             scores.iter_mut().for_each(|score| *score *= 1.001);
         }
     }
-    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
+    fn rope_row(&self, spec: &Rope<'_, HostBuf>, position: u32, x: &mut [f32]) {
         Scalar::PLAIN.rope_row(spec, position + u32::from(self.0 == Mistake::NextPosition), x);
     }
     fn attend(
         &self,
         shape: AttentionShape,
-        q: View<'_, Vec<f32>>,
+        q: View<'_, HostBuf>,
         kv: (HostKvView<'_>, usize),
         position: usize,
         out: &mut [f32],

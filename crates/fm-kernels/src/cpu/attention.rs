@@ -2,7 +2,7 @@
 
 use crate::{
     backend::{AttentionShape, KV_BLOCK_TOKENS, View},
-    host::{Half, Kept, KvLanes, QUERIES_PER_TASK_MAX},
+    host::{Half, HostBuf, Kept, KvLanes, QUERIES_PER_TASK_MAX},
 };
 
 use super::{
@@ -42,7 +42,7 @@ impl KeptLanes for Half {
 pub(super) struct Attend<'a, E> {
     pub(super) shape: AttentionShape,
     /// `[rows, heads · k_dim]`
-    pub(super) q: View<'a, Vec<f32>>,
+    pub(super) q: View<'a, HostBuf>,
     pub(super) kv: KvLanes<'a, E>,
     /// The first of the heads.
     pub(super) head: usize,
@@ -80,7 +80,7 @@ impl<E: KeptLanes> Work for Attend<'_, E> {
 struct Queries<'a, E> {
     shape: AttentionShape,
     /// `[rows, count · k_dim]`
-    q: View<'a, Vec<f32>>,
+    q: View<'a, HostBuf>,
     kv: KvLanes<'a, E>,
     kv_head: usize,
     /// `[count]`
@@ -338,12 +338,21 @@ fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usi
     (keys, ahead): (&Rows<'_, E, T>, Option<usize>),
 ) -> [[L::F; T]; N] {
     let mut sums = [[lanes.splat(0.0); T]; N];
-    for at in 0..keys.vectors[0].len() {
+    // All have this length, which the compiler sees only where they are cut.
+    let len = keys.vectors[0].len();
+    let (mut heads, mut rows) = ([&q.vectors[0][..len]; N], [&keys.vectors[0][..len]; T]);
+    for (head, q) in heads.iter_mut().zip(&q.vectors[first..]) {
+        *head = &q[..len];
+    }
+    for (row, key) in rows.iter_mut().zip(&keys.vectors) {
+        *row = &key[..len];
+    }
+    for at in 0..len {
         let mut vectors = [lanes.splat(0.0); N];
-        for (vector, q) in vectors.iter_mut().zip(&q.vectors[first..]) {
+        for (vector, q) in vectors.iter_mut().zip(heads) {
             *vector = lanes.load(&q[at]);
         }
-        for (t, key) in keys.vectors.iter().enumerate() {
+        for (t, key) in rows.iter().enumerate() {
             let key = &key[at];
             if let Some(ahead) = ahead {
                 lanes.prefetch(key, ahead);

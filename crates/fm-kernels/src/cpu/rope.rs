@@ -1,12 +1,15 @@
 //! Rotary position embedding of one row: every angle is computed once for all heads.
 
-use crate::backend::{Rope, RopeLayout};
+use crate::{
+    backend::{Rope, RopeLayout},
+    host::HostBuf,
+};
 
 use super::lanes::{LANES, Lanes, Sixteen, Work, load_some, store_some};
 
 /// Rotates the heads of one row, see [`crate::Backend::rope`].
 pub(super) struct RopeRow<'a> {
-    pub(super) spec: &'a Rope<'a, Vec<f32>>,
+    pub(super) spec: &'a Rope<'a, HostBuf>,
     pub(super) position: u32,
     pub(super) x: &'a mut [f32],
 }

@@ -98,7 +98,7 @@ use crate::{
         Cpu, Level,
         lanes::{Lanes, Work},
     },
-    host::{HostKv, Kernels},
+    host::{HostBuf, HostKv, Kernels},
     reference::{
         Reference,
         quantise::{BLOCK, Block},
@@ -108,11 +108,11 @@ use crate::{
 use fm_format::record::MatrixShape;
 
 /// `W x` for noise of this shape, as bits.
-fn product<B: Backend<Buf = Vec<f32>, Bytes = [u8]>>(
+fn product<B: Backend<Buf = HostBuf, Bytes = [u8]>>(
     device: &B,
     shape: MatrixShape,
     tokens: usize,
-) -> Vec<f32> {
+) -> HostBuf {
     let mut bytes = noise_weights(shape, 1);
     let arranged = device.arranges(shape);
     if arranged {
@@ -120,8 +120,8 @@ fn product<B: Backend<Buf = Vec<f32>, Bytes = [u8]>>(
     }
     let x: Vec<f32> = (0..tokens * shape.cols).map(|i| ((i + 1) as f32 * 2.37).sin()).collect();
     let mut acts = device.acts(tokens, shape.cols).unwrap();
-    device.prepare(View::new(&x, tokens, shape.cols), &mut acts).unwrap();
-    let mut y = vec![0.0; tokens * shape.rows];
+    device.prepare(View::new(&x.into(), tokens, shape.cols), &mut acts).unwrap();
+    let mut y = HostBuf::zeroed(tokens * shape.rows);
     let out = ViewMut::new(&mut y, tokens, shape.rows);
     device.matmul(QMatrix { bytes: &bytes, shape, arranged }, &acts, out).unwrap();
     y
@@ -203,7 +203,7 @@ fn levels_with_fused_multiply_add_give_the_same_bits() {
 #[test]
 fn every_level_decodes_exactly() {
     let cols = 256;
-    let mut identity = vec![0.0; cols * cols];
+    let mut identity = HostBuf::zeroed(cols * cols);
     identity.iter_mut().step_by(cols + 1).for_each(|x| *x = 1.0);
     for level in Level::all() {
         let device = Cpu::with_level(level, 1);
@@ -216,13 +216,13 @@ fn every_level_decodes_exactly() {
             let mut acts = device.acts(cols, cols).unwrap();
             device.prepare(View::new(&identity, cols, cols), &mut acts).unwrap();
             let w = QMatrix { bytes: &row[..], shape, arranged: false };
-            let mut together = vec![0.0; cols];
+            let mut together = HostBuf::zeroed(cols);
             device.matmul(w, &acts, ViewMut::new(&mut together, cols, 1)).unwrap();
-            assert_eq!(together, want, "{level}, {format:?}");
+            assert_eq!(together[..], want, "{level}, {format:?}");
             for (i, want) in want.iter().enumerate() {
                 let one = View::new(&identity, cols, cols).rows(i, 1);
                 device.prepare(one, &mut acts).unwrap();
-                let mut alone = vec![0.0];
+                let mut alone = HostBuf::zeroed(1);
                 device.matmul(w, &acts, ViewMut::new(&mut alone, 1, 1)).unwrap();
                 assert_eq!(alone[0], *want, "{level}, {format:?}, weight {i}");
             }
@@ -248,7 +248,7 @@ fn a_format_without_a_kernel_runs_through_its_decode() {
         for tokens in [1, 9] {
             let shape = MatrixShape { rows: 21, cols: 1152, format: &UNKNOWN };
             let (got, want) = (product(&device, shape, tokens), product(&reference, shape, tokens));
-            for (got, want) in got.iter().zip(&want) {
+            for (got, want) in got.iter().zip(&want[..]) {
                 let off = (got - want).abs() / want.abs().max(1.0);
                 assert!(off < tolerance::DOT_F32 * 4.0, "{level}: {got} {want}");
             }
@@ -292,9 +292,9 @@ proptest! {
     fn sigmoid_is_close_over_the_whole_range(x in prop::collection::vec(-120.0_f32..120.0, 1..70)) {
         for level in Level::all() {
             let device = Cpu::with_level(level, 1);
-            let mut ones = vec![1.0; x.len()];
+            let (gate, mut ones) = (HostBuf::from(&x[..]), HostBuf::from(vec![1.0; x.len()]));
             let out = ViewMut::new(&mut ones, 1, x.len());
-            device.sigmoid_mul(View::new(&x, 1, x.len()), out).unwrap();
+            device.sigmoid_mul(View::new(&gate, 1, x.len()), out).unwrap();
             for (got, x) in ones.iter().zip(&x) {
                 let want = 1.0 / (1.0 + (-f64::from(*x)).exp());
                 let off = (f64::from(*got) - want).abs();
@@ -313,8 +313,8 @@ proptest! {
         for level in Level::all() {
             let device = Cpu::with_level(level, 1);
             let run = |x: &[f32]| {
-                let mut gate = x.to_vec();
-                let up = vec![0.7; x.len()];
+                let mut gate = HostBuf::from(x);
+                let up = vec![0.7; x.len()].into();
                 let out = ViewMut::new(&mut gate, 1, x.len());
                 device.silu_mul(View::new(&up, 1, x.len()), out).unwrap();
                 gate
@@ -330,8 +330,9 @@ proptest! {
 #[test]
 fn heads_that_share_a_task_do_not_see_each_other() {
     let (kv_heads, k_dim, v_dim) = (2, 60, 56);
-    let noise = |len: usize, seed: f32| -> Vec<f32> {
-        (0..len).map(|i| ((i + 1) as f32 * (seed + 0.37)).sin()).collect()
+    let noise = |len: usize, seed: f32| -> HostBuf {
+        let noise = (0..len).map(|i| ((i + 1) as f32 * (seed + 0.37)).sin());
+        noise.collect::<Vec<f32>>().into()
     };
     let (position, rows, table) = (100_u32, 3, [1, 0]);
     let keys = HostKv::F32(noise(2 * kv_heads * KV_BLOCK_TOKENS * k_dim, 1.0));
@@ -341,11 +342,12 @@ fn heads_that_share_a_task_do_not_see_each_other() {
         let window = Some(100);
         let shape = AttentionShape { heads, kv_heads, k_dim, v_dim, scale: 0.3, window };
         let sinks: Vec<f32> = (0..heads).map(|head| head as f32 * 0.1).collect();
+        let sinks = sinks.into();
         let kv = KvView { keys: &keys, values: None, table: &table, sinks: Some(&sinks) };
         let q = noise(rows * heads * k_dim, 2.0);
         let run = |threads, rows: usize| {
             let device = Cpu::with_level(level, threads);
-            let mut out = vec![0.0; rows * heads * v_dim];
+            let mut out = HostBuf::zeroed(rows * heads * v_dim);
             let q = View::new(&q, rows, heads * k_dim);
             let view = ViewMut::new(&mut out, rows, heads * v_dim);
             device.attention(shape, q, &kv, position, view).unwrap();
@@ -373,7 +375,7 @@ fn eight_bit_floats_are_what_their_bits_say() {
     for level in Level::all() {
         let device = Cpu::with_level(level, 1);
         for rows in [1, 3] {
-            let (x, mut y) = (vec![1.0; rows * 128], vec![0.0; rows * 256]);
+            let (x, mut y) = (vec![1.0; rows * 128].into(), HostBuf::zeroed(rows * 256));
             let mut acts = device.acts(rows, 128).unwrap();
             device.prepare(View::new(&x, rows, 128), &mut acts).unwrap();
             let w = QMatrix { bytes: &weights[..], shape, arranged: false };

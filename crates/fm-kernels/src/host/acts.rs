@@ -6,7 +6,7 @@ use crate::{
 };
 
 use super::{
-    Kernels,
+    HostBuf, Kernels,
     view::{for_each_row, rows_per_task},
 };
 
@@ -17,10 +17,7 @@ const ACTS_ALIGN: usize = 16;
 /// Activations of a host backend, row by row.
 #[derive(Debug)]
 pub struct HostActs {
-    values: Vec<f32>,
-    /// Where the first row begins: at a cache line, because a vector that lies across two costs two
-    /// loads.
-    start: usize,
+    values: HostBuf,
     rows: usize,
     cols: usize,
     rows_max: usize,
@@ -56,26 +53,24 @@ impl HostActs {
 
     /// Room for `rows` rows of `cols` values.
     pub(super) fn new(rows: usize, cols: usize, numerics: Numerics) -> Self {
-        let values = vec![0.0; rows * Self::stride(cols) + ACTS_ALIGN];
-        // A Vec that is never resized stays where it is.
-        let start = values.as_ptr().align_offset(ACTS_ALIGN * size_of::<f32>()).min(ACTS_ALIGN);
+        let values = HostBuf::zeroed(rows * Self::stride(cols));
         let blocks = rows * Self::blocks_stride(cols);
         let quantised = match numerics {
             Numerics::Reference | Numerics::F32 => Quantised::No,
             Numerics::Int8 => Quantised::Int8(vec![Block::ZERO; blocks]),
             Numerics::Int15 => Quantised::Int15(vec![Block::ZERO; blocks]),
         };
-        Self { values, start, rows: 0, cols: 0, rows_max: rows, quantised }
+        Self { values, rows: 0, cols: 0, rows_max: rows, quantised }
     }
 
     /// Takes the rows of `x` over.
     ///
     /// # Panics
     /// If there is no room for them.
-    pub(super) fn fill(&mut self, x: &View<'_, Vec<f32>>, kernels: &impl Kernels) {
+    pub(super) fn fill(&mut self, x: &View<'_, HostBuf>, kernels: &impl Kernels) {
         (self.rows, self.cols) = (x.rows, x.cols);
         let stride = Self::stride(x.cols);
-        let values = &mut self.values[self.start..][..x.rows * stride];
+        let values = &mut self.values[..x.rows * stride];
         match &mut self.quantised {
             Quantised::No => for_each_row(kernels, values, (stride, stride), |i, to| {
                 copy_row(x.row(i), to);
@@ -132,7 +127,7 @@ impl HostActs {
 
     /// Row `i` and what follows it.
     fn tail_from(&self, i: usize) -> &[f32] {
-        &self.values[self.start + i * Self::stride(self.cols)..]
+        &self.values[i * Self::stride(self.cols)..]
     }
 }
 
@@ -145,7 +140,7 @@ fn copy_row(row: &[f32], to: &mut [f32]) {
 
 /// Copies the rows of `x` and quantises each while a cache holds it.
 fn fill_both<const LINES: usize>(
-    x: &View<'_, Vec<f32>>,
+    x: &View<'_, HostBuf>,
     kernels: &impl Kernels,
     (values, stride): (&mut [f32], usize),
     blocks: &mut [Block<LINES>],

@@ -2,7 +2,7 @@
 
 use crate::backend::{AttentionShape, View, ViewMut};
 
-use super::{Host, HostKvView, Kernels, QUERIES_PER_TASK_MAX};
+use super::{Host, HostBuf, HostKvView, Kernels, QUERIES_PER_TASK_MAX};
 
 /// Later rows see more: tasks that are smaller than a thread's share even that out.
 const TASKS_PER_THREAD: usize = 4;
@@ -12,10 +12,10 @@ impl<K: Kernels> Host<K> {
     pub(super) fn attend(
         &self,
         shape: AttentionShape,
-        q: View<'_, Vec<f32>>,
+        q: View<'_, HostBuf>,
         kv: HostKvView<'_>,
         position: usize,
-        mut out: ViewMut<'_, Vec<f32>>,
+        mut out: ViewMut<'_, HostBuf>,
     ) {
         let (kernels, rows) = (&self.kernels, out.rows);
         let AttentionShape { heads, kv_heads, k_dim, v_dim, .. } = shape;

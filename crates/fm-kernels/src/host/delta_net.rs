@@ -9,7 +9,7 @@ use crate::{
 };
 
 use super::{
-    DELTA_TOKENS_MAX, Host, Kernels,
+    DELTA_TOKENS_MAX, Host, HostBuf, Kernels,
     places::{cut, list_rows},
     view::rows_per_task,
 };
@@ -25,9 +25,9 @@ impl<K: Kernels> Host<K> {
     pub(super) fn delta_rows(
         &self,
         shape: DeltaShape,
-        inputs: DeltaInputs<'_, Vec<f32>>,
+        inputs: DeltaInputs<'_, HostBuf>,
         memory: &mut [f32],
-        mut out: ViewMut<'_, Vec<f32>>,
+        mut out: ViewMut<'_, HostBuf>,
     ) {
         let DeltaInputs { qkv, a, b, neg_a, dt_bias } = inputs;
         let ViewMut { buf, offset, rows, cols, stride } = qkv;
@@ -84,7 +84,7 @@ impl<K: Kernels> Host<K> {
         &self,
         weight: &[f32],
         history: &mut [f32],
-        mut x: ViewMut<'_, Vec<f32>>,
+        mut x: ViewMut<'_, HostBuf>,
     ) {
         let (channels, taps, kernels) = (x.cols, history.len() / x.cols, &self.kernels);
         let channels_per_task = rows_per_task(kernels, channels, x.rows * channels);
@@ -105,7 +105,7 @@ impl<K: Kernels> Host<K> {
     }
 
     /// Brings queries and keys to unit length, and queries to `k_dim^-0.5` on top.
-    fn normalise(&self, shape: DeltaShape, qkv: ViewMut<'_, Vec<f32>>) {
+    fn normalise(&self, shape: DeltaShape, qkv: ViewMut<'_, HostBuf>) {
         let query_scale = (shape.k_dim as f32).sqrt().recip();
         let kernels = &self.kernels;
         qkv.for_each_row(kernels, |_, row| {

@@ -7,7 +7,7 @@ use crate::{
 };
 
 use super::{
-    Host, HostActs, Kernels, PANEL_ROWS, RowSelection,
+    Host, HostActs, HostBuf, Kernels, PANEL_ROWS, RowSelection,
     acts::QuantisedMut,
     places::{cut, list_rows, take_target},
 };
@@ -20,7 +20,7 @@ const VALUES_PER_PASS: usize = BLOCK;
 /// Tasks per thread, where there is enough to do.
 const TASKS_PER_THREAD: usize = 4;
 
-type Weights<'a> = ExpertWeights<'a, [u8], Vec<f32>>;
+type Weights<'a> = ExpertWeights<'a, [u8], HostBuf>;
 type Results = [f32; EXPERT_ROWS_PER_PASS * VALUES_PER_PASS];
 
 impl<K: Kernels> Host<K> {
@@ -37,7 +37,7 @@ impl<K: Kernels> Host<K> {
         w: &Weights<'_>,
         (x, rows): (&HostActs, &[ExpertRow]),
         acts: &mut HostActs,
-        (combine, out): (Combine, ViewMut<'_, Vec<f32>>),
+        (combine, out): (Combine, ViewMut<'_, HostBuf>),
     ) {
         match acts.quantised_mut(rows.len(), w.gate.shape.rows) {
             QuantisedMut::Int8(blocks) => self.passes(w, (x, rows), blocks),
@@ -110,7 +110,7 @@ impl<K: Kernels> Host<K> {
         down: QMatrix<'_, [u8]>,
         acts: &HostActs,
         rows: &[ExpertRow],
-        (combine, mut out): (Combine, ViewMut<'_, Vec<f32>>),
+        (combine, mut out): (Combine, ViewMut<'_, HostBuf>),
     ) {
         let (count, hidden) = (rows.len(), out.cols);
         let per_task = self.parts_per_task(hidden.div_ceil(VALUES_PER_PASS));

@@ -9,7 +9,7 @@ use crate::{
 };
 
 use super::{
-    Host, HostActs, Kernels, PANEL_ROWS, RowSelection,
+    Host, HostActs, HostBuf, Kernels, PANEL_ROWS, RowSelection,
     acts::QuantisedMut,
     places::{cut, list_rows, take_target},
 };
@@ -27,7 +27,7 @@ const TASKS_PER_THREAD: usize = 8;
 /// Tasks of an operation at most: they are listed on the stack.
 const TASKS_MAX: usize = 256;
 
-type Call<'a> = ExpertCall<'a, [u8], Vec<f32>>;
+type Call<'a> = ExpertCall<'a, [u8], HostBuf>;
 type Calls<'a> = [Option<Call<'a>>; EXPERTS_TOGETHER_MAX];
 
 /// What one task computes: some rows of weights times all rows of a call.
@@ -103,7 +103,7 @@ impl<K: Kernels> Host<K> {
         calls: &Calls<'_>,
         x: &HostActs,
         scratch: &mut ExpertScratch<Self>,
-        out: ViewMut<'_, Vec<f32>>,
+        out: ViewMut<'_, HostBuf>,
     ) {
         let Some(first) = &calls[0] else { return };
         let ffn = first.weights.gate.shape.rows;
@@ -142,7 +142,7 @@ impl<K: Kernels> Host<K> {
     ///
     /// # Panics
     /// If two rows have one target.
-    fn downs(&self, calls: &Calls<'_>, acts: &HostActs, mut out: ViewMut<'_, Vec<f32>>) {
+    fn downs(&self, calls: &Calls<'_>, acts: &HostActs, mut out: ViewMut<'_, HostBuf>) {
         let (hidden, kernels) = (out.cols, &self.kernels);
         let len = self.rows_per_part(calls, hidden, PANEL_ROWS);
         self.places.with(|targets| {

@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    HostKvView, RowSelection,
+    HostBuf, HostKvView, RowSelection,
     delta_net::{self, ConvWeight},
 };
 
@@ -150,7 +150,7 @@ pub trait Kernels: Parallel + Sync {
     }
 
     /// One row of [`crate::Backend::rope`].
-    fn rope_row(&self, spec: &Rope<'_, Vec<f32>>, position: u32, x: &mut [f32]) {
+    fn rope_row(&self, spec: &Rope<'_, HostBuf>, position: u32, x: &mut [f32]) {
         for head in x.chunks_exact_mut(spec.head_dim) {
             rope::rotate(spec, position, head);
         }
@@ -162,7 +162,7 @@ pub trait Kernels: Parallel + Sync {
     fn attend(
         &self,
         shape: AttentionShape,
-        q: View<'_, Vec<f32>>,
+        q: View<'_, HostBuf>,
         (kv, head): (HostKvView<'_>, usize),
         position: usize,
         out: &mut [f32],

@@ -4,6 +4,8 @@ use half::f16;
 
 use crate::backend::{AttentionShape, KV_BLOCK_TOKENS, KvFormat, KvOverflow, KvView, View};
 
+use super::HostBuf;
+
 /// A little-endian f16.
 pub type Half = [u8; 2];
 
@@ -29,9 +31,9 @@ impl Kept for Half {
 #[derive(Debug)]
 pub enum HostKv {
     /// In [`KvFormat::F32`].
-    F32(Vec<f32>),
+    F32(HostBuf),
     /// In [`KvFormat::F16`].
-    F16(Vec<Half>),
+    F16(HostBuf<Half>),
 }
 
 /// What a session may see, in the format that it has.
@@ -67,9 +69,9 @@ impl<'a, E> KvLanes<'a, E> {
     }
 }
 
-impl<'a> From<&KvView<'a, HostKv, Vec<f32>>> for HostKvView<'a> {
-    fn from(kv: &KvView<'a, HostKv, Vec<f32>>) -> Self {
-        let (table, sinks) = (kv.table, kv.sinks.map(Vec::as_slice));
+impl<'a> From<&KvView<'a, HostKv, HostBuf>> for HostKvView<'a> {
+    fn from(kv: &KvView<'a, HostKv, HostBuf>) -> Self {
+        let (table, sinks) = (kv.table, kv.sinks.map(|sinks| &sinks[..]));
         match (kv.keys, kv.values) {
             (HostKv::F32(keys), None) => Self::F32(KvLanes { keys, values: None, table, sinks }),
             (HostKv::F16(keys), None) => Self::F16(KvLanes { keys, values: None, table, sinks }),
@@ -88,25 +90,29 @@ impl HostKv {
     /// So many zeros.
     pub(super) fn zeroed(format: KvFormat, len: usize) -> Self {
         match format {
-            KvFormat::F32 => Self::F32(vec![0.0; len]),
-            KvFormat::F16 => Self::F16(vec![[0; 2]; len]),
+            KvFormat::F32 => Self::F32(HostBuf::zeroed(len)),
+            KvFormat::F16 => Self::F16(HostBuf::zeroed(len)),
         }
     }
 
     /// These numbers, rounded; what is beyond the format is infinite.
     pub fn rounded(format: KvFormat, values: &[f32]) -> Self {
-        match format {
-            KvFormat::F32 => Self::F32(values.to_vec()),
-            KvFormat::F16 => {
-                Self::F16(values.iter().map(|value| f16::from_f32(*value).to_le_bytes()).collect())
+        let mut kept = Self::zeroed(format, values.len());
+        match &mut kept {
+            Self::F32(kept) => kept.copy_from_slice(values),
+            Self::F16(kept) => {
+                for (kept, value) in kept.iter_mut().zip(values) {
+                    *kept = f16::from_f32(*value).to_le_bytes();
+                }
             }
         }
+        kept
     }
 
     /// See [`crate::Backend::kv_write`].
     pub(super) fn write(
         &mut self,
-        x: &View<'_, Vec<f32>>,
+        x: &View<'_, HostBuf>,
         position: usize,
         (table, dim): (&[u32], usize),
     ) -> Option<KvOverflow> {
@@ -164,7 +170,7 @@ impl HostKv {
 
 /// Puts rows of a session into the blocks of `pool`, each value as `keep` says.
 fn write_rows<E>(
-    x: &View<'_, Vec<f32>>,
+    x: &View<'_, HostBuf>,
     (position, table, dim): (usize, &[u32], usize),
     pool: &mut [E],
     mut keep: impl FnMut(f32) -> E,

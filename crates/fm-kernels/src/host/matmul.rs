@@ -5,12 +5,12 @@ use fm_format::record::MatrixShape;
 use crate::backend::{QMatrix, ViewMut};
 
 use super::{
-    Host, HostActs, Kernels, PANEL_ROWS, RowSelection,
+    Host, HostActs, HostBuf, Kernels, PANEL_ROWS, RowSelection,
     places::{cut, list_rows},
 };
 
 type Weights<'a> = QMatrix<'a, [u8]>;
-type Results<'a> = ViewMut<'a, Vec<f32>>;
+type Results<'a> = ViewMut<'a, HostBuf>;
 
 /// Tasks per thread: enough that a late thread costs little, few enough that a task streams a
 /// long run of weights.
@@ -34,7 +34,7 @@ impl<K: Kernels> Host<K> {
         &self,
         w: QMatrix<'_, [u8]>,
         x: &RowSelection<'_>,
-        mut y: ViewMut<'_, Vec<f32>>,
+        mut y: ViewMut<'_, HostBuf>,
     ) {
         assert_eq!((y.rows, y.cols), (x.rows(), w.shape.rows), "y is [rows, w.rows]");
         assert_eq!(x.cols(), w.shape.cols, "weights fit the activations");
@@ -152,7 +152,7 @@ impl<K: Kernels> Host<K> {
         w: QMatrix<'_, [u8]>,
         heads: usize,
         x: &HostActs,
-        mut y: ViewMut<'_, Vec<f32>>,
+        mut y: ViewMut<'_, HostBuf>,
     ) {
         let (cols, tokens) = (y.cols, RowSelection::head(x, 0, heads).rows());
         assert_eq!(w.shape.rows, heads * cols, "w is [heads · y.cols, cols]");

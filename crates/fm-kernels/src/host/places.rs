@@ -4,6 +4,8 @@ use std::{cell::RefCell, mem};
 
 use crate::backend::{ExpertRow, ViewMut};
 
+use super::HostBuf;
+
 /// Room for such lists, kept from operation to operation: a steady step allocates nothing. There are as
 /// many as one operation has at a time, each as long as the longest there was.
 #[derive(Debug, Default)]
@@ -38,7 +40,7 @@ pub(super) fn cut<'p, T>(rows: &mut [&'p mut [T]], len: usize, places: &mut Vec<
 }
 
 /// Lists the rows of a result.
-pub(super) fn list_rows<'p>(of: &'p mut ViewMut<'_, Vec<f32>>, rows: &mut Vec<&'p mut [f32]>) {
+pub(super) fn list_rows<'p>(of: &'p mut ViewMut<'_, HostBuf>, rows: &mut Vec<&'p mut [f32]>) {
     let (cols, stride) = (of.cols, of.stride);
     if of.rows > 0 {
         rows.extend(of.spread().chunks_mut(stride).map(|row| &mut row[..cols]));

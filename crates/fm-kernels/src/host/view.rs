@@ -2,7 +2,7 @@
 
 use crate::backend::{View, ViewMut};
 
-use super::Parallel;
+use super::{HostBuf, Parallel};
 
 /// Fewer values than this are not worth a second thread: it takes about a microsecond to start.
 const VALUES_PER_FORK: usize = 1 << 14;
@@ -35,7 +35,7 @@ pub(super) fn rows_per_task(parallel: &impl Parallel, rows: usize, values: usize
     rows.div_ceil(tasks).max(1)
 }
 
-impl View<'_, Vec<f32>> {
+impl View<'_, HostBuf> {
     /// Row `i`.
     pub(crate) fn row(&self, i: usize) -> &[f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
@@ -43,7 +43,7 @@ impl View<'_, Vec<f32>> {
     }
 }
 
-impl ViewMut<'_, Vec<f32>> {
+impl ViewMut<'_, HostBuf> {
     /// Row `i`.
     pub(crate) fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);

@@ -1,12 +1,15 @@
 //! Rotary position embedding: pairs of values, each turned by an angle of its own.
 
-use crate::backend::{Rope, RopeLayout};
+use crate::{
+    backend::{Rope, RopeLayout},
+    host::HostBuf,
+};
 
 /// Rotates one head in place.
 ///
 /// `x' = a (x cos − y sin)`, `y' = a (y cos + x sin)` with the angle `position · inv_freq[i]` and
 /// the amplitude `a`, which is multiplied with sine and cosine.
-pub fn rotate(spec: &Rope<'_, Vec<f32>>, position: u32, head: &mut [f32]) {
+pub fn rotate(spec: &Rope<'_, HostBuf>, position: u32, head: &mut [f32]) {
     let rotated = &mut head[spec.start..][..2 * spec.pairs];
     for (i, freq) in spec.inv_freq[..spec.pairs].iter().enumerate() {
         let (sin, cos) = (position as f32 * freq).sin_cos();
@@ -25,7 +28,7 @@ mod tests {
     use super::*;
 
     fn turned(layout: RopeLayout, start: usize, amplitude: f32) -> Vec<f32> {
-        let inv_freq = vec![std::f32::consts::FRAC_PI_2, 0.0];
+        let inv_freq = vec![std::f32::consts::FRAC_PI_2, 0.0].into();
         let positions = [1];
         let (head_dim, pairs) = (6, 2);
         let inv_freq = &inv_freq;

@@ -278,14 +278,14 @@ mod tests {
         let (device, mut pool) = pool(3);
         let (mut a, mut b) = (BlockTable::with_room_for(64), BlockTable::with_room_for(64));
         pool.prepare(&device, &mut a, 0, 2).unwrap();
-        let (keys, values) = (vec![1.0, 2.0, 3.0, 4.0], vec![5.0, 6.0]);
+        let (keys, values) = (vec![1.0, 2.0, 3.0, 4.0].into(), vec![5.0, 6.0].into());
         let rows = (View::new(&keys, 2, 2), View::new(&values, 2, 1));
         pool.write(&device, (0, &a), 0, rows.0, Some(rows.1)).unwrap();
 
         pool.share(&a, 2, &mut b);
         pool.prepare(&device, &mut b, 1, 2).unwrap();
         assert_ne!(a.blocks(), b.blocks());
-        let (keys, values) = (vec![9.0, 9.0], vec![9.0]);
+        let (keys, values) = (vec![9.0, 9.0].into(), vec![9.0].into());
         let rows = (View::new(&keys, 1, 2), View::new(&values, 1, 1));
         pool.write(&device, (0, &b), 1, rows.0, Some(rows.1)).unwrap();
 

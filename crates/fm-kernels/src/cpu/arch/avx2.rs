@@ -8,6 +8,9 @@ use crate::cpu::lanes::{Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window}
 use super::x86;
 
 mod ints;
+mod sums;
+
+use self::sums::{halving_sum, halving_sums};
 
 /// Proof that this CPU has AVX2, FMA and F16C, and AVX-VNNI if `VNNI`. The only way to obtain one is
 /// [`Avx2::detect`].
@@ -204,6 +207,11 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         let eight = unsafe { _mm256_add_ps(x.0, x.1) };
         // SAFETY: `self` proves the features of `halving_sum`.
         unsafe { halving_sum(eight) }
+    }
+    #[inline(always)]
+    fn sums(self, x: [Halves; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves the features of `halving_sums`.
+        unsafe { halving_sums(x) }
     }
 
     #[inline(always)]
@@ -477,12 +485,4 @@ fn widen_bf16(bytes: &[u8]) -> __m256 {
     // SAFETY: sixteen readable bytes.
     let upper = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(upper)))
-}
-
-#[target_feature(enable = "avx2")]
-#[inline]
-fn halving_sum(eight: __m256) -> f32 {
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
