@@ -65,7 +65,7 @@ impl Prompt {
         Self {
             tokens,
             turns: Vec::new(),
-            thinking: ThinkingState::None,
+            thinking: ThinkingState::Absent,
             answer: AnswerForm::default(),
             opening: String::new(),
             calls_max: None,

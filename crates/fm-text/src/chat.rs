@@ -182,19 +182,28 @@ impl ChatTemplate {
     /// [`TextError::Refused`] with the template's own words if it refuses the conversation,
     /// [`TextError::Render`] if it fails.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<String, TextError> {
-        let mut messages = request.messages.to_vec();
-        self.dialect.iter().for_each(|dialect| dialect.prepare(&mut messages));
-        match self.render_written(request, &messages) {
+        match self.render_written(request) {
             Some(text) => Ok(text),
-            None => self.render_calls(&RenderRequest { messages: &messages, ..*request }),
+            None => self.render_prepared(request, request.messages.to_vec()),
         }
     }
 
     /// Renders with arguments as they were written; nothing if that is not possible here.
-    fn render_written(&self, request: &RenderRequest<'_>, messages: &[Message]) -> Option<String> {
-        let marked = written::mark(messages, request.written?)?;
-        let request = RenderRequest { messages: &marked.messages, ..*request };
-        marked.put(self.render_calls(&request).ok()?, self.dialect?)
+    fn render_written(&self, request: &RenderRequest<'_>) -> Option<String> {
+        // By the ids that the client knows.
+        let mut marked = written::mark(request.messages, request.written?)?;
+        let messages = std::mem::take(&mut marked.messages);
+        marked.put(self.render_prepared(request, messages).ok()?, self.dialect?)
+    }
+
+    /// Renders messages as the dialect wants them.
+    fn render_prepared(
+        &self,
+        request: &RenderRequest<'_>,
+        mut messages: Vec<Message>,
+    ) -> Result<String, TextError> {
+        self.dialect.iter().for_each(|dialect| dialect.prepare(&mut messages));
+        self.render_calls(&RenderRequest { messages: &messages, ..*request })
     }
 
     /// Renders with arguments as objects, or as text if the template wants that.

@@ -82,7 +82,7 @@ impl StopStrings {
         StopPush { emit: &self.shown, stopped: self.stopped }
     }
 
-    /// Ends the stream: text held back for a stop string that did not come.
+    /// Ends a text: what was held back for a stop string that did not come. What is pushed then is another text.
     pub fn finish(&mut self) -> StopPush<'_> {
         self.shown.clear();
         // A complete match may have waited for a longer one that started before it.
@@ -90,6 +90,7 @@ impl StopStrings {
         self.stopped = self.stopped.or(found.map(|(_, stop)| stop));
         self.shown.push_str(&self.held[..found.map_or(self.held.len(), |(start, _)| start)]);
         self.held.clear();
+        self.stops.iter_mut().for_each(|stop| (stop.begun, stop.found) = (0, None));
         StopPush { emit: &self.shown, stopped: self.stopped }
     }
 
@@ -195,6 +196,29 @@ mod tests {
                 }
                 let held = &text[shown..];
                 prop_assert!(held.is_empty() || stops.iter().any(|s| s.len() > held.len() && s.starts_with(held)));
+            }
+        }
+    }
+
+    proptest! {
+        /// As around a call: what stands behind it is another text, whatever was held back before.
+        #[test]
+        fn what_comes_after_the_end_of_a_text_begins_anew(
+            stops in prop::collection::vec("[ab]{1,4}", 1..4),
+            texts in prop::collection::vec(prop::collection::vec("[abc]{0,4}", 0..4), 1..4),
+        ) {
+            let mut matcher = StopStrings::new(&stops).unwrap();
+            for pieces in &texts {
+                let expected = on_the_whole_text(&stops, &pieces.concat());
+                let mut shown = String::new();
+                for piece in pieces {
+                    shown.push_str(matcher.push(piece).emit);
+                }
+                let last = matcher.finish();
+                prop_assert_eq!((shown + last.emit, last.stopped), expected.clone());
+                if expected.1.is_some() {
+                    break;
+                }
             }
         }
     }

@@ -76,6 +76,8 @@ pub enum ThinkingState {
     Open,
     /// The prompt closed a thinking block.
     Closed,
+    /// There are no thinking blocks: whatever the model writes is the answer, as it stands.
+    Absent,
 }
 
 /// What a piece of text is for.
@@ -120,11 +122,21 @@ pub struct ThinkingSplitter {
 
 impl ThinkingSplitter {
     /// Starts where the prompt ended ([`ThinkingTags::state_at_end_of`]).
-    pub fn new(tags: ThinkingTags, state: ThinkingState) -> ThinkingSplitter {
+    pub fn new(mut tags: ThinkingTags, state: ThinkingState) -> ThinkingSplitter {
+        let (phase, after_tag) = match state {
+            ThinkingState::None => (Phase::Before, false),
+            ThinkingState::Open => (Phase::Thinking, true),
+            ThinkingState::Closed => (Phase::Before, true),
+            ThinkingState::Absent => (Phase::Answer, false),
+        };
+        if state == ThinkingState::Absent {
+            // Special tokens are no text there either.
+            (tags.open_id, tags.close_id) = (None, None);
+        }
         ThinkingSplitter {
             tags,
-            phase: if state == ThinkingState::Open { Phase::Thinking } else { Phase::Before },
-            after_tag: state != ThinkingState::None,
+            phase,
+            after_tag,
             held: String::new(),
             out: String::new(),
             segments: Vec::new(),
@@ -322,6 +334,8 @@ mod tests {
     #[test]
     fn newlines_after_a_block_closed_by_the_prompt_belong_to_it() {
         assert_eq!(split(ThinkingState::Closed, &["\n", "\nyes\n"]), pair("", "yes\n"));
+        let all = "\n<think>\nhm\n</think>\n\nyes";
+        assert_eq!(split(ThinkingState::Absent, &[all, "</think>"]), pair("", &format!("{all}</think>")));
         assert_eq!(split(ThinkingState::Closed, &["</think>\n\nyes"]), pair("", "yes"));
     }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    collections::HashMap,
     fs,
     path::Path,
     time::{Duration, UNIX_EPOCH},
@@ -83,6 +84,27 @@ fn templates_hear_under_either_name_whether_to_think() {
         });
         assert_eq!(said, ["open", "True", "False"], "{name}");
     }
+}
+
+/// Mistral's templates want ids of nine characters, and clients send back the longer ones that they were given.
+#[test]
+fn calls_are_as_they_were_written_where_the_dialect_has_ids_of_its_own() {
+    let template = template(
+        "{% for message in messages %}{% for call in message.tool_calls or [] %}[TOOL_CALLS]\
+         {{ call.function.name }}[CALL_ID]{{ call.id }}[ARGS]{{ call.function.arguments | tojson }}\
+         {% endfor %}{% if message.role == 'tool' %}[CALL_ID]{{ message.tool_call_id }}{% endif %}{% endfor %}",
+    );
+    let id = "call_0123456789abcdef01234567";
+    let call = json!({"id": id, "type": "function", "function": {"name": "look", "arguments": {"to": "é"}}});
+    let conversation = messages(json!([
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "content": "sun", "tool_call_id": id}]));
+    let written = HashMap::from([(id.to_owned(), "{\"to\":\"\\u00e9\"}".to_owned())]);
+    let request = RenderRequest { written: Some(&written), ..RenderRequest::new(&conversation) };
+    let rendered = template.render(&request).unwrap();
+    let (call, result) = rendered.rsplit_once("[CALL_ID]").unwrap();
+    assert_eq!(result.len(), 9, "{rendered}");
+    assert_eq!(call, format!("[TOOL_CALLS]look[CALL_ID]{result}[ARGS]{{\"to\":\"\\u00e9\"}}"));
 }
 
 #[test]

@@ -200,6 +200,25 @@ fn requests() -> impl Strategy<Value = (Request, Option<Constrained>)> {
         })
 }
 
+/// The text before a call may end as a stop string begins, and that of a call that breaks off may go on with it.
+#[test]
+fn a_call_that_breaks_off_behind_the_start_of_a_stop_string_is_text() {
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": {}}});
+    let calls = Some(Definitions::new(std::slice::from_ref(&tool)).into());
+    let request = Request {
+        stop: vec!["ST<tool_call".to_owned()],
+        answer: AnswerForm {
+            dialect: DIALECTS.iter().find(|dialect| dialect.name == "hermes"),
+            calls,
+        },
+        ..Request::default()
+    };
+    let text = "ST<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"";
+    let tokens = VOCABULARY.tokenizer.encode(text, SpecialTokens::AsText).unwrap();
+    let (_, finish, answer, _, calls, _) = told(&request, None, &tokens);
+    assert_eq!((finish, answer.as_str(), calls.len()), (None, text, 0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 

@@ -90,11 +90,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let mut manner = Manner::take_openai(&mut fields, model)?;
     let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?.unwrap_or(MAX_TOKENS_DEFAULT);
     manner.max_tokens = Some(max_tokens as usize);
-    let mut prompts = prompts(&mut fields, model)?;
-    if manner.constraint.is_some() {
-        // Whatever is written is the text, so that the grammar begins at once.
-        prompts.iter_mut().for_each(|prompt| prompt.thinking = fm_text::ThinkingState::Closed);
-    }
+    let prompts = prompts(&mut fields, model)?;
     let (stream, include_usage) = stream_options(&mut fields)?;
     let top = fields.count("logprobs", 0..=TOP_LOGPROBS_MAX)?;
     manner.top_logprobs = top.map(|top| top as usize);
