@@ -310,19 +310,28 @@ impl fmt::Display for Requested {
 #[derive(Debug)]
 pub(crate) struct Tally {
     app: Arc<App>,
-    submitted: Instant,
+    /// When the request was there.
+    arrived: Instant,
+    /// Choices of each prompt.
+    choices: usize,
     pub(crate) requested: Requested,
 }
 
 impl Tally {
-    pub(crate) fn new(app: Arc<App>, path: &'static str, prompt_tokens: usize) -> Self {
+    /// Of a request with so many tokens in its prompts, and so many choices for each.
+    pub(crate) fn new(
+        app: Arc<App>,
+        path: &'static str,
+        (prompt_tokens, choices): (usize, usize),
+        arrived: Instant,
+    ) -> Self {
         let requested = Requested { path, prompt_tokens, finish: "gone", ..Requested::default() };
-        Self { app, submitted: Instant::now(), requested }
+        Self { app, arrived, choices, requested }
     }
 
     fn start(&mut self) {
         if self.requested.queue == Duration::ZERO {
-            self.requested.queue = self.submitted.elapsed();
+            self.requested.queue = self.arrived.elapsed();
         }
     }
 
@@ -331,13 +340,16 @@ impl Tally {
         requested.written_tokens += generated.tokens.len();
         requested.thinking_tokens += generated.thinking_tokens;
         requested.finish = generated.finish.name();
+        if choice.is_multiple_of(self.choices) {
+            // The first of its prompt, which the others share.
+            requested.cached_tokens += generated.reused;
+            requested.restored_tokens += generated.restored;
+        }
         if choice > 0 {
             return;
         }
         let (prefill, decode) = (&generated.prefill, &generated.decode);
         requested.first_tokens = generated.tokens.len();
-        requested.cached_tokens = generated.reused;
-        requested.restored_tokens = generated.restored;
         requested.prefill = prefill.elapsed;
         requested.decode = decode.elapsed;
         requested.longest_wait = generated.longest_wait;

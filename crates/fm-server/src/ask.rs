@@ -78,6 +78,8 @@ pub(crate) struct Manner {
     pub(crate) conversation: Option<String>,
     /// Who asks.
     pub(crate) client: u64,
+    /// Since when.
+    pub(crate) arrived: Option<Instant>,
 }
 
 impl Manner {
@@ -102,10 +104,18 @@ impl Manner {
                 .unwrap_or(own.frequency_penalty),
             seed: fields.seed()?.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
         };
-        let client = fields.client();
+        let (client, arrived) = (fields.client(), fields.arrived());
         let conversation = fields.name(SESSION_FIELD)?;
         let think_min = fields.count("thinking_min", 0..=TOKENS_MAX)?.unwrap_or(0) as usize;
-        Ok(Self { sampling, conversation, client, think_min, choices: 1, ..Self::default() })
+        Ok(Self {
+            sampling,
+            conversation,
+            client,
+            arrived,
+            think_min,
+            choices: 1,
+            ..Self::default()
+        })
     }
 
     /// Takes the fields of both of OpenAI's interfaces.
@@ -173,10 +183,10 @@ impl Ask {
         let Self { prompts, manner, ids } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
-        let now = Instant::now();
+        let arrived = manner.arrived.unwrap_or_else(Instant::now);
         let every = prompts.iter().flat_map(|prompt| (0..manner.choices).map(move |n| (prompt, n)));
         let jobs = every.enumerate().map(|(choice, (prompt, of_prompt))| Job {
-            request: request(app, prompt, &manner, (of_prompt, now)),
+            request: request(app, prompt, &manner, (of_prompt, arrived)),
             listener: app.texts.watched(
                 prompt.tokens.len(),
                 listener(choice, sender.clone(), manner.top_logprobs.map(|_| manner.odds_of)),
@@ -186,7 +196,7 @@ impl Ask {
         let choices = jobs.len();
         app.submit.submit(jobs)?;
         // Not before: it tells the log of itself, and what is refused is no request.
-        let tally = Tally::new(Arc::clone(app), path, tokens);
+        let tally = Tally::new(Arc::clone(app), path, (tokens, manner.choices), arrived);
         Ok(Answer::new(receiver, choices, tally, ids))
     }
 }
@@ -196,7 +206,7 @@ fn request(
     app: &App,
     prompt: &Prompt,
     manner: &Manner,
-    (of_prompt, now): (usize, Instant),
+    (of_prompt, arrived): (usize, Instant),
 ) -> Request {
     let banned = prompt.banned.iter().map(|token| (*token, f32::NEG_INFINITY));
     Request {
@@ -222,7 +232,7 @@ fn request(
         constraint: manner.constraint.clone(),
         constrained: manner.constrained,
         loops: app.bounds.loops,
-        deadline: app.bounds.time.map(|time| now + time),
+        deadline: app.bounds.time.map(|time| arrived + time),
         client: manner.client,
     }
 }

@@ -5,6 +5,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     net::IpAddr,
     ops::RangeInclusive,
+    time::Instant,
 };
 
 use serde_json::{Map, Value};
@@ -28,6 +29,8 @@ pub(crate) struct Fields {
     path: String,
     /// Where the request comes from.
     peer: Option<IpAddr>,
+    /// When it was there.
+    arrived: Option<Instant>,
 }
 
 impl Fields {
@@ -38,15 +41,22 @@ impl Fields {
             return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
         }
         match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Self { map, path: String::new(), peer: None }),
+            Ok(Value::Object(map)) => {
+                Ok(Self { map, path: String::new(), peer: None, arrived: None })
+            }
             Ok(_) => Err(Problem::Body { source: None }),
             Err(error) => Err(Problem::Body { source: Some(error) }),
         }
     }
 
-    /// Says where the request comes from.
-    pub(crate) fn of_peer(self, peer: Option<IpAddr>) -> Self {
-        Self { peer, ..self }
+    /// Says where the request comes from, and when it was there.
+    pub(crate) fn of_peer(self, peer: Option<IpAddr>, arrived: Instant) -> Self {
+        Self { peer, arrived: Some(arrived), ..self }
+    }
+
+    /// When the request was there, before it was read.
+    pub(crate) fn arrived(&self) -> Option<Instant> {
+        self.arrived
     }
 
     /// A number for who asks: an address, and what those behind it call themselves or their
@@ -64,7 +74,7 @@ impl Fields {
     pub(crate) fn of(value: Value, path: impl Into<String>) -> Result<Self, Problem> {
         let path = path.into();
         match value {
-            Value::Object(map) => Ok(Self { map, path, peer: None }),
+            Value::Object(map) => Ok(Self { map, path, peer: None, arrived: None }),
             _ => Err(Wrong::Kind("an object").at(path)),
         }
     }

@@ -118,6 +118,8 @@ impl Model {
         let tools = std::mem::take(&mut conversation.tools);
         let dialect = check(template, &tools)?;
         let messages = &mut conversation.messages;
+        // To a template, a message of nothing is a turn of its own.
+        messages.retain(|message| message.role != "system" || !message.says_nothing());
         let has_system = messages.iter().any(|message| message.role == "system");
         if let (Some(system), false) = (&self.system, has_system) {
             messages.insert(0, Message::new("system", system.as_str()));
@@ -424,6 +426,23 @@ mod tests {
             |template| with_template(template).prompt(ask(), &Kept::default()).unwrap_err();
         assert!(matches!(refused("{{ messages[0].content }}"), Problem::NoTools));
         assert!(matches!(refused("{{ tools }} write <some_call>"), Problem::NoDialect));
+    }
+
+    #[test]
+    fn a_system_message_of_nothing_is_none() {
+        let template = "{%- for m in messages %}{{ m.role }}:{{ m.content }} {% endfor -%}";
+        let mut model = with_template(template);
+        let nothing = [json!(""), json!([]), json!([{"type": "text", "text": ""}])];
+        for (own, told) in [(None, "user:a "), (Some("b"), "system:b user:a ")] {
+            model.system = own.map(str::to_owned);
+            for content in &nothing {
+                let system =
+                    Message { content: Some(content.clone()), ..Message::new("system", "") };
+                let messages = vec![system, Message::new("user", "a")];
+                let conversation = Conversation { messages, ..Conversation::default() };
+                assert_eq!(text(&model, conversation, &Kept::default()), told);
+            }
+        }
     }
 
     #[test]

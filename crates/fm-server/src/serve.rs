@@ -5,7 +5,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{
@@ -369,11 +369,13 @@ pub(crate) async fn prepare<T: Send + 'static>(
     let body = timeout(patience, app.bodies.take(request.into_body()))
         .await
         .map_err(|_| Problem::BodyTooSlow)??;
+    let arrived = Instant::now();
     let place = Arc::clone(places).acquire_owned().await.map_err(|_| Problem::Gone)?;
     let app = Arc::clone(app);
     let work = move || {
         let _place = place;
-        let mut fields = Fields::parse(&body.bytes)?.of_peer(peer.map(|peer| peer.address));
+        let mut fields =
+            Fields::parse(&body.bytes)?.of_peer(peer.map(|peer| peer.address), arrived);
         if let Some(session) = session {
             fields.add(SESSION_FIELD, &session);
         }

@@ -335,7 +335,10 @@ mod tests {
     fn newlines_after_a_block_closed_by_the_prompt_belong_to_it() {
         assert_eq!(split(ThinkingState::Closed, &["\n", "\nyes\n"]), pair("", "yes\n"));
         let all = "\n<think>\nhm\n</think>\n\nyes";
-        assert_eq!(split(ThinkingState::Absent, &[all, "</think>"]), pair("", &format!("{all}</think>")));
+        assert_eq!(
+            split(ThinkingState::Absent, &[all, "</think>"]),
+            pair("", &format!("{all}</think>"))
+        );
         assert_eq!(split(ThinkingState::Closed, &["</think>\n\nyes"]), pair("", "yes"));
     }
 

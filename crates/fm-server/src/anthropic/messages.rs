@@ -146,7 +146,8 @@ impl Form {
 
     fn stop_fields(&self, into: &mut Value, finish: FinishReason, calls: bool) {
         into["stop_reason"] = match finish {
-            FinishReason::Stop if calls => "tool_use",
+            // A stop sequence may follow a call, which is there all the same.
+            FinishReason::Stop | FinishReason::StopString(_) if calls => "tool_use",
             FinishReason::Stop | FinishReason::Cancelled => "end_turn",
             FinishReason::StopString(at) => {
                 into["stop_sequence"] = self.stop[at].as_str().into();

@@ -136,6 +136,40 @@ fn the_engine_hears_that_a_client_has_gone() {
     assert!(server.log.lock().unwrap().iter().all(|line| line.ends_with("finish=gone")));
 }
 
+fn call(mut job: Job) {
+    let _ = (job.listener)(Update::Started);
+    let call = Call { name: "look".to_owned(), arguments: "{}".to_owned(), ..Call::default() };
+    let called = generated(FinishReason::StopString(0), vec![call]);
+    let _ = (job.listener)(Update::Done(Box::new(called)));
+}
+
+#[test]
+fn a_stop_string_behind_a_call_does_not_hide_it() {
+    let server = scripted(Script::Play(call));
+    let (mut chat, mut message) = (hello(false), hello(false));
+    (chat["stop"], message["stop_sequences"]) = (json!(["x"]), json!(["x"]));
+    let called = post(server.at, PATHS[0], &chat).json();
+    assert_eq!(called["choices"][0]["finish_reason"], "tool_calls", "{called}");
+    let called = post(server.at, PATHS[1], &message).json();
+    assert_eq!(called["stop_reason"], "tool_use", "{called}");
+    assert_eq!(called["stop_sequence"], Value::Null, "{called}");
+}
+
+/// Five tokens of its prompt were there.
+fn reuse(mut job: Job) {
+    let _ = (job.listener)(Update::Started);
+    let known = Generated { reused: 5, ..generated(FinishReason::Stop, Vec::new()) };
+    let _ = (job.listener)(Update::Done(Box::new(known)));
+}
+
+#[test]
+fn tokens_that_were_there_are_those_of_all_prompts() {
+    let server = scripted(Script::Play(reuse));
+    let body = json!({"prompt": ["some of it", "and more"], "n": 2, "max_tokens": 5});
+    let usage = &post(server.at, "/v1/completions", &body).json()["usage"];
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 10, "{usage}");
+}
+
 fn fail(mut job: Job) {
     let _ = (job.listener)(Update::Started);
     let _ = (job.listener)(Update::Event(Event::Text(Channel::Answer, "half")));

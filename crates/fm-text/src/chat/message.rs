@@ -35,6 +35,18 @@ pub struct Message {
 }
 
 impl Message {
+    /// Whether there is nothing in it: no text, or an empty one, and no parts.
+    pub fn says_nothing(&self) -> bool {
+        match &self.content {
+            None | Some(Value::Null) => true,
+            Some(Value::String(text)) => text.is_empty(),
+            Some(Value::Array(parts)) => {
+                parts.iter().all(|part| part["text"].as_str().is_some_and(str::is_empty))
+            }
+            Some(_) => false,
+        }
+    }
+
     /// A message of text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
         Message {
