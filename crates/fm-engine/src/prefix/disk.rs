@@ -131,6 +131,8 @@ pub(crate) struct Disk {
     segments: HashMap<u64, Segment>,
     /// What other fingerprints have, least recently used last.
     others: Vec<Other>,
+    /// What those had that somebody uses: there is less room for this one.
+    bytes_in_use: u64,
     clock: u64,
     spill: Option<Spill>,
     /// What one moves by; there is one at a time.
@@ -280,7 +282,8 @@ impl Disk {
     fn bytes(&self) -> u64 {
         let entries: u64 = self.entries.iter().map(|listed| listed.bytes).sum();
         let segments: u64 = self.segments.values().map(|segment| segment.bytes).sum();
-        entries + segments + self.others.iter().map(|other| other.bytes).sum::<u64>()
+        let others: u64 = self.others.iter().map(|other| other.bytes).sum();
+        entries + segments + others + self.bytes_in_use
     }
 
     /// Makes room for a session, of others of no higher rank. Says whether there is.
@@ -296,8 +299,9 @@ impl Disk {
                 return true;
             }
             if too_large && let Some(other) = self.others.pop() {
-                if other.is_free() {
-                    self.order(Order::RemoveDir(other.dir));
+                match other.take() {
+                    Some(lock) => self.order(Order::RemoveDir(other.dir, lock)),
+                    None => self.bytes_in_use += other.bytes,
                 }
                 continue;
             }

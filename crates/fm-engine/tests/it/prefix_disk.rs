@@ -256,6 +256,23 @@ fn another_fingerprint_is_another_place() {
     assert!(!one.join("lock").exists());
 }
 
+/// What another server of another model uses stays, and counts: all together keep to the limit.
+#[test]
+fn what_somebody_else_uses_takes_of_the_room() {
+    let dir = family_dir("qwen3_moe");
+    let shelf = Shelf::new(ROOMY);
+    let running = shelf.start_as(&dir, 1).unwrap();
+    answer(&running, request(tokens(1, 140)));
+    settled(&running, 1);
+    let theirs = shelf.files();
+    let tight = Shelf { bytes_max: shelf.bytes() * 3 / 2, ..shelf };
+    let scheduler = tight.start_as(&dir, 2).unwrap();
+    answer(&scheduler, request(tokens(1, 140)));
+    scheduler.drain().unwrap();
+    assert_eq!(tight.files(), theirs);
+    running.drain().unwrap();
+}
+
 #[test]
 fn a_directory_in_use_is_left_alone() {
     let dir = family_dir("qwen3_moe");

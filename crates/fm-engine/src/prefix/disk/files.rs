@@ -56,9 +56,9 @@ pub(super) struct Other {
 }
 
 impl Other {
-    /// Whether nobody uses it now.
-    pub(super) fn is_free(&self) -> bool {
-        lock(&self.dir).is_ok()
+    /// Takes it from whoever might come, if nobody uses it now.
+    pub(super) fn take(&self) -> Option<File> {
+        lock(&self.dir).ok()
     }
 }
 
@@ -162,6 +162,7 @@ impl Disk {
         let writer = Writer::start(pieces.part_max).map_err(io_error)?;
         let mut disk = Self {
             others: others(&root, &dir),
+            bytes_in_use: 0,
             fingerprint,
             bytes_max,
             pieces,

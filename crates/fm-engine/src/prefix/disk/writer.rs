@@ -37,7 +37,8 @@ pub(super) enum Order {
     /// It will not be needed.
     Cancel,
     Remove(PathBuf),
-    RemoveDir(PathBuf),
+    /// With its lock, which keeps a server out that comes meanwhile.
+    RemoveDir(PathBuf, File),
     /// It was of use just now. Put back to false before that is done.
     Touch(PathBuf, Arc<AtomicBool>),
 }
@@ -170,7 +171,10 @@ fn work(orders: &Receiver<Order>, replies: &Sender<Reply>) {
             }
             Order::Cancel => drop(discard(segment.take())),
             Order::Remove(path) => drop(fs::remove_file(path)),
-            Order::RemoveDir(path) => drop(fs::remove_dir_all(path)),
+            Order::RemoveDir(path, lock) => {
+                drop(fs::remove_dir_all(path));
+                drop(lock);
+            }
             Order::Touch(path, ordered) => {
                 ordered.store(false, Ordering::Relaxed);
                 drop(touch(&path));
