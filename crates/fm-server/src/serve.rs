@@ -21,6 +21,7 @@ use fm_engine::{
     generate::{Generated, Loops},
     schedule::{Activity, Refused},
 };
+use fm_text::Channel;
 use serde_json::json;
 use tokio::{
     sync::{Notify, Semaphore},
@@ -29,7 +30,7 @@ use tokio::{
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    answer::{Answer, Piece, Submit, TokenOdds},
+    answer::{Answer, CallPiece, Piece, Submit, TokenOdds},
     anthropic,
     ask::{SESSION_FIELD, SESSION_HEADER},
     bodies::Bodies,
@@ -387,9 +388,27 @@ pub(crate) async fn prepare<T: Send + 'static>(
 /// A whole answer.
 pub(crate) struct Whole {
     pub(crate) generated: Box<Generated>,
-    /// Everything that was written, thinking and answer.
-    pub(crate) text: String,
+    /// What was written, in its order.
+    pub(crate) parts: Vec<Part>,
     pub(crate) odds: Vec<TokenOdds>,
+}
+
+/// A part of a whole answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    Text(Channel, String),
+    /// The complete call in this place.
+    Call(usize),
+}
+
+impl Part {
+    /// Adds a piece of text, to the latest part if that is of its channel.
+    fn add(parts: &mut Vec<Self>, channel: Channel, more: String) {
+        match parts.last_mut() {
+            Some(Self::Text(own, text)) if *own == channel => text.push_str(&more),
+            _ => parts.push(Self::Text(channel, more)),
+        }
+    }
 }
 
 /// Waits for all choices of an answer.
@@ -397,20 +416,21 @@ pub(crate) async fn whole(
     mut answer: Answer,
     choices: usize,
 ) -> Result<(Vec<Whole>, Answer), Problem> {
-    let (mut texts, mut odds) = (vec![String::new(); choices], vec![Vec::new(); choices]);
+    let (mut parts, mut odds) = (vec![Vec::new(); choices], vec![Vec::new(); choices]);
     let mut ends: Vec<Option<Box<Generated>>> = (0..choices).map(|_| None).collect();
     while let Some((choice, piece)) = answer.next().await {
         match piece {
-            Piece::Text(_, text) => texts[choice].push_str(&text),
+            Piece::Text(channel, text) => Part::add(&mut parts[choice], channel, text),
             // What was called is told at the end.
+            Piece::Call(call, CallPiece::End) => parts[choice].push(Part::Call(call)),
             Piece::Call(..) => {}
             Piece::Token(token) => odds[choice].push(token),
             Piece::Done(generated) => ends[choice] = Some(generated),
             Piece::Failed(problem) => return Err(problem),
         }
     }
-    let wholes = ends.into_iter().zip(texts).zip(odds).map(|((generated, text), odds)| {
-        Ok(Whole { generated: generated.ok_or(Problem::Gone)?, text, odds })
+    let wholes = ends.into_iter().zip(parts).zip(odds).map(|((generated, parts), odds)| {
+        Ok(Whole { generated: generated.ok_or(Problem::Gone)?, parts, odds })
     });
     Ok((wholes.collect::<Result<_, Problem>>()?, answer))
 }

@@ -6,7 +6,7 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-use fm_engine::generate::{FinishReason, Generated};
+use fm_engine::generate::{Call, FinishReason, Generated};
 use fm_text::Channel;
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::{
     kept::CallIds,
     model::Conversation,
     problem::{Problem, Wrong},
-    serve::{self, App},
+    serve::{self, App, Part, Whole},
     stream::{self, Encode, Out},
     structured,
 };
@@ -63,18 +63,11 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
         return Ok(stream::respond(&app, answer, stream));
     }
     let (mut wholes, answer) = serve::whole(answer, 1).await?;
-    let Generated { text, thinking, calls, finish, .. } = *wholes.remove(0).generated;
-    let thinking =
-        thinking.map(|text| json!({"type": "thinking", "thinking": text, "signature": SIGNATURE}));
-    let uses = calls.iter().map(|call| {
-        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-        json!({"type": "tool_use", "id": form.ids.id(0, call.index), "name": call.name, "input": input})
-    });
-    let text =
-        text.filter(|text| !text.is_empty()).map(|text| json!({"type": "text", "text": text}));
-    let content: Vec<Value> = thinking.into_iter().chain(text).chain(uses).collect();
+    let Whole { generated, parts, .. } = wholes.remove(0);
+    let Generated { calls, finish, .. } = *generated;
+    let content: Value = parts.iter().filter_map(|part| form.block(part, &calls)).collect();
     let requested = &answer.tally.requested;
-    let mut message = form.message(&content.into(), &usage(requested));
+    let mut message = form.message(&content, &usage(requested));
     form.stop_fields(&mut message, finish, !calls.is_empty());
     message["timings"] = requested.timings();
     Ok(axum::Json(message).into_response())
@@ -141,6 +134,23 @@ impl Form {
             "stop_reason": null,
             "stop_sequence": null,
             "usage": usage,
+        })
+    }
+
+    /// A block of the content; nothing of a text that is none.
+    fn block(&self, part: &Part, calls: &[Call]) -> Option<Value> {
+        Some(match part {
+            Part::Text(_, text) if text.is_empty() => return None,
+            Part::Text(Channel::Thinking, text) => {
+                json!({"type": "thinking", "thinking": text, "signature": SIGNATURE})
+            }
+            Part::Text(Channel::Answer, text) => json!({"type": "text", "text": text}),
+            Part::Call(index) => {
+                let call = calls.iter().find(|call| call.index == *index)?;
+                let input: Value =
+                    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+                json!({"type": "tool_use", "id": self.ids.id(0, *index), "name": call.name, "input": input})
+            }
         })
     }
 

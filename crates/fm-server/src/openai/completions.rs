@@ -20,7 +20,7 @@ use crate::{
     kept::CallIds,
     model::{Model, Prompt},
     problem::{Problem, Wrong},
-    serve::{self, App},
+    serve::{self, App, Part},
     stream::{self, Encode, Out},
     tokens,
 };
@@ -66,12 +66,14 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let choices = wholes.into_iter().zip(&form.echoes).enumerate().map(|(index, (whole, echo))| {
         let mut odds = LegacyOdds::behind(echo);
         odds.waiting = whole.odds;
-        let odds = if form.odds {
-            odds.write_all(&form.app.model.tokenizer, &whole.text)
-        } else {
-            Value::Null
-        };
-        let text = [echo.as_str(), &whole.text].concat();
+        let text = whole.parts.iter().filter_map(|part| match part {
+            Part::Text(_, text) => Some(text.as_str()),
+            Part::Call(_) => None,
+        });
+        let text: String = text.collect();
+        let odds =
+            if form.odds { odds.write_all(&form.app.model.tokenizer, &text) } else { Value::Null };
+        let text = [echo.as_str(), &text].concat();
         choice((index, &text), &odds, Some(finish_reason(&whole.generated)))
     });
     let mut completion = form.frame(&choices.collect());

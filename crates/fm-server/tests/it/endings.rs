@@ -13,7 +13,7 @@ use fm_engine::{
     schedule::{Job, Refused, Update},
 };
 use fm_server::{Door, Submit};
-use fm_text::Channel;
+use fm_text::{CallPart, Channel};
 use serde_json::{Value, json};
 
 use crate::{
@@ -153,6 +153,40 @@ fn a_stop_string_behind_a_call_does_not_hide_it() {
     let called = post(server.at, PATHS[1], &message).json();
     assert_eq!(called["stop_reason"], "tool_use", "{called}");
     assert_eq!(called["stop_sequence"], Value::Null, "{called}");
+}
+
+/// A call between two texts.
+fn speak_and_call(mut job: Job) {
+    let _ = (job.listener)(Update::Started);
+    let events = [
+        Event::Text(Channel::Thinking, "so"),
+        Event::Text(Channel::Answer, "I "),
+        Event::Text(Channel::Answer, "look."),
+        Event::Call(0, CallPart::Begin("look")),
+        Event::Call(0, CallPart::Arguments("{}")),
+        Event::Call(0, CallPart::End(None)),
+        Event::Text(Channel::Answer, "And wait."),
+    ];
+    for event in events {
+        let _ = (job.listener)(Update::Event(event));
+    }
+    let call = Call { name: "look".to_owned(), arguments: "{}".to_owned(), ..Call::default() };
+    let _ = (job.listener)(Update::Done(Box::new(generated(FinishReason::Stop, vec![call]))));
+}
+
+#[test]
+fn a_message_has_the_blocks_of_its_stream_in_their_order() {
+    let server = scripted(Script::Play(speak_and_call));
+    let whole = post(server.at, PATHS[1], &hello(false)).json();
+    let kinds: Vec<&Value> =
+        whole["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+    assert_eq!(kinds, ["thinking", "text", "tool_use", "text"]);
+    let texts = [1, 3].map(|at| &whole["content"][at]["text"]);
+    assert_eq!(texts, ["I look.", "And wait."]);
+    let streamed = post(server.at, PATHS[1], &hello(true)).chunks();
+    let starts = streamed.iter().filter(|event| event["type"] == "content_block_start");
+    let starts: Vec<&Value> = starts.map(|event| &event["content_block"]["type"]).collect();
+    assert_eq!(starts, kinds);
 }
 
 /// Five tokens of its prompt were there.
