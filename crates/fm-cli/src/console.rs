@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    fmt,
     io::{self, IsTerminal, Write},
     sync::{
         Arc,
@@ -24,6 +25,19 @@ use crate::hub;
 const DIM: &str = "\x1b[2m";
 const RESET: &str = "\x1b[0m";
 
+/// Says a line on stderr, which may be closed or full: unlike `eprintln!`, which would end the program.
+macro_rules! say {
+    ($($words:tt)*) => {
+        $crate::console::say_part(format_args!("{}\n", format_args!($($words)*)))
+    };
+}
+pub(crate) use say;
+
+/// Says something on stderr without ending the line. Nobody reads it where that fails.
+pub(crate) fn say_part(words: fmt::Arguments<'_>) {
+    let _ = io::stderr().write_fmt(words);
+}
+
 /// Prints a streamed answer.
 #[derive(Debug)]
 pub(crate) struct AnswerStream {
@@ -41,12 +55,12 @@ impl AnswerStream {
     pub(crate) fn show(&mut self, channel: Channel, text: &str) -> io::Result<()> {
         if self.latest == Some(Channel::Thinking) && channel == Channel::Answer {
             // The answer starts on a line of its own where both meet on one screen.
-            eprintln!();
+            say!("");
         }
         self.latest = Some(channel);
         match channel {
-            Channel::Thinking if self.colour => eprint!("{DIM}{text}{RESET}"),
-            Channel::Thinking => eprint!("{text}"),
+            Channel::Thinking if self.colour => say_part(format_args!("{DIM}{text}{RESET}")),
+            Channel::Thinking => say_part(format_args!("{text}")),
             Channel::Answer => {
                 self.ends_with_newline = text.ends_with('\n');
                 let mut stdout = io::stdout().lock();
@@ -62,7 +76,7 @@ impl AnswerStream {
         match self.latest {
             Some(Channel::Answer) if !self.ends_with_newline => writeln!(io::stdout()),
             Some(Channel::Thinking) => {
-                eprintln!();
+                say!("");
                 Ok(())
             }
             _ => Ok(()),

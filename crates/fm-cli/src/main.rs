@@ -1,6 +1,5 @@
 //! The command line: flags in, text out. Everything else is in the crates below.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stderr)]
 
 mod cmd;
 mod config;
@@ -21,9 +20,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if console::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            console::say!("error: {error:#}");
             if let Some(hint) = console::hint(&error) {
-                eprintln!("hint: {hint}");
+                console::say!("hint: {hint}");
             }
             ExitCode::from(if error.is::<flags::Usage>() { 2 } else { FAILED })
         }

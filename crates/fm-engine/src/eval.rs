@@ -13,7 +13,7 @@ use std::{ops::ControlFlow, ops::Range, path::PathBuf};
 
 use fm_model::{
     Runner,
-    runner::{Batch, Output, Row, RowInput, SessionId, Wants},
+    runner::{Batch, Output, Row, RowInput, SessionId, StepError, Wants},
 };
 use serde::{Deserialize, Serialize};
 
@@ -200,7 +200,7 @@ impl Text {
         if tokens.is_empty() {
             return Err(EvalError::EmptyText);
         }
-        if warm_up == 0 || window <= prefix.len() + warm_up {
+        if warm_up == 0 || window.saturating_sub(prefix.len()) <= warm_up {
             return Err(EvalError::Window { window, warm_up, prefix: prefix.len() });
         }
         let ends = documents.iter().scan(0, |end, document| {
@@ -384,7 +384,7 @@ impl Logits for Computed<'_> {
 /// `on_progress` hears how many tokens have been scored.
 ///
 /// # Errors
-/// If logits cannot be had, are not numbers, or belong to another vocabulary.
+/// If logits cannot be had, are not numbers, or belong to another vocabulary, or if the text does.
 pub fn evaluate(
     text: &Text,
     model: &mut dyn Logits,
@@ -400,6 +400,10 @@ pub fn evaluate(
             let detail = VocabularyDifference::Lengths(vocab, against.vocab());
             return Err(EvalError::Vocabularies { detail }.into());
         }
+    }
+    // The last token of a window is never fed, only scored: no step would find that it is unknown.
+    if let Some(&token) = text.tokens.iter().find(|token| **token as usize >= vocab) {
+        return Err(StepError::UnknownToken { token, vocab }.into());
     }
     let (mut windows, mut done) = (Vec::new(), 0);
     for window in text.windows() {
@@ -476,7 +480,7 @@ mod tests {
         assert!(matches!(text(&[0, 0], 0, 10, 3), Err(EvalError::EmptyText)));
         assert!(matches!(text(&[1, 1], 0, 10, 3), Err(EvalError::TooShort { tokens: 2 })));
         assert_eq!(text(&[1], 1, 10, 3).unwrap().scored(), 1);
-        for (prefix, window, warm_up) in [(0, 3, 3), (2, 5, 3), (0, 5, 0)] {
+        for (prefix, window, warm_up) in [(0, 3, 3), (2, 5, 3), (0, 5, 0), (1, 5, usize::MAX)] {
             let error = text(&[9], prefix, window, warm_up).unwrap_err();
             assert!(matches!(error, EvalError::Window { .. }), "{error}");
         }

@@ -174,15 +174,15 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
         }
         let few = rows <= ARRIVAL_ROWS_MAX;
         self.grouped.group(routes, |row, j| if few { row * top_k + j } else { row });
-        let tended = self.guard.as_mut().map_or(Ok(()), |guard| guard.tend(&mut self.store));
+        if let Some(guard) = &mut self.guard {
+            guard.tend(&mut self.store);
+        }
         let union = &self.grouped.union;
-        let ticket = tended.and_then(|()| {
-            if few {
-                self.store.request(layer, union)
-            } else {
-                self.store.request_rows(layer, union, (&routes.ids, top_k))
-            }
-        });
+        let ticket = if few {
+            self.store.request(layer, union)
+        } else {
+            self.store.request_rows(layer, union, (&routes.ids, top_k))
+        };
         // What was foreseen is held by the request now, or was foreseen wrongly.
         self.forecast = None;
         if few {

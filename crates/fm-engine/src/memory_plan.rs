@@ -332,7 +332,7 @@ fn slot_budget(demand: &Demand<'_>, staging: u64, left: u64) -> u64 {
     let layers = demand.spec.catalog.layers.iter().flatten();
     let largest = layers.map(|layer| layer.layout.bytes()).max().unwrap_or(0) as u64;
     match demand.options.slots {
-        Some(slots) => left.min(staging + slots as u64 * largest),
+        Some(slots) => left.min((slots as u64).saturating_mul(largest).saturating_add(staging)),
         None => left,
     }
 }

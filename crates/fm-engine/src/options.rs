@@ -118,6 +118,16 @@ fn positive<N: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Option<
     text.parse().ok().filter(|number| *number >= N::from(1))
 }
 
+/// More threads than any machine has cores for.
+const THREADS_MAX: usize = 1024;
+
+/// More rows than any step is worth; the bytes of so many are still far from what a `u64` counts.
+const PREFILL_CHUNK_MAX: usize = 1 << 20;
+
+fn up_to(most: usize, text: &str) -> Option<usize> {
+    positive(text).filter(|number| *number <= most)
+}
+
 /// How a model runs.
 pub static ENGINE: [OptionRow<EngineOptions>; 14] = [
     OptionRow {
@@ -141,9 +151,9 @@ pub static ENGINE: [OptionRow<EngineOptions>; 14] = [
     OptionRow {
         name: "threads",
         value: "N",
-        help: "Threads that compute [default: the physical cores]",
+        help: "Threads that compute, at most 1024 [default: the physical cores]",
         choices: free,
-        set: |options, text| positive(text).map(|threads| options.threads = Some(threads)),
+        set: |options, text| up_to(THREADS_MAX, text).map(|n| options.threads = Some(n)),
     },
     OptionRow {
         name: "memory",
@@ -163,11 +173,13 @@ pub static ENGINE: [OptionRow<EngineOptions>; 14] = [
     OptionRow {
         name: "prefill-chunk",
         value: "TOKENS",
-        help: "Prompt tokens that are computed together; more need fewer reads and more memory \
-               [default: 512, or 2048 where experts are read again for every chunk; \
+        help: "Prompt tokens that are computed together, at most 1048576; more need fewer reads and \
+               more memory [default: 512, or 2048 where experts are read again for every chunk; \
                limited by the memory plan]",
         choices: free,
-        set: |options, text| positive(text).map(|chunk| options.prefill_chunk = Some(chunk)),
+        set: |options, text| {
+            up_to(PREFILL_CHUNK_MAX, text).map(|n| options.prefill_chunk = Some(n))
+        },
     },
     OptionRow {
         name: "policy",
@@ -322,8 +334,21 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "`0` is no value of --threads; \
-             it takes N: Threads that compute [default: the physical cores]"
+             it takes N: Threads that compute, at most 1024 [default: the physical cores]"
         );
+    }
+
+    #[test]
+    fn what_no_machine_has_is_refused_and_the_help_says_so() {
+        for (name, most) in [("threads", THREADS_MAX), ("prefill-chunk", PREFILL_CHUNK_MAX)] {
+            let row = ENGINE.iter().find(|row| row.name == name).unwrap();
+            let apply = |n: usize| row.apply(&mut EngineOptions::default(), &n.to_string());
+            apply(most).unwrap();
+            for more in [most + 1, usize::MAX] {
+                let error = apply(more).unwrap_err().to_string();
+                assert!(error.contains(&format!("at most {most}")), "{error}");
+            }
+        }
     }
 
     #[test]

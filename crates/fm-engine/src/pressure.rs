@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fm_store::{Store, StoreError};
+use fm_store::Store;
 
 use crate::machine::MemoryLimits;
 
@@ -92,24 +92,21 @@ impl Guard {
         Self { signals, interval, due, last: None, strained: 0, calm: 0 }
     }
 
-    /// Looks if it is time to, and lets the store give back or take back what one token uses.
-    ///
-    /// # Errors
-    /// If memory that was free a moment ago cannot be had.
-    pub fn tend(&mut self, store: &mut Store) -> Result<(), StoreError> {
+    /// Looks if it is time to, and lets the store give back or take back what one token uses. Memory
+    /// that cannot be taken back is tried again after another calm.
+    pub fn tend(&mut self, store: &mut Store) {
         let now = Instant::now();
         if now < self.due {
-            return Ok(());
+            return;
         }
         self.due = now + self.interval;
         let reading = self.signals.read();
-        let Some((then, before)) = self.last.replace((now, reading)) else { return Ok(()) };
+        let Some((then, before)) = self.last.replace((now, reading)) else { return };
         match self.judge(now - then, before, reading, store.working_set_bytes()) {
             Advice::Stay => {}
             Advice::GiveBack => _ = store.release(store.working_set_bytes()),
-            Advice::TakeBack => _ = store.take_back(store.working_set_bytes())?,
+            Advice::TakeBack => _ = store.take_back(store.working_set_bytes()),
         }
-        Ok(())
     }
 
     fn judge(&mut self, time: Duration, before: Reading, now: Reading, set: u64) -> Advice {

@@ -5,8 +5,8 @@
 //! ```
 
 use std::{
-    fs::{self, File},
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    fs::File,
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
 };
 
@@ -14,7 +14,7 @@ use fm_model::runner::{RunError, SessionId};
 use fm_text::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::{engine::Engine, error::EngineError};
+use crate::{engine::Engine, error::EngineError, new_file::NewFile};
 
 /// Version of the first line.
 const VERSION: u32 = 1;
@@ -23,7 +23,7 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
     version: u32,
-    /// The messages so far; empty for raw text.
+    /// The messages so far; empty for raw text. Raw text after a chat is in the tokens alone.
     pub messages: Vec<Message>,
     /// All tokens so far, the latest included, which the model has not taken in yet.
     pub tokens: Vec<u32>,
@@ -63,8 +63,8 @@ impl Conversation {
         Self { version: VERSION, messages, tokens }
     }
 
-    /// Writes a conversation and its session, under a temporary name first: a crash leaves the
-    /// earlier file.
+    /// Writes a conversation and its session, under a temporary name first: a failure or a crash
+    /// leaves the earlier file.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -75,16 +75,11 @@ impl Conversation {
         path: &Path,
     ) -> Result<(), EngineError> {
         let io_error = |source| ConversationError::Io { path: path.to_path_buf(), source };
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(".new");
-        let mut file = BufWriter::new(File::create(&temporary).map_err(io_error)?);
+        let mut file = NewFile::create(path).map_err(io_error)?;
         serde_json::to_writer(&mut file, self).map_err(|error| io_error(error.into()))?;
         file.write_all(b"\n").map_err(io_error)?;
         engine.runner.save(session, &mut file)?;
-        let file = file.into_inner().map_err(|error| io_error(error.into_error()))?;
-        file.sync_all().map_err(io_error)?;
-        fs::rename(&temporary, path).map_err(io_error)?;
-        Ok(())
+        Ok(file.finish().map_err(io_error)?)
     }
 
     /// Reads a conversation and opens its session.

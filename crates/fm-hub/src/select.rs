@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use fm_format::source::gguf::part_name;
+use fm_format::{container, source::gguf::part_name};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use crate::{
@@ -26,8 +26,7 @@ const NEVER: &[&str] = &[
 ];
 /// What stands beside weights in safetensors files, in the repository's root.
 const BESIDE: &[&str] = &["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"];
-/// Files of a container; its experts are the one `.bin` that is wanted.
-const MANIFEST: &str = "manifest.json";
+/// Files of a container beside its trunk, its manifest and [`container::COPIED`].
 const EXPERTS: &str = "experts/layer-*.bin";
 
 /// The user's choice. Empty, it is what this program needs.
@@ -50,10 +49,11 @@ impl Selection {
         let id = || repository.id.clone();
         let (include, exclude) = (globs(&self.include)?, globs(&self.exclude)?);
         let never = globs(NEVER)?;
-        let container = repository.files.iter().any(|file| file.name == MANIFEST);
+        let container = is_container(repository);
         let experts = globs(&[EXPERTS])?;
         let possible = repository.files.iter().filter(|RemoteFile { name, .. }| {
-            let wanted = !never.is_match(name) || (container && experts.is_match(name));
+            let its_own = container && (experts.is_match(name) || is_copied(name));
+            let wanted = its_own || !never.is_match(name);
             let inside = self.file.as_deref().is_none_or(|at| is_in(name, at));
             wanted && inside && !exclude.is_match(name)
         });
@@ -81,7 +81,17 @@ impl Selection {
 /// Whether a file holds weights, by its name.
 fn is_weights(name: &str) -> bool {
     let experts = Path::new(name).extension().is_some_and(|extension| extension == "bin");
-    is_safetensors(name) || is_gguf(name) || experts
+    !is_copied(name) && (is_safetensors(name) || is_gguf(name) || experts)
+}
+
+fn is_container(repository: &Repository) -> bool {
+    repository.files.iter().any(|file| file.name == container::MANIFEST)
+}
+
+/// Whether a container has a small file of this name. Its manifest lists what it cannot do without,
+/// and that may look like weights: the metadata of a GGUF file, a tokenizer of packed files.
+fn is_copied(name: &str) -> bool {
+    container::COPIED.contains(&name)
 }
 
 pub(crate) fn is_safetensors(name: &str) -> bool {
@@ -116,8 +126,11 @@ fn needed<'a>(
     let root = possible.iter().copied().filter(|file| in_root(&file.name));
     if root.clone().any(|file| is_safetensors(&file.name)) {
         let (beside, experts) = (globs(BESIDE)?, globs(&[EXPERTS])?);
-        let mut files: Vec<_> =
-            root.filter(|file| is_safetensors(&file.name) || beside.is_match(&file.name)).collect();
+        let container = is_container(repository);
+        let wanted = |name: &str| {
+            is_safetensors(name) || beside.is_match(name) || (container && is_copied(name))
+        };
+        let mut files: Vec<_> = root.filter(|file| wanted(&file.name)).collect();
         files.extend(possible.iter().filter(|file| experts.is_match(&file.name)));
         return Ok(files);
     }
@@ -220,6 +233,19 @@ mod tests {
         let names = ["manifest.json", "trunk.safetensors", "experts/layer-000.bin", "pytorch.bin"];
         let expected = ["manifest.json", "experts/layer-000.bin", "trunk.safetensors"];
         assert_eq!(chosen(&names, &Selection::default()), expected);
+    }
+
+    #[test]
+    fn a_container_keeps_every_small_file_it_can_have() {
+        let small = container::COPIED.iter().copied().chain([container::MANIFEST]);
+        let mut expected: Vec<&str> = small.collect();
+        expected.sort_unstable();
+        expected.extend(["experts/layer-000.bin", container::TRUNK]);
+        let others = ["README.md", "pytorch.bin", "x-Q4_0.gguf", "other/tokenizer.bin"];
+        let names = [expected.as_slice(), &others].concat();
+        assert_eq!(chosen(&names, &Selection::default()), expected);
+        let published = ["model.safetensors", "tokenizer.bin", "metadata.gguf"];
+        assert_eq!(chosen(&published, &Selection::default()), published[..1], "no container");
     }
 
     const QUANTISATIONS: [&str; 6] = [

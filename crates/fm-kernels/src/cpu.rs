@@ -63,10 +63,10 @@ pub use panels::arranges;
 pub type Cpu = Host<Simd>;
 
 impl Cpu {
-    /// The fastest instruction set of this machine on `threads` threads, the caller included.
+    /// The fastest instruction set of this machine on `threads` threads, the caller included, or on as many as the system gives.
     ///
     /// # Panics
-    /// If `threads` is zero or the system refuses a thread.
+    /// If `threads` is zero.
     pub fn open(threads: usize) -> Self {
         Self::with_level(Level::best(), threads)
     }
@@ -74,7 +74,7 @@ impl Cpu {
     /// As [`Cpu::open`] on a chosen instruction set.
     ///
     /// # Panics
-    /// If `threads` is zero or the system refuses a thread.
+    /// If `threads` is zero.
     pub fn with_level(level: Level, threads: usize) -> Self {
         Self::new(Simd { level, pool: pool::Pool::new(threads), numerics: Numerics::F32 })
     }

@@ -77,12 +77,22 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// More sessions than any machine has memory for.
+const SESSIONS_MAX: usize = 4096;
+
+fn sessions(text: &str) -> Result<usize, String> {
+    let within = positive(text).ok().filter(|number| *number <= SESSIONS_MAX);
+    within.ok_or_else(|| format!("it takes a number from 1 to {SESSIONS_MAX}"))
+}
+
 fn workload_args() -> [Arg; 10] {
     [
         list("prefill", "Take in prompts of these lengths"),
         count("decode", "N", "Write N tokens per repeat [default: 64]"),
         list("context-at", "Write at these positions [default: 16]"),
-        count("sessions", "N", "Write in N sessions at once").default_value("1"),
+        valued("sessions", "N", "Write in N sessions at once")
+            .value_parser(sessions)
+            .default_value("1"),
         switch("same-text", "Give all sessions the same prompt").requires("sessions"),
         count("repeats", "N", "Measurements that must count, of at most twice as many")
             .default_value("5"),

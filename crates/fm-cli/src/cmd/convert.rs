@@ -41,11 +41,11 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     })?;
     bar.finish_and_clear();
     match outcome {
-        Outcome::AlreadyDone => eprintln!("{} was complete already", out.display()),
+        Outcome::AlreadyDone => console::say!("{} was complete already", out.display()),
         Outcome::Converted { bytes, bytes_resumed: 0 } => {
-            eprintln!("wrote {} to {}", Bytes(bytes), out.display());
+            console::say!("wrote {} to {}", Bytes(bytes), out.display());
         }
-        Outcome::Converted { bytes, bytes_resumed } => eprintln!(
+        Outcome::Converted { bytes, bytes_resumed } => console::say!(
             "wrote {} to {}; {} of it stood there from before",
             Bytes(bytes),
             out.display(),

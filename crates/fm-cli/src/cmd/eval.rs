@@ -319,6 +319,6 @@ fn begin_dump(
     let vocab = engine.runner.vocab();
     let header = DumpHeader::new(model.model.clone(), &model.numerics, &model.lossy, vocab, text);
     let bytes = 4 * (text.scored() * vocab) as u64;
-    eprintln!("note: writing {} to {}", Bytes(bytes), path.display());
+    console::say!("note: writing {} to {}", Bytes(bytes), path.display());
     Ok(DumpWriter::create(path, &header).map_err(EngineError::from)?)
 }

@@ -41,7 +41,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         return console::print_json(&json!({"schema": schema, "cache": cache, "models": rows}));
     }
     if rows.is_empty() {
-        eprintln!("no models in {}", cache.root().display());
+        console::say!("no models in {}", cache.root().display());
         return Ok(());
     }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);

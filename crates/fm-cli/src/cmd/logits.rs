@@ -1,15 +1,14 @@
 //! `logits`: the model's raw output for given tokens, to compare with other implementations.
 
 use std::{
-    fs::File,
-    io::{BufWriter, Write},
+    io::{self, Seek, SeekFrom, Write},
     ops::ControlFlow,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::Context;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use fm_engine::{Engine, EngineError, Load, options::ENGINE};
+use fm_engine::{Engine, EngineError, Load, new_file::NewFile, options::ENGINE};
 use fm_format::key::LayerIndex;
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use serde_json::json;
@@ -85,7 +84,7 @@ fn write(
     engine: &mut Engine,
     tokens: &[u32],
     layer: Option<u16>,
-    path: &PathBuf,
+    path: &Path,
 ) -> anyhow::Result<()> {
     let (vocab, hidden) = (engine.runner.vocab(), engine.hidden);
     let logits_bytes = 4 * tokens.len() * vocab;
@@ -100,13 +99,13 @@ fn write(
     }
     let mut header = header.to_string();
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-    let mut file = BufWriter::new(File::create(path)?);
+    let mut file = NewFile::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
+    let data = 8 + header.len() as u64;
 
     let session = engine.runner.open(engine.plan.context).map_err(EngineError::from)?;
     let rows_max = engine.runner.logits_rows_max().min(engine.runner.rows_max());
-    let mut streams = Vec::new();
     for (i, chunk) in tokens.chunks(rows_max).enumerate() {
         let wants = Wants { logits: true, hidden: layer.is_some(), ..Wants::default() };
         let rows = (i * rows_max..).zip(chunk).map(|(position, token)| Row {
@@ -123,14 +122,15 @@ fn write(
         if let Some(spoiled) = output.spoiled.into_iter().next() {
             return Err(EngineError::from(spoiled.reason).into());
         }
-        for value in output.logits {
-            file.write_all(&value.to_le_bytes())?;
-        }
-        streams.extend_from_slice(output.hidden);
+        let row = (i * rows_max) as u64;
+        write_at(&mut file, data + row * 4 * vocab as u64, output.logits)?;
+        let hidden_at = data + logits_bytes as u64 + row * 4 * hidden as u64;
+        write_at(&mut file, hidden_at, output.hidden)?;
     }
-    for value in streams {
-        file.write_all(&value.to_le_bytes())?;
-    }
-    file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-    Ok(())
+    Ok(file.finish()?)
+}
+
+fn write_at(file: &mut NewFile, at: u64, values: &[f32]) -> io::Result<()> {
+    file.seek(SeekFrom::Start(at))?;
+    values.iter().try_for_each(|value| file.write_all(&value.to_le_bytes()))
 }

@@ -105,7 +105,7 @@ fn warn(snapshot: &Path, resolved: &Result<std::path::PathBuf, HubError>) {
     let described = Checkpoint::open(path).map_err(anyhow::Error::from);
     let described = described.and_then(|checkpoint| Ok(describe(&checkpoint).map(drop)?));
     if let Err(error) = described {
-        eprintln!("warning: flash-moe cannot run {}: {error:#}", snapshot.display());
+        console::say!("warning: flash-moe cannot run {}: {error:#}", snapshot.display());
     }
 }
 
@@ -148,10 +148,10 @@ impl Progress {
                 all.set_position(here.files.values().map(|(bytes, _)| bytes).sum());
                 match event {
                     Event::Again { file, source, .. } => {
-                        bars.suspend(|| eprintln!("note: {} goes on: {source}", file.name));
+                        bars.suspend(|| console::say!("note: {} goes on: {source}", file.name));
                     }
                     Event::Corrupt { file, kept, .. } => bars.suspend(|| {
-                        eprintln!(
+                        console::say!(
                             "warning: {} came corrupt and is fetched again; what came is kept as {}",
                             file.name,
                             kept.display()
@@ -236,7 +236,7 @@ impl View {
                 "here": need.here,
                 "free_bytes": need.free,
             }))?,
-            Self::Bars { .. } => eprintln!(
+            Self::Bars { .. } => console::say!(
                 "{id} at {revision}: {} files, {}, {} of it here; the disk has room for {}",
                 pull.files.len(),
                 Bytes(need.bytes),
@@ -258,8 +258,8 @@ impl View {
             Self::Bars { bars, .. } => {
                 bars.clear()?;
                 match pulled.fetched {
-                    0 => eprintln!("everything was here: {}", pulled.path.display()),
-                    files => eprintln!("fetched {files} files: {}", pulled.path.display()),
+                    0 => console::say!("everything was here: {}", pulled.path.display()),
+                    files => console::say!("fetched {files} files: {}", pulled.path.display()),
                 }
             }
         }

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use fm_engine::bytes::Bytes;
 use fm_hub::ModelName;
 
-use crate::{flags::Usage, hub};
+use crate::{console, flags::Usage, hub};
 
 pub(super) fn command() -> Command {
     Command::new("rm")
@@ -33,7 +33,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         if !io::stdin().is_terminal() {
             return Err(Usage("nobody is there to be asked: give --yes".into()).into());
         }
-        eprint!("remove {}, {}? [y/N] ", name.id, Bytes(bytes));
+        console::say_part(format_args!("remove {}, {}? [y/N] ", name.id, Bytes(bytes)));
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer)?;
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
@@ -41,6 +41,6 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         }
     }
     let freed = cache.remove(&name.id)?;
-    eprintln!("removed {}: {} freed", name.id, Bytes(freed));
+    console::say!("removed {}: {} freed", name.id, Bytes(freed));
     Ok(())
 }

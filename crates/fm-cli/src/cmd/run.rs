@@ -13,7 +13,7 @@ use fm_engine::{
     Engine, EngineError, Load, Places,
     bytes::Bytes,
     engine::LoadTimes,
-    generate::{Event, Generated, Generation, Request},
+    generate::{Event, FinishReason, Generated, Generation, Request},
     grammar::{Constraint, Grammar, Grammars},
     limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory, Watched},
     machine::peak_held_bytes,
@@ -176,16 +176,28 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     };
     let prompt_tokens = request.prompt.clone();
     let generated = generate(&mut engine, session, request, matches.get_flag("json"))?;
-    save(&mut engine, matches, conversation, &prompt_tokens, &generated, session)?;
-    let report = report(&engine, &generated, &places);
+    // An answer is shown even if it cannot be kept, and kept even if it cannot be shown.
+    let shown = show(&engine, matches, &places, (&prompt_tokens, &generated));
+    save(&mut engine, matches, conversation, (&prompt_tokens, &generated), session)?;
+    shown
+}
+
+/// Prints what was generated, as far as it is not on the screen, and the report.
+fn show(
+    engine: &Engine,
+    matches: &ArgMatches,
+    places: &Places,
+    (prompt, generated): (&[u32], &Generated),
+) -> anyhow::Result<()> {
+    let report = report(engine, generated, places);
     if matches.get_flag("json") {
         return console::print_json(&RunOutput {
             schema: SCHEMA,
             model: engine.path.display().to_string(),
-            prompt_tokens,
-            tokens: generated.tokens,
-            text: generated.text,
-            thinking: generated.thinking,
+            prompt_tokens: prompt.to_vec(),
+            tokens: generated.tokens.clone(),
+            text: generated.text.clone(),
+            thinking: generated.thinking.clone(),
             finish_reason: generated.finish.name(),
             report,
         });
@@ -195,7 +207,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         writeln!(io::stdout(), "{}", numbers.join(","))?;
     }
     if !matches.get_flag("quiet") {
-        eprintln!("\n{report}");
+        console::say!("\n{report}");
     }
     if matches.get_flag("timing") {
         print_timing(engine.load_times, &report.timing);
@@ -236,11 +248,11 @@ impl Input {
 /// What a user should know before the work begins.
 pub(super) fn warn(engine: &Engine) {
     for lossy in &engine.lossy {
-        eprintln!("warning: lossy: {lossy}");
+        console::say!("warning: lossy: {lossy}");
     }
     let (planned, allowed) = (engine.plan.total(), engine.plan.allowed);
     if planned > allowed {
-        eprintln!(
+        console::say!(
             "warning: the plan takes {}, free memory and cgroups allow {}: the machine may swap or \
              end the program",
             Bytes(planned),
@@ -248,10 +260,10 @@ pub(super) fn warn(engine: &Engine) {
         );
     }
     if let Some(fallback) = &engine.reader.fallback {
-        eprintln!("note: reading through {}: {fallback}", engine.reader.kind.name());
+        console::say!("note: reading through {}: {fallback}", engine.reader.kind.name());
     }
     if let Some(ignored) = &engine.heat_ignored {
-        eprintln!("note: {ignored}");
+        console::say!("note: {ignored}");
     }
 }
 
@@ -340,7 +352,9 @@ fn reuse(
         if continues {
             return Ok(session);
         }
-        eprintln!("note: the template changed earlier turns, so the conversation is computed anew");
+        console::say!(
+            "note: the template changed earlier turns, so the conversation is computed anew"
+        );
         engine.runner.close(session);
     }
     Ok(engine.runner.open(engine.plan.context).map_err(EngineError::from)?)
@@ -378,7 +392,7 @@ fn generate(
                 let now = read_stats().released_bytes;
                 if now > released {
                     let bytes = Bytes(now - released);
-                    eprintln!("note: memory is short: {bytes} of expert slots were given back");
+                    console::say!("note: memory is short: {bytes} of expert slots were given back");
                     released = now;
                 }
             }
@@ -408,15 +422,27 @@ fn save(
     engine: &mut Engine,
     matches: &ArgMatches,
     mut conversation: Conversation,
-    prompt: &[u32],
-    generated: &Generated,
+    (prompt, generated): (&[u32], &Generated),
     session: Session,
 ) -> anyhow::Result<()> {
     let Some(path) = matches.get_one::<PathBuf>("session") else { return Ok(()) };
-    let mut answer = Message::new("assistant", generated.text.clone().unwrap_or_default());
-    answer.reasoning_content.clone_from(&generated.thinking);
-    if !conversation.messages.is_empty() {
-        conversation.messages.push(answer);
+    let messages = &mut conversation.messages;
+    let asked = messages.last().is_some_and(|message| message.role == "user");
+    // A question without an answer is no turn. Raw text that was read to its end is worth keeping.
+    let read = !asked && generated.finish != FinishReason::Cancelled;
+    if generated.tokens.is_empty() && !read {
+        console::say!("note: nothing was generated, so {} was not written", path.display());
+        return Ok(());
+    }
+    if asked {
+        let mut answer = Message::new("assistant", generated.text.clone().unwrap_or_default());
+        answer.reasoning_content.clone_from(&generated.thinking);
+        messages.push(answer);
+    } else if !messages.is_empty() {
+        // Nobody says it in terms of the template, which could not write it again.
+        console::say!(
+            "note: raw text is no part of the chat: a turn without --raw goes on before it"
+        );
     }
     let tokens = [prompt, &generated.tokens].concat();
     Conversation::new(conversation.messages, tokens).save(engine, session, Path::new(path))?;
@@ -435,18 +461,25 @@ fn report(engine: &Engine, generated: &Generated, places: &Places) -> Report {
 
 fn print_timing(load: LoadTimes, timing: &Timing) {
     let LoadTimes { weights, text, total } = load;
-    eprintln!(
+    console::say!(
         "\nload {:.3} s: weights {:.3}, beside them tokenizer and template {:.3}",
         total.as_secs_f64(),
         weights.as_secs_f64(),
         text.as_secs_f64()
     );
-    eprintln!(
+    console::say!(
         "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-        "seconds", "total", "attention", "delta_net", "moe", "wait", "mlp", "head"
+        "seconds",
+        "total",
+        "attention",
+        "delta_net",
+        "moe",
+        "wait",
+        "mlp",
+        "head"
     );
     for (name, phase) in [("prefill", timing.prefill), ("decode", timing.decode)] {
-        eprintln!(
+        console::say!(
             "{name:>10} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3}",
             phase.total_s,
             phase.attention_s,

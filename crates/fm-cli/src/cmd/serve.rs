@@ -23,7 +23,7 @@ use fm_server::{Bounds, Door, Model, Patience, Server, Service};
 
 use super::{model_arg, model_path, run::warn};
 use crate::{
-    console::{Interrupt, Lines},
+    console::{self, Interrupt, Lines},
     flags::{self, Usage},
     places,
 };
@@ -247,7 +247,7 @@ fn serve(
         stopper.stop();
     });
     // Only now: whoever reads it may end the server at once, and be heard.
-    eprintln!("{greeting}");
+    console::say!("{greeting}");
     // A server without an engine would refuse everybody for ever.
     let stopper = server.stopper();
     let engine_end = thread::spawn(move || {

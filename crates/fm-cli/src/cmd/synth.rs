@@ -65,6 +65,6 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     bar.finish_and_clear();
-    eprintln!("wrote {} to {}", Bytes(synth.bytes()), out.display());
+    console::say!("wrote {} to {}", Bytes(synth.bytes()), out.display());
     Ok(())
 }

@@ -48,7 +48,16 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         let cache_dir = places.cache_dir.context("there is no cache directory: HOME is not set")?;
         let written = record::record(dir, &cache_dir, &mut report)?;
         bar.finish_and_clear();
-        eprintln!(
+        if matches.get_flag("json") {
+            console::print_json(&json!({
+                "schema": "flash-moe.record/1",
+                "model": dir,
+                "experts": written.records,
+                "tensors": written.tensors,
+                "checksums": written.path,
+            }))?;
+        }
+        console::say!(
             "recorded {} experts and {} tensors in {}",
             written.records,
             written.tensors,
@@ -64,7 +73,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     if let Some(first) = &checked.first {
         bail!("{} of {} things are wrong; first: {first}", checked.mismatches, things(&checked));
     }
-    eprintln!(
+    console::say!(
         "{}: {} experts, {} tensors and {} files, {} in all, are what they were",
         dir.display(),
         checked.records,

@@ -62,6 +62,65 @@ fn a_conversation_goes_on_in_its_file() {
     assert!(stderr(&output).contains("is not a saved session"), "{}", stderr(&output));
 }
 
+/// The first line of a session: who speaks in it, and how many tokens it has.
+fn kept(file: &Path) -> (Vec<String>, usize) {
+    let bytes = fs::read(file).unwrap();
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap();
+    let kept: serde_json::Value = serde_json::from_slice(line).unwrap();
+    let messages = kept["messages"].as_array().unwrap().iter();
+    let roles = messages.map(|message| message["role"].as_str().unwrap().to_owned());
+    (roles.collect(), kept["tokens"].as_array().unwrap().len())
+}
+
+#[test]
+fn a_turn_without_an_answer_leaves_the_session_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk");
+    let session = ["--session", file.to_str().unwrap(), "--greedy", "--no-think", "--quiet"];
+    let nothing = [&["--prompt", "Hello?", "--max-tokens", "0"], session.as_slice()].concat();
+    let (_, rest) = run(&nothing);
+    assert!(rest.contains("note: nothing was generated"), "{rest}");
+    assert!(!file.exists());
+    run(&[&["--prompt", "My name is Nora."], session.as_slice()].concat());
+    let before = fs::read(&file).unwrap();
+    run(&nothing);
+    assert_eq!(fs::read(&file).unwrap(), before);
+    assert_eq!(kept(&file).0, ["user", "assistant"]);
+}
+
+#[test]
+fn raw_text_after_a_chat_is_no_turn_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk");
+    let session = ["--session", file.to_str().unwrap(), "--greedy", "--quiet"];
+    let chat = ["--no-think", "--prompt", "My name is Nora."];
+    run(&[&chat, session.as_slice()].concat());
+    let (roles, tokens) = kept(&file);
+    let raw = ["--raw", "--prompt", " And", "--max-tokens", "4"];
+    let (_, rest) = run(&[&raw, session.as_slice()].concat());
+    let (roles_after, tokens_after) = kept(&file);
+    assert_eq!(roles_after, roles);
+    assert!(rest.contains("note: raw text is no part of the chat"), "{rest}");
+    assert!(tokens_after > tokens, "{tokens_after} after {tokens}");
+    let chat = ["--no-think", "--prompt", "What is my name?"];
+    let (answer, _) = run(&[&chat, session.as_slice()].concat());
+    assert!(answer.contains("Nora"), "{answer}");
+    assert_eq!(kept(&file).0, ["user", "assistant", "user", "assistant"]);
+}
+
+#[test]
+fn an_answer_that_cannot_be_kept_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("missing/talk");
+    let args = ["run", "models/demo", "--prompt", "Hi", "--json", "--max-tokens", "3"];
+    let session = ["--session", file.to_str().unwrap()];
+    let output = flash_moe(&[&args, session.as_slice(), &PLAN].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("cannot transfer the session"), "{}", stderr(&output));
+    let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(shown["tokens"].as_array().map(Vec::len), Some(3));
+}
+
 const CONTROLS: [&str; 4] = ["<|im_start|>", "<|im_end|>", "<think>", "</tool_call>"];
 
 /// How many tokens of the prompt are control tokens.
@@ -140,6 +199,19 @@ fn logits_are_written_as_they_are() {
     ]);
     assert!(output.status.success(), "{}", stderr(&output));
     check(&file, &golden);
+}
+
+#[test]
+fn logits_that_fail_leave_the_earlier_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("logits.safetensors");
+    fs::write(&file, "earlier").unwrap();
+    let unknown = ["--prompt-tokens", "1,4000000000", "--out", file.to_str().unwrap()];
+    let args = ["logits", "golden/qwen3_next/hf", "--memory", "300MB"];
+    let output = flash_moe(&[args.as_slice(), &unknown].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert_eq!(fs::read(&file).unwrap(), b"earlier");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
 }
 
 fn check(file: &Path, golden: &Golden) {

@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use fm_testkit::golden::{copy_files, demo_dir, golden_dir, workspace_dir};
 
-use crate::{flash_moe, stderr};
+use crate::{flash_moe, stderr, stdout};
 
 /// Exit code and stderr of an invocation that must fail, with the temporary directory named `TMP`.
 fn failure(args: &[&str], directory: Option<&std::path::Path>) -> String {
@@ -26,6 +26,13 @@ fn usage_and_models_that_do_not_fit() {
         &["run"],
         &["run", "models/demo", "--io", "mmap"],
         &["run", "models/demo", "--prompt", "x", "--threads", "0"],
+        &["run", "models/demo", "--prompt", "x", "--threads", "5000"],
+        &["run", "models/demo", "--prompt", "x", "--prefill-chunk", "18446744073709551615"],
+        &["run", "models/demo", "--prompt", "x", "--prefill-chunk", "1048576", "--memory", "1GB"],
+        &["bench", "models/demo", "--context-at", "4294967200", "--memory", "300MB"],
+        &["bench", "models/demo", "--repeats", "18446744073709551615", "--memory", "300MB"],
+        &["bench", "models/demo", "--turns", "18446744073709551615", "--memory", "300MB"],
+        &["bench", "models/demo", "--sessions", "18446744073709551615"],
         &["run", "models/demo", "--prompt", "x", "--memory", "lots"],
         &["run", "models/demo", "--prompt", "x", "--temperature", "-1"],
         &["run", "models/nothing", "--prompt", "x"],
@@ -124,6 +131,58 @@ fn damaged_gguf_files() {
         damaged_gguf("blk.0.attn_k.weight", "blk.0.attn_x.weight"),
     ];
     insta::assert_snapshot!("damaged_gguf_files", all.join("\n"));
+}
+
+#[test]
+fn more_slots_than_bytes_can_be_counted_are_all_there_is_room_for() {
+    let plan = |slots: &[&str]| {
+        let args = ["plan", "models/demo", "--memory", "300MB", "--threads", "2", "--json"];
+        let output = flash_moe(&[&args, slots].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let plan: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        plan["slots"].as_u64().unwrap()
+    };
+    assert_eq!(plan(&["--slots", "18446744073709551615"]), plan(&[]));
+}
+
+/// Where stderr takes nothing, the work and its exit code are as ever.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stderr_that_is_full_is_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let dump = dir.path().join("dump");
+    let heldout = "tools/demo-model/heldout.txt";
+    let commands = [
+        (&["run", "models/nothing", "--prompt", "x"] as &[&str], 1),
+        (&["run", "models/demo", "--prompt", "What is the capital of Japan?"], 0),
+        (&["list"], 0),
+        (
+            &[
+                "eval",
+                "models/demo",
+                "--text",
+                heldout,
+                "--tokens",
+                "40",
+                "--dump",
+                dump.to_str().unwrap(),
+            ],
+            0,
+        ),
+    ];
+    for (command, code) in commands {
+        let home = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_flash-moe"))
+            .args(command)
+            .current_dir(workspace_dir())
+            .env_clear()
+            .env("HOME", home.path())
+            .stdin(std::process::Stdio::null())
+            .stderr(fs::File::create("/dev/full").unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(code), "{command:?}: {}", stdout(&output));
+    }
 }
 
 /// `flash-moe plan … | head -1`, with a reader that has gone before the first line.

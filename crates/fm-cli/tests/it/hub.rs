@@ -11,7 +11,7 @@ use fm_testkit::{
 };
 use serde_json::Value;
 
-use crate::{stderr, stdout};
+use crate::{flash_moe, stderr, stdout};
 
 const TOKEN: &str = "hf_abcdefghijklmnop";
 const WEIGHTS: &str = "model.safetensors";
@@ -117,7 +117,10 @@ fn answers_alike(user: &User) {
     assert_eq!(planned["remote"], Value::Null);
     user.succeeds(&["convert", &format!("{REPO}@{COMMIT}"), "container"]);
     user.succeeds(&["verify", "container"]);
-    user.succeeds(&["verify", REPO, "--record"]);
+    let recorded = stdout(&user.succeeds(&["verify", REPO, "--record", "--json"]));
+    let recorded: Value = serde_json::from_str(&recorded).unwrap();
+    assert_eq!(recorded["schema"], "flash-moe.record/1");
+    assert!(std::path::Path::new(recorded["checksums"].as_str().unwrap()).is_file());
     user.succeeds(&["verify", REPO]);
     assert!(user.hub.take_requests().is_empty(), "what is here needs no network");
 }
@@ -163,6 +166,24 @@ fn a_plan_that_fits_neither_disk_nor_memory_says_both() {
     let text = stderr(&output);
     assert!(!output.status.success() && text.contains("disk has only "), "{text}");
     assert!(text.contains("a memory budget of 9.00 MB is too small"), "{text}");
+}
+
+#[test]
+fn a_container_that_was_a_gguf_file_is_pulled_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = dir.path().join("container");
+    let container = container.to_str().unwrap();
+    let converted = flash_moe(&["convert", "golden/qwen3_5_moe/q8_0.gguf", container]);
+    assert!(converted.status.success(), "{}", stderr(&converted));
+    let mut site = Site::of_dir(container.as_ref());
+    let experts = Site::of_dir(&dir.path().join("container/experts"));
+    let below = experts.files.into_iter().map(|(name, bytes)| (format!("experts/{name}"), bytes));
+    site.files.extend(below);
+    let user = User::of(site);
+    user.succeeds(&["plan", REPO, "--memory", "300MB"]);
+    user.succeeds(&["pull", REPO]);
+    user.succeeds(&["verify", REPO]);
+    user.succeeds(&["run", REPO, "-p", "Hi", "--raw", "--max-tokens", "3", "--memory", "300MB"]);
 }
 
 #[test]

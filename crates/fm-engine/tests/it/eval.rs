@@ -158,6 +158,20 @@ fn other_vocabularies_are_refused_before_a_row_is_compared() {
     assert!(other.row.is_empty());
 }
 
+#[test]
+fn a_last_token_beyond_the_vocabulary_is_an_error_like_any_other() {
+    let mut engine = open(&EngineOptions::default());
+    let beyond = engine.runner.vocab() as u32;
+    for document in [[5, 6, beyond], [5, beyond, 6]] {
+        let text = Text::new(&[], &[document.to_vec()], CUTTING).unwrap();
+        let scored =
+            with(&mut engine, &text, |model| evaluate(&text, model, None, None, &mut |_| {}));
+        let said = scored.unwrap_err().to_string();
+        let want = format!("token {beyond} is not in the vocabulary of {beyond} tokens");
+        assert_eq!(said, want, "{document:?}");
+    }
+}
+
 /// Dumps uniform logits over a made-up text.
 fn dump(path: &std::path::Path, text: &Text) {
     let mut rows = Rows { vocab: 64, row: Vec::new() };

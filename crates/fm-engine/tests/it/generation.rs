@@ -214,6 +214,19 @@ fn a_saved_conversation_goes_on_with_the_same_bits() {
 }
 
 #[test]
+fn a_conversation_that_cannot_be_saved_leaves_nothing_and_the_earlier_one() {
+    let mut engine = open(&EngineOptions::default());
+    let session = engine.runner.open(256).unwrap();
+    engine.runner.close(session);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("conversation");
+    std::fs::write(&path, "earlier").unwrap();
+    Conversation::default().save(&mut engine, session, &path).unwrap_err();
+    assert_eq!(std::fs::read(&path).unwrap(), b"earlier");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
 fn a_plan_that_cannot_work_is_refused_with_numbers() {
     let refuse = |options: EngineOptions| {
         let load = fm_engine::Load::default();

@@ -14,6 +14,7 @@ mod options_document;
 mod packed;
 mod prefix;
 mod prefix_disk;
+mod prefix_places;
 mod sameness;
 mod schedule;
 mod stalls;

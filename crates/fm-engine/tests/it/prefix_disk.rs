@@ -25,17 +25,17 @@ use crate::{
     schedule::{job, push, until},
 };
 
-const ROOMY: u64 = 1 << 30;
+pub(crate) const ROOMY: u64 = 1 << 30;
 
 /// A directory for prompts, and what was said of it.
-struct Shelf {
-    dir: TempDir,
-    bytes_max: u64,
-    notices: Arc<Mutex<Vec<String>>>,
+pub(crate) struct Shelf {
+    pub(crate) dir: TempDir,
+    pub(crate) bytes_max: u64,
+    pub(crate) notices: Arc<Mutex<Vec<String>>>,
 }
 
 impl Shelf {
-    fn new(bytes_max: u64) -> Self {
+    pub(crate) fn new(bytes_max: u64) -> Self {
         Self { dir: tempdir().unwrap(), bytes_max, notices: Arc::default() }
     }
 
@@ -50,11 +50,11 @@ impl Shelf {
     }
 
     /// The model at `dir` as it starts with what lies there.
-    fn start(&self, dir: &Path) -> Scheduler {
+    pub(crate) fn start(&self, dir: &Path) -> Scheduler {
         self.start_as(dir, 1).unwrap()
     }
 
-    fn start_as(&self, dir: &Path, fingerprint: u128) -> Result<Scheduler, DiskError> {
+    pub(crate) fn start_as(&self, dir: &Path, fingerprint: u128) -> Result<Scheduler, DiskError> {
         let Engine { runner, .. } = open_at(dir, &EngineOptions::default());
         let (tokenizer, stats) = (None, fm_engine::local::SharedStats::default());
         let disk = Some(self.options(fingerprint));
@@ -63,14 +63,14 @@ impl Shelf {
     }
 
     /// All files but locks.
-    fn files(&self) -> Vec<PathBuf> {
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
         let dirs = fs::read_dir(self.dir.path()).unwrap().map(|dir| dir.unwrap().path());
         let files = dirs.flat_map(|dir| fs::read_dir(dir).unwrap());
         let files = files.map(|file| file.unwrap().path());
         files.filter(|file| file.extension().is_some()).collect()
     }
 
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.files().iter().filter_map(|file| Some(fs::metadata(file).ok()?.len())).sum()
     }
 }
@@ -80,7 +80,7 @@ fn count(counter: &AtomicU64) -> u64 {
 }
 
 /// Waits until everything that is kept is on disk, without ending anything.
-fn settled(scheduler: &Scheduler, sessions: usize) {
+pub(crate) fn settled(scheduler: &Scheduler, sessions: usize) {
     let activity = scheduler.activity();
     until(|| activity.prefixes.on_disk.load(Ordering::Relaxed) == sessions);
 }
@@ -226,61 +226,6 @@ fn a_torn_write_leaves_nothing_that_is_used() {
     assert!(answer(&scheduler, request(tokens(1, 140))).restored > 0);
     scheduler.drain().unwrap();
     assert_eq!(*shelf.notices.lock().unwrap(), [""; 0]);
-}
-
-#[test]
-fn another_fingerprint_is_another_place() {
-    let dir = family_dir("qwen3_moe");
-    let shelf = Shelf::new(ROOMY);
-    let scheduler = shelf.start_as(&dir, 1).unwrap();
-    answer(&scheduler, request(tokens(1, 140)));
-    scheduler.drain().unwrap();
-    let other = shelf.start_as(&dir, 2).unwrap();
-    assert_eq!(answer(&other, request(tokens(1, 140))).reused, 0);
-    other.drain().unwrap();
-    assert_eq!(shelf.files().len(), 4, "both are there");
-    // Files of one under the name of the other are none of its own.
-    let [one, two] = [1, 2].map(|of: u128| shelf.dir.path().join(format!("{of:032x}")));
-    for file in fs::read_dir(&one).unwrap().map(|file| file.unwrap().path()) {
-        fs::copy(&file, two.join(file.file_name().unwrap())).unwrap();
-    }
-    let other = shelf.start_as(&dir, 2).unwrap();
-    assert_eq!(shelf.notices.lock().unwrap().len(), 1, "the foreign entry");
-    other.drain().unwrap();
-    assert_eq!(shelf.files().len(), 4);
-    // Where there is no room for both, the one that is not used goes.
-    let tight = Shelf { bytes_max: shelf.bytes() * 2 / 3, ..shelf };
-    let scheduler = tight.start_as(&dir, 2).unwrap();
-    assert!(answer(&scheduler, request(tokens(1, 140))).restored > 0);
-    scheduler.drain().unwrap();
-    assert!(!one.join("lock").exists());
-}
-
-/// What another server of another model uses stays, and counts: all together keep to the limit.
-#[test]
-fn what_somebody_else_uses_takes_of_the_room() {
-    let dir = family_dir("qwen3_moe");
-    let shelf = Shelf::new(ROOMY);
-    let running = shelf.start_as(&dir, 1).unwrap();
-    answer(&running, request(tokens(1, 140)));
-    settled(&running, 1);
-    let theirs = shelf.files();
-    let tight = Shelf { bytes_max: shelf.bytes() * 3 / 2, ..shelf };
-    let scheduler = tight.start_as(&dir, 2).unwrap();
-    answer(&scheduler, request(tokens(1, 140)));
-    scheduler.drain().unwrap();
-    assert_eq!(tight.files(), theirs);
-    running.drain().unwrap();
-}
-
-#[test]
-fn a_directory_in_use_is_left_alone() {
-    let dir = family_dir("qwen3_moe");
-    let shelf = Shelf::new(ROOMY);
-    let scheduler = shelf.start(&dir);
-    assert!(matches!(shelf.start_as(&dir, 1), Err(DiskError::InUse { .. })));
-    scheduler.drain().unwrap();
-    shelf.start(&dir).drain().unwrap();
 }
 
 #[test]

@@ -15,7 +15,7 @@ mod fork_join;
 use std::{
     any::Any,
     cell::UnsafeCell,
-    fmt,
+    fmt, io,
     panic::{self, AssertUnwindSafe},
     sync::{
         Arc, Mutex, PoisonError,
@@ -78,23 +78,31 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Pool {
-    /// A pool of `threads` threads, the caller included.
+    /// A pool of `threads` threads, the caller included, or of as many as the system gives.
     ///
     /// # Panics
-    /// If `threads` is zero or the system refuses a thread.
+    /// If `threads` is zero.
     pub(super) fn new(threads: usize) -> Self {
+        Self::start(threads, |shared, thread| {
+            let named = thread::Builder::new().name(format!("flash-moe cpu {thread}"));
+            named.spawn(move || work(&shared, thread))
+        })
+    }
+
+    fn start(
+        threads: usize,
+        spawn: impl Fn(Arc<Shared>, usize) -> io::Result<JoinHandle<()>>,
+    ) -> Self {
         assert!(threads > 0, "the caller itself is a thread");
         let shared = Arc::new(Shared {
             protocol: ForkJoin::new(threads),
             job: UnsafeCell::new(Job { task: &|_| {}, tasks: 0 }),
             panic: Mutex::new(None),
         });
-        let workers = (1..threads).map(|thread| {
-            let shared = Arc::clone(&shared);
-            let named = thread::Builder::new().name(format!("flash-moe cpu {thread}"));
-            named.spawn(move || work(&shared, thread)).expect("the system gives us its threads")
-        });
-        let workers = workers.collect();
+        // A worker that is missing looks like one that is always late: others run its tasks, and it
+        // never sleeps, so that nobody wakes it.
+        let spawned = (1..threads).map_while(|thread| spawn(Arc::clone(&shared), thread).ok());
+        let workers = spawned.collect();
         Self { shared, workers, busy: AtomicBool::new(false) }
     }
 
@@ -326,6 +334,26 @@ mod tests {
                 thread::yield_now();
             }
         });
+    }
+
+    #[test]
+    fn a_pool_works_with_the_threads_it_got() {
+        for given in 0..3 {
+            let pool = Pool::start(8, |shared, thread| {
+                let refused = || Err(io::ErrorKind::WouldBlock.into());
+                let started = || Ok(thread::spawn(move || work(&shared, thread)));
+                if thread > given { refused() } else { started() }
+            });
+            assert_eq!(pool.threads(), given + 1);
+            for round in 0..ROUNDS / 20 {
+                let mut counts = vec![0_u32; round % 64 + 1];
+                pool.for_each_chunk(&mut counts, 1, |_, count| count[0] += 1);
+                assert!(counts.iter().all(|count| *count == 1), "{given}: {counts:?}");
+            }
+            let shared = Arc::clone(&pool.shared);
+            drop(pool);
+            assert_eq!(Arc::strong_count(&shared), 1, "no worker is left");
+        }
     }
 
     #[test]

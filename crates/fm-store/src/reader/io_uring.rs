@@ -19,7 +19,7 @@ use std::{
 };
 
 use fm_format::{key::ExpertKey, record::Catalog};
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{
@@ -191,6 +191,10 @@ impl Ring {
             .build(entries);
         // Kernels before 6.1 know rings but not these flags.
         let queue = tuned.or_else(|_| IoUring::new(entries))?;
+        // Kernels before 5.6 know rings but neither probes nor plain reads: each read would fail.
+        let mut probe = Probe::new();
+        queue.submitter().register_probe(&mut probe)?;
+        check_operations(&probe)?;
         let mut parts = parts;
         let registered = register(&queue, &mut parts.staging).is_ok();
         Ok(Self {
@@ -451,6 +455,13 @@ impl Drop for Ring {
     }
 }
 
+/// Refuses a kernel that lacks an operation of this file.
+fn check_operations(probe: &Probe) -> io::Result<()> {
+    let used = [opcode::PollAdd::CODE, opcode::Read::CODE, opcode::ReadFixed::CODE];
+    let known = used.into_iter().all(|operation| probe.is_supported(operation));
+    if known { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
 /// Tells the kernel about the staging buffers, so that it need not look them up for every read.
 fn register(queue: &IoUring, staging: &mut [Buffer]) -> io::Result<()> {
     let buffers = staging
@@ -460,4 +471,16 @@ fn register(queue: &IoUring, staging: &mut [Buffer]) -> io::Result<()> {
     // SAFETY: the buffers are mapped until `Ring` is dropped, and a `Ring` drops its queue, and the
     // registration with it, before its staging.
     unsafe { queue.submitter().register_buffers(&buffers) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_the_operations_is_refused() {
+        // Before the kernel has filled it, a probe knows no operation.
+        let refused = check_operations(&Probe::new()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
+    }
 }

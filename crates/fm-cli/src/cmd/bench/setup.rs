@@ -74,8 +74,10 @@ impl Setup {
         };
         let mut options = flags::engine_options(matches)?;
         let turns = one("turns").unwrap_or(0);
-        let needed = work.context().max(turns * (TURN_PROMPT + work.decode));
-        options.context = options.context.or(Some(needed as u32));
+        let in_turns = turns.saturating_mul(work.decode.saturating_add(TURN_PROMPT));
+        // More than a `u32` is more than any model has; the plan says so.
+        let needed = u32::try_from(work.context().max(in_turns)).unwrap_or(u32::MAX);
+        options.context = options.context.or(Some(needed));
         let text = matches.get_one::<PathBuf>("text").map(|file| {
             fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
         });
@@ -104,12 +106,12 @@ impl Work {
 
     /// Tokens that are written at most: one unmeasured window, and twice as many as have to count.
     pub(super) fn written(&self) -> usize {
-        (1 + 2 * self.repeats) * self.decode
+        self.repeats.saturating_mul(2).saturating_add(1).saturating_mul(self.decode)
     }
 
     /// Tokens that a session has to hold.
     fn context(&self) -> usize {
-        let longest = self.depths.iter().map(|depth| depth + self.written());
+        let longest = self.depths.iter().map(|depth| depth.saturating_add(self.written()));
         longest.chain(self.prefill.iter().copied()).max().unwrap_or(0)
     }
 }

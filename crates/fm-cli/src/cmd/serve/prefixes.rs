@@ -16,7 +16,7 @@ use fm_engine::{
 };
 use fm_server::Model;
 
-use crate::places;
+use crate::{console, places};
 
 pub(super) fn options(command: Command) -> Command {
     let valued = |name: &'static str, value: &'static str, help: &'static str| {
@@ -88,7 +88,7 @@ pub(super) fn start(
         if asked_for {
             return Err(error.into());
         }
-        eprintln!("warning: {}", chain(&error));
+        console::say!("warning: {}", chain(&error));
         let driven = Driven { disk: None, ..*driven };
         Ok(Scheduler::start(driven, schedule).map_err(|(error, _)| error)?)
     })
@@ -117,7 +117,7 @@ pub(super) fn beginnings(matches: &ArgMatches, model: &Model) -> anyhow::Result<
 pub(super) fn take_in(scheduler: &Scheduler, beginnings: Vec<Request>) -> anyhow::Result<()> {
     for request in beginnings {
         let tokens = request.prompt.len() - 1;
-        eprintln!("taking in {tokens} tokens that conversations begin with");
+        console::say!("taking in {tokens} tokens that conversations begin with");
         let (send, end) = mpsc::channel();
         let listener = Box::new(move |update: Update<'_>| {
             let sent = match update {

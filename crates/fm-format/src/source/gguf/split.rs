@@ -14,6 +14,9 @@ use crate::{
 };
 
 /// What stands before, the part and the number of parts in a name like `MODEL-00002-of-00005.gguf`.
+///
+/// `None` where there can be no such part, as with `00003-of-00002`: the file then stands for itself,
+/// and what is wrong with it is told by its metadata or by the tensors that it lacks.
 pub fn part_name(name: &str) -> Option<(&str, u32, u32)> {
     let stem = name.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -22,7 +25,8 @@ pub fn part_name(name: &str) -> Option<(&str, u32, u32)> {
         let digits = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| text.parse().ok()).flatten()
     };
-    Some((base, number(part)?, number(count)?))
+    let (part, count) = (number(part)?, number(count)?);
+    (1..=count).contains(&part).then_some((base, part, count))
 }
 
 /// Whether a path looks like a GGUF file.
@@ -132,6 +136,16 @@ mod tests {
         assert_eq!(names.len(), 3);
         for whole in ["a.gguf", "a-1-of-2.gguf", "a-00001-of-0000x.gguf", "a-00001-of-+0001.gguf"] {
             assert_eq!(parts(Path::new(whole)), [PathBuf::from(whole)]);
+        }
+    }
+
+    #[test]
+    fn a_part_that_cannot_be_is_a_file_of_its_own() {
+        for name in ["a-00001-of-00000.gguf", "a-00000-of-00002.gguf", "a-00003-of-00002.gguf"] {
+            assert_eq!(part_name(name), None, "{name}");
+            let missing = Path::new("no-such-directory").join(name);
+            let error = open(&missing).unwrap_err().to_string();
+            assert!(error.contains(name), "{error} is about {name}");
         }
     }
 }

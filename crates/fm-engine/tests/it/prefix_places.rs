@@ -1,0 +1,65 @@
+//! Prompts on disk of several fingerprints, and of several servers.
+
+use std::fs;
+
+use fm_engine::schedule::DiskError;
+
+use crate::{
+    prefix::{answer, family_dir, request, tokens},
+    prefix_disk::{ROOMY, Shelf, settled},
+};
+
+#[test]
+fn another_fingerprint_is_another_place() {
+    let dir = family_dir("qwen3_moe");
+    let shelf = Shelf::new(ROOMY);
+    let scheduler = shelf.start_as(&dir, 1).unwrap();
+    answer(&scheduler, request(tokens(1, 140)));
+    scheduler.drain().unwrap();
+    let other = shelf.start_as(&dir, 2).unwrap();
+    assert_eq!(answer(&other, request(tokens(1, 140))).reused, 0);
+    other.drain().unwrap();
+    assert_eq!(shelf.files().len(), 4, "both are there");
+    // Files of one under the name of the other are none of its own.
+    let [one, two] = [1, 2].map(|of: u128| shelf.dir.path().join(format!("{of:032x}")));
+    for file in fs::read_dir(&one).unwrap().map(|file| file.unwrap().path()) {
+        fs::copy(&file, two.join(file.file_name().unwrap())).unwrap();
+    }
+    let other = shelf.start_as(&dir, 2).unwrap();
+    assert_eq!(shelf.notices.lock().unwrap().len(), 1, "the foreign entry");
+    other.drain().unwrap();
+    assert_eq!(shelf.files().len(), 4);
+    // Where there is no room for both, the one that is not used goes.
+    let tight = Shelf { bytes_max: shelf.bytes() * 2 / 3, ..shelf };
+    let scheduler = tight.start_as(&dir, 2).unwrap();
+    assert!(answer(&scheduler, request(tokens(1, 140))).restored > 0);
+    scheduler.drain().unwrap();
+    assert!(!one.join("lock").exists());
+}
+
+/// What another server of another model uses stays, and counts: all together keep to the limit.
+#[test]
+fn what_somebody_else_uses_takes_of_the_room() {
+    let dir = family_dir("qwen3_moe");
+    let shelf = Shelf::new(ROOMY);
+    let running = shelf.start_as(&dir, 1).unwrap();
+    answer(&running, request(tokens(1, 140)));
+    settled(&running, 1);
+    let theirs = shelf.files();
+    let tight = Shelf { bytes_max: shelf.bytes() * 3 / 2, ..shelf };
+    let scheduler = tight.start_as(&dir, 2).unwrap();
+    answer(&scheduler, request(tokens(1, 140)));
+    scheduler.drain().unwrap();
+    assert_eq!(tight.files(), theirs);
+    running.drain().unwrap();
+}
+
+#[test]
+fn a_directory_in_use_is_left_alone() {
+    let dir = family_dir("qwen3_moe");
+    let shelf = Shelf::new(ROOMY);
+    let scheduler = shelf.start(&dir);
+    assert!(matches!(shelf.start_as(&dir, 1), Err(DiskError::InUse { .. })));
+    scheduler.drain().unwrap();
+    shelf.start(&dir).drain().unwrap();
+}
