@@ -1,6 +1,9 @@
 //! The devices this build can compute on: the only place that lists them.
 
-use fm_format::record::{Catalog, LayerRecords, MatrixRole};
+use fm_format::{
+    quant::QuantFormat,
+    record::{Catalog, LayerRecords, MatrixRole},
+};
 pub use fm_kernels::backend::{KvFormat, Numerics};
 
 /// A device by name.
@@ -83,4 +86,42 @@ pub struct NumericsMismatch {
 /// The instructions that the CPU backend would use here.
 pub fn cpu_features() -> &'static str {
     fm_kernels::cpu::Level::best().name()
+}
+
+/// Bits per weight from which on `int8` keeps the bound of named numerics, see `docs/experiments/0010`.
+const INT8_BITS_MIN: f64 = 4.0;
+
+/// Says in words that numerics do not keep their bound with these experts, where that is so.
+pub(crate) fn beyond_bound(numerics: Numerics, catalog: &Catalog) -> Option<String> {
+    let layouts = catalog.layers.iter().flatten().map(|layer| &layer.layout);
+    beyond(numerics, layouts.flat_map(|own| [own.gate.format, own.up.format, own.down.format]))
+}
+
+fn beyond(
+    numerics: Numerics,
+    formats: impl Iterator<Item = &'static QuantFormat>,
+) -> Option<String> {
+    let least = formats.map(QuantFormat::bits_per_weight).min_by(f64::total_cmp)?;
+    let beyond = numerics == Numerics::Int8 && least < INT8_BITS_MIN;
+    beyond.then(|| format!("activations in int8 beside experts of {least:.1} bits per weight"))
+}
+
+#[cfg(test)]
+mod tests {
+    use fm_format::quant;
+
+    use super::*;
+
+    #[test]
+    fn eight_bits_are_told_of_where_experts_have_few() {
+        let said = |numerics, names: &[&str]| {
+            beyond(numerics, names.iter().map(|name| quant::by_name(name).unwrap()))
+        };
+        let told = "activations in int8 beside experts of 2.6 bits per weight";
+        assert_eq!(said(Numerics::Int8, &["q4_k", "q2_k"]).as_deref(), Some(told));
+        assert_eq!(said(Numerics::Int15, &["q2_k"]), None);
+        for four in ["q4_k", "q4_0", "mxfp4", "affine4_g64"] {
+            assert_eq!(said(Numerics::Int8, &[four]), None, "{four}");
+        }
+    }
 }

@@ -38,7 +38,7 @@ use fm_store::{
 use fm_text::{ChatTemplate, Tokenizer};
 
 use crate::{
-    backends::DeviceChoice,
+    backends::{self, DeviceChoice},
     error::EngineError,
     limits::Limits,
     local::{Handles, Local, SharedStats},
@@ -254,9 +254,11 @@ impl Planned {
         }
     }
 
-    /// Lossy switches in force, in words.
+    /// Lossy switches in force, and what had to be assumed of the model, in words.
     pub fn lossy(&self) -> Vec<String> {
-        self.options.lossy(self.spec.moe_dims(None).top_k)
+        let switches = self.options.lossy(self.spec.moe_dims(None).top_k).into_iter();
+        let coarse = backends::beyond_bound(self.numerics, &self.spec.catalog);
+        switches.chain(coarse).chain(self.spec.assumed.iter().cloned()).collect()
     }
 
     /// Its files, opened.

@@ -3,7 +3,7 @@
 //! A plan is made from what is free when a model is opened. Other programs start later. So the
 //! machine is watched while the model runs, and when it strains the expert cache gives back the
 //! slots of one token's experts, and again, until it does not; after a long calm it takes them back
-//! one by one. A smaller cache reads more, which costs less than a page that has to be swapped in.
+//! as it gave them. A smaller cache reads more, which costs less than a page that has to be swapped in.
 
 use std::{
     fmt,

@@ -162,6 +162,8 @@ pub struct ModelSpec {
     pub publisher: Publisher,
     /// Names of all tensors that are used and are no routed expert's, ascending.
     pub trunk_tensors: Vec<String>,
+    /// What the files leave open and how it was taken, in words.
+    pub assumed: Vec<String>,
 }
 
 /// Who wrote the checkpoint; the same network is stored differently.

@@ -15,9 +15,12 @@ use std::{
 /// Between two looks at who has come and what they say.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Connections that wait; the system lets others wait. Where there are so many, the first that has said nothing makes
-/// room for who comes: nobody keeps a supervisor from asking.
+/// Connections that wait; the system lets others wait.
 const WAITING_MAX: usize = 64;
+
+/// Connections beside those: who says something there is told that the server is loading, whatever it is. Where these
+/// are taken, too, the first that has said nothing makes room for who comes: nobody keeps a supervisor from asking.
+const ASKING_MAX: usize = 8;
 
 /// What the question begins with.
 const QUESTION: &[u8] = b"GET /health";
@@ -65,7 +68,7 @@ impl Drop for Early {
 fn take(listener: &TcpListener, ends: &AtomicBool) -> Vec<TcpStream> {
     let mut waiting = Vec::new();
     while !ends.load(Ordering::Relaxed) {
-        let full = waiting.len() >= WAITING_MAX;
+        let full = waiting.len() >= WAITING_MAX + ASKING_MAX;
         let silent = waiting.iter().position(says_nothing).filter(|_| full);
         if (!full || silent.is_some())
             && let Ok((stream, _)) = listener.accept()
@@ -76,7 +79,8 @@ fn take(listener: &TcpListener, ends: &AtomicBool) -> Vec<TcpStream> {
             waiting.extend(stream.set_nonblocking(true).map(|()| stream));
             continue;
         }
-        waiting.retain(|stream| !has_gone(stream));
+        let mut places = 0..;
+        waiting.retain(|stream| !has_gone(stream, places.next() >= Some(WAITING_MAX)));
         thread::park_timeout(LOOK);
     }
     waiting
@@ -86,18 +90,23 @@ fn says_nothing(stream: &TcpStream) -> bool {
     stream.peek(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Whether a client has left, or has been told what it wanted to know.
-fn has_gone(mut stream: &TcpStream) -> bool {
+/// Whether a client has left, or has been told what it wanted to know, or that there is no room to wait.
+fn has_gone(mut stream: &TcpStream, no_room: bool) -> bool {
     let mut said = [0; 4096];
     match stream.peek(&mut said) {
         Ok(0) => return true,
-        Ok(length) if said[..length].starts_with(QUESTION) => {}
+        Ok(length) if no_room || asks(&said[..length]) => {}
         _ => return false,
     }
     // What is read is not lost: whoever closes before that breaks the connection off.
     let told = stream.read(&mut said).and_then(|_| stream.write_all(ANSWER.as_bytes()));
     drop(told.and_then(|()| stream.shutdown(Shutdown::Write)));
     true
+}
+
+fn asks(said: &[u8]) -> bool {
+    let behind = said.strip_prefix(QUESTION).and_then(|rest| rest.first());
+    behind.is_some_and(|next| matches!(next, b' ' | b'?'))
 }
 
 #[cfg(test)]
@@ -136,12 +145,33 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_the_model_keeps_nobody_from_asking() {
+        let (early, at) = early();
+        let say = |what: &str| {
+            let mut stream = TcpStream::connect(at).unwrap();
+            stream.write_all(what.as_bytes()).unwrap();
+            stream
+        };
+        let told = |mut stream: TcpStream| {
+            let mut told = String::new();
+            stream.read_to_string(&mut told).unwrap();
+            told
+        };
+        let ask = |path: &str| say(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n"));
+        let waiting: Vec<_> = (0..WAITING_MAX).map(|_| ask("/healthz")).collect();
+        for path in ["/health", "/health?x", "/v1/models"] {
+            assert!(told(ask(path)).starts_with("HTTP/1.1 503"), "{path}");
+        }
+        assert_eq!(early.end().len(), waiting.len());
+    }
+
+    #[test]
     fn who_says_nothing_keeps_nobody_from_asking() {
         let (early, at) = early();
         let connect = || TcpStream::connect(at).unwrap();
         let mut waits = connect();
         waits.write_all(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
-        let _silent: Vec<_> = (0..WAITING_MAX).map(|_| connect()).collect();
+        let _silent: Vec<_> = (0..WAITING_MAX + ASKING_MAX).map(|_| connect()).collect();
         let mut asks = connect();
         asks.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         asks.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();

@@ -162,8 +162,8 @@ const CASES: &[(&str, &str, &str)] = &[
     // A text, a number or nothing.
     (
         "qwen_xml",
-        "<function=look><parameter=either>null</parameter><parameter=city>null</parameter></function>",
-        "[0 look({\"either\": null, \"city\": \"null\"})=Some(\"<parameter=either>null</parameter><parameter=city>null</parameter>\")]",
+        "<function=look><parameter=either>5</parameter><parameter=city>null</parameter></function>",
+        "[0 look({\"either\": 5, \"city\": null})=Some(\"<parameter=either>5</parameter><parameter=city>null</parameter>\")]",
     ),
     (
         "qwen_xml",

@@ -154,6 +154,10 @@ fn turns_and_runs_are_recorded_too() {
         assert!(line.contains(test) && line.contains(hash), "{line}");
         assert!(line.contains("; lossy: "), "{line}");
     }
+    let memory = lines[0].split('\t').position(|column| column == "memory bytes").unwrap();
+    let held = turns["turns"].as_array().unwrap().iter().map(|turn| turn["held_bytes"].to_string());
+    let recorded = lines[1..3].iter().map(|line| line.split('\t').nth(memory).unwrap().to_owned());
+    assert!(held.eq(recorded), "each turn has its own: {text}");
 }
 
 #[test]

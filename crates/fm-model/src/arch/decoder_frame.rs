@@ -99,6 +99,7 @@ pub(super) fn describe(
         catalog: Arc::new(catalog),
         publisher,
         trunk_tensors,
+        assumed: Vec::new(),
     })
 }
 

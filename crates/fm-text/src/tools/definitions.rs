@@ -64,11 +64,6 @@ impl Kinds {
         self.0 & !(Kind::String as u8 | Kind::Null as u8) == 0
     }
 
-    /// Whether a bare `null` is one: what must be a text is the word.
-    pub(super) fn may_be_null(self) -> bool {
-        !self.is(Kind::String)
-    }
-
     /// Adds what a schema says itself.
     fn add(&mut self, schema: &Value) {
         match schema.get("type") {

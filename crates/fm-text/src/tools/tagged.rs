@@ -212,8 +212,7 @@ impl Value {
         }
         if self.streams {
             parts.arguments(&value::escaped(text));
-        } else if !self.kinds.may_be_null() || !"null".starts_with(&self.text.to_ascii_lowercase())
-        {
+        } else if !"null".starts_with(&self.text.to_ascii_lowercase()) {
             self.streams = true;
             self.name(before, parts);
             parts.arguments("\"");

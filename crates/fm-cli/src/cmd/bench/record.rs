@@ -26,6 +26,9 @@ const COLUMNS: [&str; 12] = [
     "description",
 ];
 
+/// The column of memory.
+const MEMORY: usize = 8;
+
 /// Adds a line for every figure, and the names of the columns to an empty file.
 pub(super) fn append(file: &Path, output: &Output, note: &str) -> anyhow::Result<()> {
     let context = || format!("recording in {}", file.display());
@@ -49,7 +52,8 @@ fn one_line(cell: &str) -> String {
 }
 
 fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
-    let peak = output.peak_bytes.map_or(String::new(), |bytes| bytes.to_string());
+    let bytes = |bytes: Option<u64>| bytes.map_or(String::new(), |bytes| bytes.to_string());
+    let peak = bytes(output.peak_bytes);
     let row = |test: &str, numerics: Option<&str>, figures: Figures| {
         let [tok_s, gb_s, ttft, share, kept, hash] = figures.0;
         [
@@ -71,7 +75,10 @@ fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
     let rates = output.rates.iter().map(|test| row(&test.test, test.numerics, test.into()));
     let turns = output.turns.iter().zip(1..);
     let turns = turns.map(|(turn, i)| {
-        row(&format!("turn {i}, {} tokens then", turn.context), None, turn.into())
+        let mut row = row(&format!("turn {i}, {} tokens then", turn.context), None, turn.into());
+        // What is held after each turn, and not the most of the run: whether it grows.
+        row[MEMORY] = bytes(turn.held_bytes);
+        row
     });
     let runs = output.determinism.iter();
     let runs =

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::Keys;
+use super::{ASSUMED, keys::Keys};
 use crate::error::LoadError;
 
 type Config = Map<String, Value>;
@@ -151,10 +151,30 @@ pub(super) fn local_experts(keys: &Keys<'_>, config: &mut Config) -> Result<(), 
     Ok(())
 }
 
+/// Experts of a model that may have one group of them. Larger ones, as V3 and R1, choose among the best of 8
+/// groups, and files from before there was a key for it do not say so.
+const UNGROUPED_MAX: u64 = 64;
+
+/// What is taken for granted of a file that does not say whether its experts are in groups.
+fn assumed_groups(keys: &Keys<'_>) -> Result<Option<String>, LoadError> {
+    const KEY: &str = "expert_group_count";
+    let experts = keys.required("expert_count")?;
+    let silent = keys.count(KEY)?.is_none() && experts > UNGROUPED_MAX;
+    Ok(silent.then(|| {
+        format!(
+            "all {experts} experts taken for one group, because the file has no `{}`",
+            keys.key(KEY)
+        )
+    }))
+}
+
 /// Experts in groups behind some dense layers.
 pub(super) fn grouped_experts(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
     // Files without it are of models whose configuration had none, and those score by sigmoid.
     sigmoid_router(keys, config)?;
+    if let Some(assumed) = assumed_groups(keys)? {
+        add(config, [(ASSUMED, json!([assumed]))]);
+    }
     let scale = keys.float("expert_weights_scale")?.filter(|scale| *scale != 0.0).unwrap_or(1.0);
     let normalised = keys.bool("expert_weights_norm")?.unwrap_or(false);
     add(
