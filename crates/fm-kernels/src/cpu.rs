@@ -63,7 +63,8 @@ pub use panels::arranges;
 pub type Cpu = Host<Simd>;
 
 impl Cpu {
-    /// The fastest instruction set of this machine on `threads` threads, the caller included, or on as many as the system gives.
+    /// The fastest instruction set of this machine on `threads` threads, the caller included, or on as many as
+    /// the system gives.
     ///
     /// # Panics
     /// If `threads` is zero.

@@ -8,7 +8,7 @@ use crate::ffi;
 
 /// A cache line. Arranged weights are loaded by whole lines, and a line that lies across two is two
 /// loads: in the cache that costs 10 to 20 % of a product.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// A huge page. Weights in pages of 4 KiB are read at 0.6 to 0.9 of the speed, measured in `docs/experiments/0073`.
 const HUGE: usize = 2 << 20;

@@ -38,9 +38,7 @@ macro_rules! architectures {
             let config = config(checkpoint)?;
             let model_type = model_type(&config);
             $(if model_type == stringify!($model_type) {
-                let assumed = assumed(&config);
-                return $model_type::describe(checkpoint, &config)
-                    .map(|spec| ModelSpec { assumed, ..spec });
+                return $model_type::describe(checkpoint, &config);
             })+
             Err(LoadError::UnknownModel { model_type: model_type.to_owned() })
         }
@@ -61,11 +59,6 @@ pub fn config(checkpoint: &Checkpoint) -> Result<Cow<'_, Value>, LoadError> {
     }
     let completed = packed::config(checkpoint)?;
     Ok(completed.map_or(Cow::Borrowed(&checkpoint.config), Cow::Owned))
-}
-
-fn assumed(config: &Value) -> Vec<String> {
-    let all = config.get(gguf::ASSUMED).and_then(Value::as_array).into_iter().flatten();
-    all.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 fn model_type(config: &Value) -> &str {

@@ -121,14 +121,16 @@ mod tests {
         (Early::start(&listener).unwrap(), listener.local_addr().unwrap())
     }
 
+    fn say(at: SocketAddr, what: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(what.as_bytes()).unwrap();
+        stream
+    }
+
     #[test]
     fn it_is_loading_for_who_asks_and_others_wait() {
         let (early, at) = early();
-        let say = |what: &str| {
-            let mut stream = TcpStream::connect(at).unwrap();
-            stream.write_all(what.as_bytes()).unwrap();
-            stream
-        };
+        let say = |what: &str| say(at, what);
         let _waits = say("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let _silent = say("");
         drop(say(""));
@@ -147,11 +149,7 @@ mod tests {
     #[test]
     fn who_waits_for_the_model_keeps_nobody_from_asking() {
         let (early, at) = early();
-        let say = |what: &str| {
-            let mut stream = TcpStream::connect(at).unwrap();
-            stream.write_all(what.as_bytes()).unwrap();
-            stream
-        };
+        let say = |what: &str| say(at, what);
         let told = |mut stream: TcpStream| {
             let mut told = String::new();
             stream.read_to_string(&mut told).unwrap();

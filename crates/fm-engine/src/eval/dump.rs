@@ -9,8 +9,8 @@
 //! follows from it. Reading and writing hold one batch of rows.
 
 use std::{
-    fs::{self, File},
-    io::{self, BufReader, BufWriter, Read, Write},
+    fs::File,
+    io::{self, BufReader, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::{Cutting, EvalError, Logits, Text, Window};
-use crate::error::EngineError;
+use crate::{error::EngineError, new_file::NewFile};
 
 const MAGIC: [u8; 8] = *b"fm-eval\0";
 /// The version this build writes, and the only one it reads.
@@ -78,8 +78,7 @@ fn hash_of(text: &Text) -> String {
 #[expect(missing_debug_implementations, reason = "a running hash has nothing to show")]
 pub struct DumpWriter {
     path: PathBuf,
-    temporary: PathBuf,
-    file: BufWriter<File>,
+    file: NewFile,
     hash: Xxh3Default,
     bytes: Vec<u8>,
 }
@@ -93,13 +92,10 @@ impl DumpWriter {
     /// # Panics
     /// Never: a header consists of strings and numbers.
     pub fn create(path: &Path, header: &DumpHeader) -> Result<Self, EvalError> {
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(".new");
-        let (path, temporary) = (path.to_path_buf(), PathBuf::from(temporary));
-        let file = File::create(&temporary)
-            .map_err(|source| EvalError::Io { path: path.clone(), source })?;
-        let (hash, bytes) = (Xxh3Default::new(), Vec::new());
-        let mut dump = Self { path, temporary, file: BufWriter::new(file), hash, bytes };
+        let path = path.to_path_buf();
+        let file = NewFile::create(&path);
+        let file = file.map_err(|source| EvalError::Io { path: path.clone(), source })?;
+        let mut dump = Self { path, file, hash: Xxh3Default::new(), bytes: Vec::new() };
         let header = serde_json::to_vec(header).expect("strings and numbers have a text");
         dump.write(&MAGIC)?;
         dump.write(&VERSION.to_le_bytes())?;
@@ -138,17 +134,9 @@ impl DumpWriter {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn finish(mut self) -> Result<(), EvalError> {
-        let done = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        let done = done.and_then(|()| fs::rename(&self.temporary, &self.path));
-        done.map_err(|source| self.io_error(source))
-    }
-}
-
-impl Drop for DumpWriter {
-    fn drop(&mut self) {
-        // There is none if it was finished; if it was not, nobody can use it.
-        let _ = fs::remove_file(&self.temporary);
+    pub fn finish(self) -> Result<(), EvalError> {
+        let Self { path, file, .. } = self;
+        file.finish().map_err(|source| EvalError::Io { path, source })
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// A cache line. A vector of its size that lies across two of them costs two loads: measured in `docs/experiments/0075`.
-const LINE: usize = 64;
+use crate::weight_bytes::LINE;
 
-/// Values that begin at a cache line, wherever the allocator begins.
+/// Values that begin at a cache line, wherever the allocator begins: a vector that lies across two costs two loads, measured
+/// in `docs/experiments/0075`.
 #[derive(Debug)]
 pub struct HostBuf<E = f32> {
     /// Never grows, so it stays where it is.

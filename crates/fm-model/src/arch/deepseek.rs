@@ -57,6 +57,10 @@ struct GroupedConfig {
     num_nextn_predict_layers: Option<usize>,
 }
 
+/// Experts of a model that may have one group of them. Larger ones, as V3 and R1, choose among the best of 8 groups, and
+/// GGUF files from before there was a key for it do not say so.
+const UNGROUPED_MAX: usize = 64;
+
 /// Dense layers before the routed ones where the configuration is silent.
 pub(super) struct DenseDefault(pub(super) usize);
 
@@ -82,11 +86,12 @@ pub(super) fn describe(
         norm: VectorTransform::Plain,
         skipped: &ahead.iter().map(String::as_str).collect::<Vec<_>>(),
     };
-    decoder_frame::describe(Weights::new(checkpoint)?, &frame, |layer| {
+    let spec = decoder_frame::describe(Weights::new(checkpoint)?, &frame, |layer| {
         let mixer = MixerSpec::Mla(Box::new(mla.describe(layer)?));
         let (ffn, records) = moe.describe(layer, routing, dense[layer.index])?;
         Ok(LayerHalves { mixer, ffn, records })
-    })
+    })?;
+    Ok(ModelSpec { assumed: moe.assumed().into_iter().collect(), ..spec })
 }
 
 impl GroupedConfig {
@@ -112,6 +117,14 @@ impl GroupedConfig {
             "expected at least 1 and at most the experts of topk_group groups",
         )?;
         Ok(spec)
+    }
+
+    /// What is taken for granted where nobody says whether experts are in groups, in words.
+    fn assumed(&self) -> Option<String> {
+        let experts = self.n_routed_experts;
+        (self.n_group.is_none() && experts > UNGROUPED_MAX).then(|| {
+            format!("all {experts} experts taken for one group: nothing says how many there are (`n_group`, in GGUF files `expert_group_count`)")
+        })
     }
 
     /// `None` if every expert can be chosen anyway.
@@ -194,5 +207,27 @@ impl GroupedConfig {
             }),
         };
         experts.describe(layer, "mlp")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn many_experts_whose_groups_nobody_tells_are_told_of() {
+        let assumed = |experts: usize, groups: Option<usize>| {
+            let config = json!({
+                "n_routed_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": 1,
+                "intermediate_size": 1, "routed_scaling_factor": 1.0, "n_group": groups,
+            });
+            serde_json::from_value::<GroupedConfig>(config).unwrap().assumed()
+        };
+        assert!(assumed(256, None).unwrap().starts_with("all 256 experts taken for one group"));
+        for known in [assumed(256, Some(8)), assumed(384, Some(1)), assumed(64, None)] {
+            assert_eq!(known, None);
+        }
     }
 }

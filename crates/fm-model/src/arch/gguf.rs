@@ -32,9 +32,6 @@ struct Architecture {
 /// Tells some keys in the words of `config.json`.
 type Part = fn(&Keys<'_>, &mut Map<String, Value>) -> Result<(), LoadError>;
 
-/// Where the configuration says what the file leaves open and how that was taken, in words.
-pub(crate) const ASSUMED: &str = "assumed";
-
 const FFN_NORM: &str = "ffn_norm";
 const POST_ATTENTION_NORM: &str = "post_attention_norm";
 

@@ -3,12 +3,8 @@
 use std::{fs, path::Path};
 
 use fm_format::source::{Checkpoint, gguf};
-use fm_model::{
-    arch::{config, describe},
-    spec::ModelSpec,
-};
+use fm_model::{arch::describe, spec::ModelSpec};
 use fm_testkit::golden::golden_dir;
-use serde_json::json;
 
 const ALIGNMENT: usize = 32;
 /// Where the pairs begin: behind magic, version and two counts.
@@ -69,32 +65,20 @@ fn a_file_without_the_gating_key_scores_by_sigmoid() {
     }
 }
 
-/// Files of V3 and R1 that are older than the key choose among all experts, and that is said.
 #[test]
-fn experts_whose_groups_nobody_tells_are_told_of() {
-    let assumed = |experts: Option<u32>, silent: bool| {
-        let recorded = golden_dir("deepseek_v3").join("q8_0.gguf");
-        let mut header = gguf::header_bytes(&recorded).unwrap();
-        let data = fs::read(&recorded).unwrap().split_off(header.len().next_multiple_of(ALIGNMENT));
-        if let Some(experts) = experts {
-            hide(&mut header, "deepseek2.expert_count");
-            add(&mut header, "deepseek2.expert_count", experts);
-        }
-        if silent {
-            hide(&mut header, "deepseek2.expert_group_count");
-        }
-        header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("model.gguf");
-        fs::write(&path, [header, data].concat()).unwrap();
-        let checkpoint = Checkpoint::open(&path).unwrap();
-        config(&checkpoint).unwrap().get("assumed").cloned()
+fn groups_of_experts_are_what_the_file_says() {
+    let of_file = |key: &str| {
+        let spec = described("deepseek_v3", |header| hide(header, key)).unwrap();
+        format!("{:?}", spec.layers)
     };
-    let told = "all 256 experts taken for one group, because the file has no `deepseek2.expert_group_count`";
-    assert_eq!(assumed(Some(256), true), Some(json!([told])));
-    for (experts, silent) in [(Some(256), false), (None, true), (None, false)] {
-        assert_eq!(assumed(experts, silent), None);
-    }
+    assert!(of_file("deepseek2.expert_weights_norm").contains("groups: Some"));
+    let silent = described("deepseek_v3", |header| {
+        hide(header, "deepseek2.expert_group_count");
+        hide(header, "deepseek2.expert_group_used_count");
+    });
+    let silent = silent.unwrap();
+    assert!(!format!("{:?}", silent.layers).contains("groups: Some"));
+    assert!(silent.assumed.is_empty(), "a few experts are one group");
 }
 
 #[test]

@@ -26,9 +26,6 @@ const COLUMNS: [&str; 12] = [
     "description",
 ];
 
-/// The column of memory.
-const MEMORY: usize = 8;
-
 /// Adds a line for every figure, and the names of the columns to an empty file.
 pub(super) fn append(file: &Path, output: &Output, note: &str) -> anyhow::Result<()> {
     let context = || format!("recording in {}", file.display());
@@ -52,9 +49,8 @@ fn one_line(cell: &str) -> String {
 }
 
 fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
-    let bytes = |bytes: Option<u64>| bytes.map_or(String::new(), |bytes| bytes.to_string());
-    let peak = bytes(output.peak_bytes);
-    let row = |test: &str, numerics: Option<&str>, figures: Figures| {
+    let peak = output.peak_bytes;
+    let row = |test: &str, numerics: Option<&str>, figures: Figures, memory: Option<u64>| {
         let [tok_s, gb_s, ttft, share, kept, hash] = figures.0;
         [
             output.commit.to_owned(),
@@ -65,24 +61,23 @@ fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
             gb_s,
             ttft,
             share,
-            peak.clone(),
+            memory.map_or(String::new(), |bytes| bytes.to_string()),
             kept,
             hash,
             note.to_owned(),
         ]
     };
-    let speed = output.speed.iter().map(|test| row(&test.test, None, test.into()));
-    let rates = output.rates.iter().map(|test| row(&test.test, test.numerics, test.into()));
+    let speed = output.speed.iter().map(|test| row(&test.test, None, test.into(), peak));
+    let rates = output.rates.iter().map(|test| row(&test.test, test.numerics, test.into(), peak));
     let turns = output.turns.iter().zip(1..);
     let turns = turns.map(|(turn, i)| {
-        let mut row = row(&format!("turn {i}, {} tokens then", turn.context), None, turn.into());
         // What is held after each turn, and not the most of the run: whether it grows.
-        row[MEMORY] = bytes(turn.held_bytes);
-        row
+        let test = format!("turn {i}, {} tokens then", turn.context);
+        row(&test, None, turn.into(), turn.held_bytes)
     });
     let runs = output.determinism.iter();
-    let runs =
-        runs.map(|of| row(&format!("{} runs of {}", of.hashes.len(), of.steps), None, of.into()));
+    let runs = runs
+        .map(|of| row(&format!("{} runs of {}", of.hashes.len(), of.steps), None, of.into(), peak));
     speed.chain(rates).chain(turns).chain(runs).collect()
 }
 

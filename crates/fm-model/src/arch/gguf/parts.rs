@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ASSUMED, keys::Keys};
+use super::keys::Keys;
 use crate::error::LoadError;
 
 type Config = Map<String, Value>;
@@ -151,30 +151,10 @@ pub(super) fn local_experts(keys: &Keys<'_>, config: &mut Config) -> Result<(), 
     Ok(())
 }
 
-/// Experts of a model that may have one group of them. Larger ones, as V3 and R1, choose among the best of 8
-/// groups, and files from before there was a key for it do not say so.
-const UNGROUPED_MAX: u64 = 64;
-
-/// What is taken for granted of a file that does not say whether its experts are in groups.
-fn assumed_groups(keys: &Keys<'_>) -> Result<Option<String>, LoadError> {
-    const KEY: &str = "expert_group_count";
-    let experts = keys.required("expert_count")?;
-    let silent = keys.count(KEY)?.is_none() && experts > UNGROUPED_MAX;
-    Ok(silent.then(|| {
-        format!(
-            "all {experts} experts taken for one group, because the file has no `{}`",
-            keys.key(KEY)
-        )
-    }))
-}
-
 /// Experts in groups behind some dense layers.
 pub(super) fn grouped_experts(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
     // Files without it are of models whose configuration had none, and those score by sigmoid.
     sigmoid_router(keys, config)?;
-    if let Some(assumed) = assumed_groups(keys)? {
-        add(config, [(ASSUMED, json!([assumed]))]);
-    }
     let scale = keys.float("expert_weights_scale")?.filter(|scale| *scale != 0.0).unwrap_or(1.0);
     let normalised = keys.bool("expert_weights_norm")?.unwrap_or(false);
     add(
@@ -186,8 +166,8 @@ pub(super) fn grouped_experts(keys: &Keys<'_>, config: &mut Config) -> Result<()
             ("intermediate_size", json!(keys.required("feed_forward_length")?)),
             ("moe_intermediate_size", json!(keys.required("expert_feed_forward_length")?)),
             ("first_k_dense_replace", json!(keys.count("leading_dense_block_count")?.unwrap_or(0))),
-            ("n_group", json!(keys.count("expert_group_count")?.unwrap_or(1))),
-            ("topk_group", json!(keys.count("expert_group_used_count")?.unwrap_or(1))),
+            ("n_group", json!(keys.count("expert_group_count")?)),
+            ("topk_group", json!(keys.count("expert_group_used_count")?)),
             ("routed_scaling_factor", json!(scale)),
             ("norm_topk_prob", json!(normalised)),
         ],
