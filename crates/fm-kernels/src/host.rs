@@ -30,6 +30,7 @@ mod experts;
 mod kernels;
 mod kv;
 mod matmul;
+mod neurons;
 mod places;
 mod view;
 

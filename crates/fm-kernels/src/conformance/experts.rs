@@ -54,6 +54,19 @@ fn upload<B: Backend>(device: &B, packed: &PackedExpert) -> DeviceResult<[Weight
     Ok([matrix(gate)?, matrix(up)?, matrix(down)?])
 }
 
+const CLAMP: Clamp = Clamp { limit: 1.5, alpha: 1.702 };
+
+/// What an expert's neurons do, `biased` or plain.
+fn activation(biased: bool) -> Activation {
+    if biased { Activation::Clamped(CLAMP) } else { Activation::Silu }
+}
+
+/// The biases of an expert: a part of `values` for each product.
+fn biases<Buf>(values: &Buf, (hidden, ffn): (usize, usize)) -> ExpertBiases<'_, Buf> {
+    let part = |offset, cols| View { offset, ..View::new(values, 1, cols) };
+    ExpertBiases { gate: part(0, ffn), up: part(ffn, ffn), down: part(2 * ffn, hidden) }
+}
+
 /// One expert over the rows that chose it.
 #[derive(Clone)]
 struct Expert<'a> {
@@ -81,20 +94,13 @@ impl Case for Expert<'_> {
         let (MatrixShape { rows: ffn, cols: hidden, .. }, _) = self.packed[0];
         let tokens = self.tokens;
         let [gate, up, down] = upload(device, self.packed)?;
-        let biases = device.upload(&noise(6, 2 * ffn + hidden))?;
-        let bias = |at, cols| View { offset: at, ..View::new(&biases, 1, cols) };
-        let biases = self.biased.then(|| ExpertBiases {
-            gate: bias(0, ffn),
-            up: bias(ffn, ffn),
-            down: bias(2 * ffn, hidden),
-        });
-        let clamp = Clamp { limit: 1.5, alpha: 1.702 };
+        let values = device.upload(&noise(6, 2 * ffn + hidden))?;
         let expert = ExpertWeights {
             gate: gate.matrix(),
             up: up.matrix(),
             down: down.matrix(),
-            activation: if self.biased { Activation::Clamped(clamp) } else { Activation::Silu },
-            biases,
+            activation: activation(self.biased),
+            biases: self.biased.then(|| biases(&values, (hidden, ffn))),
         };
         let x = device.upload(&noise(4, tokens * hidden))?;
         let mut acts = device.acts(tokens, hidden)?;
@@ -140,21 +146,22 @@ pub fn expert_rows<B: Backend>(device: &B) {
 /// # Panics
 /// If one bit differs.
 pub fn expert_rows_as_products<B: Backend>(device: &B) {
-    let check = |packed: &PackedExpert, count: u32, combine: Combine| {
+    let check = |packed: &PackedExpert, count: u32, combine: Combine, biased: bool| {
         let (rows, tokens) = (scattered(count), 2 * count as usize);
-        let fused = Expert { packed, combine, rows, tokens, biased: false, by_products: false };
+        let fused = Expert { packed, combine, rows, tokens, biased, by_products: false };
         let parted = Expert { by_products: true, ..fused.clone() };
         let bits = |case: &Expert<'_>| bits(&case.run(device).expect("the device runs"));
         assert!(bits(&fused) == bits(&parted), "{fused:?}");
     };
     for format in &FORMATS {
         let packed = noise_expert(format, arranged_widths(format), 1);
-        check(&packed, 2, Combine::Store);
-        check(&packed, 65, Combine::Accumulate);
-        // How rows are cut is no matter of the format.
+        check(&packed, 2, Combine::Store, false);
+        check(&packed, 65, Combine::Accumulate, false);
+        // How rows are cut, and what becomes of products, is no matter of the format.
         if format.name == "q4_0" {
-            check(&packed, 65, Combine::Store);
-            check(&packed, 130, Combine::Accumulate);
+            check(&packed, 65, Combine::Store, true);
+            check(&packed, 130, Combine::Accumulate, false);
+            check(&packed, 65, Combine::Accumulate, true);
         }
     }
 }
@@ -164,6 +171,8 @@ struct Experts<'a> {
     /// They take turns: to make them takes longer than to compute them.
     packed: &'a [PackedExpert],
     rows: Vec<usize>,
+    /// With biases and the clamped activation.
+    biased: bool,
     /// By one [`Backend::expert_rows`] per expert instead.
     one_by_one: bool,
 }
@@ -171,7 +180,7 @@ struct Experts<'a> {
 impl fmt::Debug for Experts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let format = self.packed[0][0].0.format;
-        write!(f, "experts of {} with {:?} rows", format.name, self.rows)
+        write!(f, "experts of {} with {:?} rows, biased: {}", format.name, self.rows, self.biased)
     }
 }
 
@@ -186,6 +195,9 @@ impl Case for Experts<'_> {
             // Backwards, so that no result lands where it would by chance.
             .map(|i| ExpertRow { row: i % 4, target: all as u32 - 1 - i, weight: 1.0 })
             .collect();
+        let bias_values: Vec<_> = (0..count)
+            .map(|at| device.upload(&noise(6 + at as u64, 2 * ffn + hidden)))
+            .collect::<DeviceResult<_>>()?;
         let call = |at: usize| {
             let [gate, up, down] = &experts[at % experts.len()];
             let first: usize = self.rows[..at].iter().sum();
@@ -193,8 +205,8 @@ impl Case for Experts<'_> {
                 gate: gate.matrix(),
                 up: up.matrix(),
                 down: down.matrix(),
-                activation: Activation::Silu,
-                biases: None,
+                activation: activation(self.biased),
+                biases: self.biased.then(|| biases(&bias_values[at], (hidden, ffn))),
             };
             ExpertCall { weights, rows: &rows[first..][..self.rows[at]] }
         };
@@ -232,9 +244,13 @@ pub fn experts<B: Backend>(device: &B) {
         let widths = arranged_widths(format);
         let packed: Vec<_> = (0..5).map(|seed| noise_expert(format, widths, seed)).collect();
         // One text; several; more experts, and more rows of one, than are computed together.
-        let many = (0..17).map(|at| 1 + at % 2).collect();
-        for rows in [vec![], vec![1], vec![1; 8], vec![2, 17, 1], many] {
-            let together = Experts { packed: &packed, rows, one_by_one: false };
+        let many: Vec<_> = (0..17).map(|at| 1 + at % 2).collect();
+        // What becomes of products is no matter of the format.
+        let biased = [vec![1; 8], many.clone()].map(|rows| (rows, true));
+        let biased = biased.into_iter().filter(|_| format.name == "q4_0");
+        let plain = [vec![], vec![1], vec![1; 8], vec![2, 17, 1], many];
+        for (rows, biased) in plain.map(|rows| (rows, false)).into_iter().chain(biased) {
+            let together = Experts { packed: &packed, rows, biased, one_by_one: false };
             let found = together.check(device, tolerance::chained(device.numerics()));
             let one_by_one = Experts { one_by_one: true, rows: together.rows.clone(), ..together };
             let wanted = one_by_one.run(device).expect("the device runs");

@@ -2,13 +2,14 @@
 //! add up to goes where it is wanted, while the cache of a core holds it.
 
 use crate::{
-    backend::{Activation, Combine, ExpertRow, ExpertWeights, QMatrix, ViewMut},
+    backend::{Combine, ExpertRow, ExpertWeights, QMatrix, ViewMut},
     reference::quantise::{BLOCK, Block},
 };
 
 use super::{
     Host, HostActs, HostBuf, Kernels, PANEL_ROWS, RowSelection,
     acts::QuantisedMut,
+    neurons,
     places::{cut, list_rows, take_target},
 };
 
@@ -24,11 +25,10 @@ type Weights<'a> = ExpertWeights<'a, [u8], HostBuf>;
 type Results = [f32; EXPERT_ROWS_PER_PASS * VALUES_PER_PASS];
 
 impl<K: Kernels> Host<K> {
-    /// Whether an expert can be computed so: arranged weights, no biases, and more than one row.
+    /// Whether an expert can be computed so: arranged weights, and more than one row.
     pub(super) fn fuses_rows(w: &Weights<'_>, rows: &[ExpertRow]) -> bool {
         let arranged = w.gate.arranged && w.up.arranged && w.down.arranged;
-        let plain = w.biases.is_none() && w.activation == Activation::Silu;
-        arranged && plain && rows.len() > 1 && w.gate.shape.rows.is_multiple_of(BLOCK)
+        arranged && rows.len() > 1 && w.gate.shape.rows.is_multiple_of(BLOCK)
     }
 
     /// [`crate::Backend::expert_rows`] of such an expert.
@@ -43,10 +43,10 @@ impl<K: Kernels> Host<K> {
             QuantisedMut::Int8(blocks) => self.passes(w, (x, rows), blocks),
             QuantisedMut::Int15(blocks) => self.passes(w, (x, rows), blocks),
         }
-        self.combined(w.down, acts, rows, (combine, out));
+        self.combined(w, acts, rows, (combine, out));
     }
 
-    /// `silu(gate x) · up x` of the rows, quantised, in equal passes: small ones are slow.
+    /// `activation(gate x, up x)` of the rows, quantised, in equal passes: small ones are slow.
     fn passes<const LINES: usize>(
         &self,
         w: &Weights<'_>,
@@ -85,10 +85,9 @@ impl<K: Kernels> Host<K> {
                 for (matrix, out) in [(w.gate, &mut gate), (w.up, &mut up)] {
                     dots(kernels, (matrix, first, BLOCK), x, out);
                 }
-                let products = gate.chunks_exact_mut(BLOCK).zip(up.chunks_exact(BLOCK));
-                for ((gate, up), place) in products.zip(places) {
-                    kernels.silu_mul(up, gate);
-                    kernels.quantise(gate, place);
+                let products = gate.chunks_exact_mut(BLOCK).zip(up.chunks_exact_mut(BLOCK));
+                for (products, place) in products.zip(places) {
+                    neurons::activate(kernels, w, first, products, place);
                 }
             }
         };
@@ -107,7 +106,7 @@ impl<K: Kernels> Host<K> {
     /// If two rows have one target.
     fn combined(
         &self,
-        down: QMatrix<'_, [u8]>,
+        w: &Weights<'_>,
         acts: &HostActs,
         rows: &[ExpertRow],
         (combine, mut out): (Combine, ViewMut<'_, HostBuf>),
@@ -124,9 +123,10 @@ impl<K: Kernels> Host<K> {
                     let x = RowSelection::range(acts, done..done + rows.len());
                     done += rows.len();
                     places.iter().for_each(|place| kernels.ask_for(place));
-                    dots(kernels, (down, first, cols), &x, &mut results);
-                    let results = results.chunks_exact(cols).zip(rows);
+                    dots(kernels, (w.down, first, cols), &x, &mut results);
+                    let results = results.chunks_exact_mut(cols).zip(rows);
                     for ((result, row), place) in results.zip(places) {
+                        neurons::add_down_bias(w, first, result);
                         match combine {
                             Combine::Store => place.copy_from_slice(result),
                             Combine::Accumulate => kernels.axpy(row.weight, result, place),

@@ -4,13 +4,14 @@
 use std::{array, ops::Range};
 
 use crate::{
-    backend::{Activation, ExpertCall, ExpertRow, ExpertScratch, QMatrix, ViewMut},
+    backend::{ExpertCall, ExpertRow, ExpertScratch, QMatrix, ViewMut},
     reference::quantise::{BLOCK, Block},
 };
 
 use super::{
     Host, HostActs, HostBuf, Kernels, PANEL_ROWS, RowSelection,
     acts::QuantisedMut,
+    neurons,
     places::{cut, list_rows, take_target},
 };
 
@@ -84,20 +85,19 @@ impl<'s, 'p, T: Send> Parts<'s, 'p, T> {
 }
 
 impl<K: Kernels> Host<K> {
-    /// Whether these can be computed together: few rows each, which there is room for, arranged
-    /// weights, and no biases.
+    /// Whether these can be computed together: few rows each, which there is room for, and arranged
+    /// weights.
     pub(super) fn fuses(calls: &Calls<'_>, acts: &HostActs) -> bool {
         let fits = |call: &Call<'_>| {
             let w = &call.weights;
             let arranged = w.gate.arranged && w.up.arranged && w.down.arranged;
-            let plain = w.biases.is_none() && w.activation == Activation::Silu;
             let whole = w.gate.shape.rows.is_multiple_of(BLOCK);
-            whole && arranged && plain && (1..=ROWS_TOGETHER_MAX).contains(&call.rows.len())
+            whole && arranged && (1..=ROWS_TOGETHER_MAX).contains(&call.rows.len())
         };
         calls.iter().flatten().all(fits) && rows_of(calls) <= acts.rows_max()
     }
 
-    /// `out[target] = down(silu(gate x) · up x)` for every row of each call.
+    /// `out[target] = down(activation(gate x, up x))` for every row of each call.
     pub(super) fn experts_fused(
         &self,
         calls: &Calls<'_>,
@@ -114,7 +114,7 @@ impl<K: Kernels> Host<K> {
         self.downs(calls, &scratch.acts, out);
     }
 
-    /// What the last products read: `silu(gate x) · up x`, quantised, row by row and call by call.
+    /// What the last products read: `activation(gate x, up x)`, quantised, row by row and call by call.
     fn gates<const LINES: usize>(
         &self,
         calls: &Calls<'_>,
@@ -154,9 +154,10 @@ impl<K: Kernels> Host<K> {
                 }
                 let mut parts = Parts::new(calls, (hidden, len), (&mut [], 0), places);
                 parts.run(kernels, |Part { at, rows, first, places, .. }| {
-                    let down = calls[*at].as_ref().expect("counted").weights.down;
+                    let weights = &calls[*at].as_ref().expect("counted").weights;
                     let x = RowSelection::range(acts, rows.clone());
-                    dots(kernels, (down, *first), &x, places);
+                    dots(kernels, (weights.down, *first), &x, places);
+                    places.iter_mut().for_each(|y| neurons::add_down_bias(weights, *first, y));
                 });
             });
         });
@@ -200,10 +201,9 @@ fn gate_up<const LINES: usize>(
         let mut out = of_each(rows, |_| out.next().expect("as many as rows"));
         dots(kernels, (matrix, part.first), &x, &mut out[..rows.len()]);
     }
-    let products = gate.chunks_exact_mut(len).zip(up.chunks_exact(len));
-    for ((gate, up), place) in products.zip(&mut *part.places) {
-        kernels.silu_mul(up, gate);
-        kernels.quantise(gate, place);
+    let products = gate.chunks_exact_mut(len).zip(up.chunks_exact_mut(len));
+    for (products, place) in products.zip(&mut *part.places) {
+        neurons::activate(kernels, weights, part.first, products, place);
     }
 }
 
