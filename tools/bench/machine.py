@@ -29,6 +29,32 @@ def drop_from_cache(path):
     os.close(handle)
 
 
+def size(text):
+    """Bytes of 5GiB, 300MB or a plain number."""
+    units = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    return int(float(text.removesuffix(unit)) * units.get(unit, 1))
+
+
+@contextlib.contextmanager
+def read_ahead(path, kilobytes):
+    """What the system reads beyond a page of a file on this disk that is opened meanwhile; needs root."""
+    device = os.stat(path).st_dev
+    node = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    found = [place / "queue/read_ahead_kb" for place in (node, node.parent)]
+    setting = next((file for file in found if file.exists()), None)
+    # A file system without a disk of its own.
+    if setting is None:
+        yield
+        return
+    before = setting.read_text()
+    setting.write_text(str(kilobytes))
+    try:
+        yield
+    finally:
+        setting.write_text(before)
+
+
 def disk_bytes_per_second(path, block=8 << 20, threads=4, most=2 << 30):
     """What the disk gives whoever reads a large file past the page cache, several blocks at once."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECT)

@@ -1,11 +1,15 @@
 """flash-moe and llama.cpp in turns on one GGUF file: medians, their ratio, and the load beside them.
 
     python peer.py fits.gguf --prefill 512 --decode 64 --rounds 5 -- --memory 8GB
+    python peer.py big.gguf --decode 16 --cap 5GiB --timeout 1800 -- --memory 4.9GiB
 
 What follows `--` goes to `flash-moe bench`. llama.cpp runs at its best for either kind of work: weights
 repacked for decoding, as they are for prompts (docs/benchmarks.md). Every run is a process of its own.
+With `--cap`, which needs root, both run in a cgroup of so many bytes with the file out of the page cache, and
+llama.cpp maps weights as they are, with Linux' own read-ahead: anything else is killed, or twenty times slower.
 """
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -15,44 +19,69 @@ from pathlib import Path
 import machine
 
 HERE = Path(__file__).resolve().parent
+# What Linux reads beyond a page unless a machine says otherwise, and near the best for a file larger than memory.
+READ_AHEAD_KB = 128
+
+
+class Different(AssertionError):
+    """Logits that had to be equal are not."""
+
+
+def finish(command, timeout, cap=None, model=None):
+    """What a command prints. Under a memory limit its model is not in the page cache."""
+    kind = {"capture_output": True, "text": True, "timeout": timeout}
+    if cap is None:
+        output = subprocess.run(command, **kind)
+    else:
+        machine.drop_from_cache(model)
+        with machine.MemoryLimit(cap) as limit:
+            output = subprocess.run(command, preexec_fn=limit.enter, **kind)
+    reason = output.stderr[-2000:] or f"{Path(command[0]).name} ended with {output.returncode}"
+    if output.returncode != 0 and "different logits" in reason:
+        raise Different(reason)
+    assert output.returncode == 0, reason
+    return output.stdout
 
 
 def peer(args, what, tokens):
     """One run of llama.cpp: tokens per second of each window."""
     command = [sys.executable, str(HERE / "llama.py"), args.model, what, str(tokens)]
     command += ["--threads", str(args.threads), "--windows", str(args.windows)]
-    command += ["--no-repack"] if what == "prefill" else []
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=args.timeout)
-    result = json.loads(output.stdout.splitlines()[-1])
+    command += ["--no-repack"] if what == "prefill" or args.cap else []
+    with machine.read_ahead(args.model, READ_AHEAD_KB) if args.cap else contextlib.nullcontext():
+        output = finish(command, args.timeout, args.cap, args.model)
+    result = json.loads(output.splitlines()[-1])
     assert result["walked"] is not False, "llama.cpp left the tape"
     return [tokens / seconds for seconds in result["seconds"]], None
 
 
 def ours(args, what, tokens):
-    """One run of flash-moe: tokens per second, and everything it said about the test."""
+    """One run of flash-moe: tokens per second, and everything it said."""
     command = [args.flash_moe, "bench", args.model, "--json", f"--{what}", str(tokens)]
     command += ["--threads", str(args.threads), "--repeats", str(args.windows), *args.options]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
-    assert output.returncode == 0, output.stderr
-    (test,) = json.loads(output.stdout)["speed"]
+    found = json.loads(finish(command, args.timeout, args.cap, args.model))
+    (test,) = found["speed"]
     kept = [repeat["tok_s"] for repeat in test["repeats"] if repeat["discarded"] is None]
-    return kept or [repeat["tok_s"] for repeat in test["repeats"]], test
+    return kept or [repeat["tok_s"] for repeat in test["repeats"]], found
 
 
 def compare(args, what, tokens):
     """Both engines in turns; one row of the table."""
-    rates, tests, loads = {peer: [], ours: []}, [], []
+    rates, runs, loads = {peer: [], ours: []}, [], []
     for _ in range(args.rounds):
         for engine in (peer, ours):
             loads.append(machine.load())
-            found, test = engine(args, what, tokens)
+            found, run = engine(args, what, tokens)
             rates[engine] += found
-            tests += [test] if test else []
+            runs += [run] if run else []
+    tests = [test for run in runs for test in run["speed"]]
     hashes = {test["logits_hash"] for test in tests}
-    assert len(hashes) == 1, f"runs of flash-moe differ: {hashes}"
+    if len(hashes) != 1:
+        raise Different(f"runs of flash-moe differ: {hashes}")
     shares = [test["memory_share"]["median"] for test in tests if test["memory_share"]]
     shares = [share for share in shares if share is not None]
     return {
+        "about": runs[0]["about"],
         "test": tests[0]["test"],
         "flash_moe": spread(rates[ours]),
         "llama_cpp": spread(rates[peer]),
@@ -88,6 +117,7 @@ def arguments(words):
     parser.add_argument("--rounds", type=int, default=3, help="runs of each engine")
     parser.add_argument("--windows", type=int, default=3, help="measurements of a run")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cap", type=machine.size, metavar="SIZE", help="memory of either engine, page cache included")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one run may take")
     parser.add_argument("--flash-moe", default="flash-moe")
     parser.add_argument("--json", action="store_true")

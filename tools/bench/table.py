@@ -2,16 +2,23 @@
 
     python table.py --models /scratch --only decode-fits --only prefill-fits-int8
     python table.py --models /scratch --list             the commands, without running them
+    python table.py --models /scratch --only decode-big --resident
 
 `--models` holds fits.gguf, big.gguf, hybrid.gguf and mlx-fits (docs/benchmarks.md says how they are
-made). A row whose model is missing says so. A command takes at most --timeout seconds; rows under a
-memory limit need root.
+made). A row whose model is missing says so. A command takes at most --timeout seconds, beside the peer
+under a limit at least half an hour; rows under a memory limit need root.
+
+A figure without its logits hash is void. Each hash stands in its row and is compared with what has to have
+the same: the other run of the row, a known run of the same work with all experts in memory (hashes.json),
+and with --resident such a run now, where memory is enough. Where one differs, the row says DIFFERENT and
+the exit status is 1.
 """
 import argparse
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,11 +30,19 @@ CAP = 5 << 30
 CAP_MEMORY = ["--memory", "4.9GiB"]
 # Without guesses a disk's share says how well it is used, and bytes are those of the policy.
 CAP_OPTIONS = [*CAP_MEMORY, "--lookahead", "off"]
+# What may differ between two runs that have to give the same logits, each with a value.
+NOT_OF_THE_LOGITS = {"--memory", "--slots", "--lookahead", "--policy"}
+# llama.cpp takes a second for a token there, and reads all of the file first.
+CAP_PEER_TIMEOUT = 1800
+# Positions before the first written token of `bench`.
+DEPTH = 16
 
 
 class Table:
     def __init__(self, args):
         self.args = args
+        self.known = json.loads(args.hashes.read_text())
+        self.different = False
 
     def model(self, name):
         return str(self.args.models / name)
@@ -40,51 +55,100 @@ class Table:
         if self.args.list:
             print(("# in a cgroup of 5 GiB, page cache dropped: " if cap else "") + " ".join(command))
             return None
-        kind = {"capture_output": True, "text": True, "timeout": self.args.timeout}
-        if cap is None:
-            output = subprocess.run(command, **kind)
-        else:
-            machine.drop_from_cache(command[2])
-            with machine.MemoryLimit(cap) as limit:
-                output = subprocess.run(command, preexec_fn=limit.enter, **kind)
-        assert output.returncode == 0, output.stderr[-2000:]
-        return output.stdout
+        return peer.finish(command, self.args.timeout, cap, command[2])
 
     def bench(self, name, *options, cap=None):
+        """Everything a run says, and with each hash those that it must equal."""
         output = self.run(self.command(name, *options), cap)
-        return output and json.loads(output)
+        loose = self.resident(name, options) if cap else None
+        if not output:
+            return None
+        found = json.loads(output)
+        for kind in ("speed", "turns"):
+            for at, test in enumerate(found[kind]):
+                test["expected"] = self.expected(found["about"], test) if kind == "speed" else {}
+                if loose:
+                    test["expected"]["a resident run"] = loose[kind][at]["logits_hash"]
+        return found
+
+    def resident(self, name, options):
+        """The same work with all experts in memory, if that is wanted and memory is enough."""
+        if not self.args.resident:
+            return None
+        output = self.run(self.command(name, *without_limits(options)))
+        found = output and json.loads(output)
+        if found and found["about"]["out_of_core"]:
+            print(f"{name} does not fit: compared with no resident run", file=sys.stderr)
+            return None
+        for test in found["speed"] if found else []:
+            # As it goes into hashes.json.
+            print(json.dumps({model(found["about"]): {work(found["about"], test): test["logits_hash"]}}), file=sys.stderr)
+        return found
+
+    def expected(self, about, test):
+        known = self.known.get(model(about), {}).get(work(about, test))
+        return {"the known run": known} if known else {}
+
+    def logits(self, test, **others):
+        """The hash of a test, as a row shows it; `others` must be equal too."""
+        expected = test.get("expected", {}) | others
+        # Some are known by their beginning only.
+        wrong = [f"`{other}` of {whose}" for whose, other in expected.items() if not test["logits_hash"].startswith(other)]
+        self.different |= bool(wrong)
+        with_whom = f"as {' and '.join(expected)}" if expected else "compared with no other"
+        return f"logits `{test['logits_hash']}` {'DIFFERENT from ' + ' and '.join(wrong) if wrong else with_whom}"
 
     def speed(self, name, *options, cap=None):
         """The last test of a run."""
         found = self.bench(name, *options, cap=cap)
         return found and found["speed"][-1]
 
-    def versus(self, name, what, tokens, *options):
-        words = [self.model(name), f"--{what}", str(tokens), "--rounds", "3", "--flash-moe", self.args.flash_moe]
-        args = peer.arguments([*words, "--timeout", str(self.args.timeout), "--", *options])
+    def versus(self, name, what, tokens, *options, rounds=3, cap=None):
+        """Both engines in turns."""
+        words = [self.model(name), f"--{what}", str(tokens), "--rounds", str(rounds), "--flash-moe", self.args.flash_moe]
+        timeout = max(self.args.timeout, CAP_PEER_TIMEOUT) if cap else self.args.timeout
+        words += [*(["--cap", str(cap)] if cap else []), "--timeout", str(timeout)]
+        args = peer.arguments([*words, "--", *options])
         if self.args.list:
             print("python tools/bench/peer.py " + " ".join([*words, "--", *options]))
+        row = None if self.args.list else peer.compare(args, what, tokens)
+        loose = self.resident(name, [f"--{what}", tokens, "--repeats", args.windows, *options]) if cap else None
+        if not row:
             return None
-        return peer.compare(args, what, tokens)
+        row["expected"] = self.expected(row["about"], row)
+        if loose:
+            row["expected"]["a resident run"] = loose["speed"][-1]["logits_hash"]
+        share = f", {100 * row['memory_share']:.0f} % of memory" if row["memory_share"] else ""
+        ours, theirs = row["flash_moe"]["median"], row["llama_cpp"]["median"]
+        return f"{row['ratio']:.2f} x{share}", f"{ours:.1f} against {theirs:.1f} tok/s, {self.logits(row)}"
 
     # The rows. Each gives its cells, or None when it only says what it would run.
 
     def decode_fits(self):
-        row = self.versus("fits.gguf", "decode", 64)
-        return row and against_peer(row)
+        return self.versus("fits.gguf", "decode", 64)
 
     def prefill_fits(self, numerics):
-        row = self.versus("fits.gguf", "prefill", 512, "--numerics", numerics)
-        return row and against_peer(row)
+        return self.versus("fits.gguf", "prefill", 512, "--numerics", numerics)
+
+    def big(self, *options):
+        """Out of core: the disk decides."""
+        test = self.speed("big.gguf", *options, cap=CAP)
+        if not test:
+            return None
+        read = f"{median(test, 'read_bytes_per_token') / 1e6:.0f} MB per token"
+        hits = f"{100 * median(test, 'hit_rate'):.1f} % hits"
+        rate = f"{median(test, 'tok_s'):.2f} tok/s"
+        return f"{100 * median(test, 'disk_share'):.0f} % of the disk", f"{rate}, {read}, {hits}, {self.logits(test)}"
 
     def decode_big(self, *options):
-        test = self.speed("big.gguf", "--decode", 64, "--repeats", 5, *options, cap=CAP)
-        return test and cells(test)
+        return self.big("--decode", 64, "--repeats", 5, *options)
+
+    def decode_big_peer(self):
+        """Few tokens, as llama.cpp takes most of a second for one."""
+        return self.versus("big.gguf", "decode", 16, *CAP_MEMORY, rounds=2, cap=CAP)
 
     def prefill_big(self, tokens):
-        options = ["--prefill", tokens, "--prefill-chunk", tokens, "--cold", "--repeats", 3, *CAP_OPTIONS]
-        test = self.speed("big.gguf", *options, cap=CAP)
-        return test and cells(test)
+        return self.big("--prefill", tokens, "--prefill-chunk", tokens, "--cold", "--repeats", 3, *CAP_OPTIONS)
 
     def busy(self):
         options = ["--decode", 64, "--repeats", 5]
@@ -96,7 +160,8 @@ class Table:
         if not idle:
             return None
         share = median(busy, "tok_s") / median(idle, "tok_s")
-        return f"{100 * share:.0f} % of idle", f"{median(idle, 'tok_s'):.1f} → {median(busy, 'tok_s'):.1f} tok/s"
+        rates = f"{median(idle, 'tok_s'):.1f} → {median(busy, 'tok_s'):.1f} tok/s"
+        return f"{100 * share:.0f} % of idle", f"{rates}, {self.logits(busy, idle=idle['logits_hash'])}"
 
     def mlx(self):
         ours = self.speed("fits.gguf", "--decode", 64)
@@ -104,7 +169,8 @@ class Table:
         if not ours:
             return None
         share = median(mlx, "memory_share") / median(ours, "memory_share")
-        return f"{100 * share:.0f} % of Q4_K", f"{median(mlx, 'tok_s'):.1f} tok/s"
+        hashes = f"{self.logits(mlx)}; of Q4_K {self.logits(ours)}"
+        return f"{100 * share:.0f} % of Q4_K", f"{median(mlx, 'tok_s'):.1f} tok/s, {hashes}"
 
     def start(self, name):
         tokens = ",".join(map(str, range(16)))
@@ -126,22 +192,66 @@ class Table:
             return None
         shares = [f"{100 * median(test, 'memory_share'):.0f} %" for test in found["speed"]]
         rates = [f"{median(test, 'tok_s'):.1f}" for test in found["speed"]]
-        return " / ".join(shares) + " of memory", " / ".join(rates) + " tok/s"
+        hashes = "; ".join(self.logits(test) for test in found["speed"])
+        return " / ".join(shares) + " of memory", f"{' / '.join(rates)} tok/s, {hashes}"
 
     def sessions(self, name, *options, limits=(), cap=None):
         one = self.speed(name, "--decode", 32, *limits, cap=cap)
         four = self.speed(name, "--decode", 32, "--sessions", 4, *options, *limits, cap=cap)
-        return one and factor(one, four)
+        if not one:
+            return None
+        alone, together = median(one, "tok_s"), median(four, "tok_s")
+        # The text of one session is that of all who write the same, and of the first of those who do not.
+        same = four["sessions"] if "--same-text" in options else four["sessions"][:1]
+        hashes = [self.logits(one), f"together {self.logits(four)}"]
+        hashes += [f"session {at}: {self.logits(session, alone=one['logits_hash'])}" for at, session in enumerate(same, 1)]
+        return f"{together / alone:.2f} x", f"{alone:.1f} → {together:.1f} tok/s in all, {'; '.join(hashes)}"
 
     def sessions_big(self, *options):
         return self.sessions("big.gguf", *options, limits=CAP_OPTIONS, cap=CAP)
+
+    def sessions_union(self, policy):
+        """Bytes that four sessions read, and what a simulation of that policy reads of their union."""
+        name, count, steps, repeats = "big.gguf", 4, 32, 3
+        work = ["--decode", steps, "--sessions", count, "--repeats", repeats, "--context-at", DEPTH]
+        # The simulation has seen nothing else either.
+        options = ["--warm-up", 0, "--policy", policy, *CAP_OPTIONS]
+        found = self.bench(name, *work, *options, cap=CAP)
+        # A window that is not counted comes first.
+        before, length = DEPTH + steps, DEPTH + steps * (repeats + 1)
+        (test,) = found["speed"] if found else [{"sessions": [{"first": f"first of text {at}"} for at in range(count)]}]
+        with tempfile.TemporaryDirectory() as directory:
+            traces = [self.record(name, session["first"], length, directory) for session in test["sessions"]]
+            command = [self.args.flash_moe, "profile", "replay", *traces, "--together", "--policy", policy]
+            slots = found["about"]["slot_bytes"] if found else "BYTES"
+            output = self.run([*command, "--memory", str(slots), "--warm-up", str(before), "--json"])
+        if not found:
+            return None
+        (capacity,) = json.loads(output)["traces"][0]["capacities"]
+        (replay,) = capacity["policies"]
+        assert replay["steps"] == steps * repeats == sum(r["tokens"] for r in test["repeats"]) / count
+        read, simulated = sum(r["read_bytes"] for r in test["repeats"]) / replay["steps"], replay["read_bytes"] / replay["steps"]
+        hits = f"{100 * median(test, 'hit_rate'):.1f} and {100 * replay['hit_rate']:.1f} % hits, {capacity['slots']} slots"
+        rates = f"{read / 1e6:.2f} against {simulated / 1e6:.2f} MB per step"
+        return f"{read / simulated:.3f} x", f"{rates}, {hits}, {self.logits(test)}"
+
+    def record(self, name, first, length, directory):
+        """A trace of a part of the vocabulary, which is what `bench` gives a session to write."""
+        out = str(Path(directory) / f"{first}.trace")
+        tokens = first if self.args.list else ",".join(str(first + at) for at in range(length))
+        command = [self.args.flash_moe, "profile", "record", self.model(name), "--prompt-tokens", tokens]
+        self.run([*command, "--context", str(length), "--threads", "2", "--out", out])
+        return out
 
     def turns(self):
         found = self.bench("big.gguf", "--turns", 20, "--decode", 16, *CAP_MEMORY, cap=CAP)
         if not found:
             return None
         held = [turn["held_bytes"] / 1e9 for turn in found["turns"]]
-        return f"{held[0]:.2f} → {held[-1]:.2f} GB", f"at most {max(held):.2f} GB"
+        hashes = [self.logits(turn) for turn in found["turns"]]
+        wrong = [f"turn {at}: {hash}" for at, hash in enumerate(hashes, 1) if "DIFFERENT" in hash]
+        shown = "; ".join(wrong) or f"last turn: {hashes[-1]}"
+        return f"{held[0]:.2f} → {held[-1]:.2f} GB", f"at most {max(held):.2f} GB, {shown}"
 
     def long(self):
         """4,000 tokens, of which the second half is measured, under the cap and with all memory there is."""
@@ -151,7 +261,8 @@ class Table:
         if not tight:
             return None
         same = "equal" if tight["logits_hash"] == loose["logits_hash"] else "DIFFERENT"
-        return f"hashes {same}", f"{median(tight, 'tok_s'):.1f} tok/s under the cap"
+        hash = self.logits(tight, **{"all in memory": loose["logits_hash"]})
+        return f"hashes {same}", f"{median(tight, 'tok_s'):.1f} tok/s under the cap, {hash}"
 
     def part(self, name, *options):
         found = self.bench(name, *options)
@@ -168,6 +279,7 @@ ROWS = {
     "prefill-fits-int8": ("prefill 512, fits, `int8`", "2 x", lambda t: t.prefill_fits("int8")),
     "decode-big": ("decode, big under 5 GiB", "85 % of the disk", lambda t: t.decode_big(*CAP_OPTIONS)),
     "decode-big-ahead": ("the same with look-ahead", "95 % of the disk", lambda t: t.decode_big(*CAP_MEMORY)),
+    "decode-big-peer": ("the same beside the peer, 16 tokens", "–", lambda t: t.decode_big_peer()),
     "prefill-big-512": ("prefill 512, big under 5 GiB, cold", "85 % of the disk", lambda t: t.prefill_big(512)),
     "prefill-big-2048": ("prefill 2048, big under 5 GiB, cold", "85 % of the disk", lambda t: t.prefill_big(2048)),
     "busy": ("decode, fits, beside two busy processes", "40 % of idle", lambda t: t.busy()),
@@ -178,6 +290,9 @@ ROWS = {
     "sessions-same": ("4 sessions, fits, one text", "2.5 x", lambda t: t.sessions("fits.gguf", "--same-text")),
     "sessions-big": ("4 sessions, big under 5 GiB, unrelated", "0.85 x", lambda t: t.sessions_big()),
     "sessions-big-same": ("4 sessions, big under 5 GiB, one prompt", "2 x", lambda t: t.sessions_big("--same-text")),
+    "sessions-union": ("their bytes per step, `odds`, of their own texts", "1.03 times the simulated union's",
+                       lambda t: t.sessions_union("odds")),
+    "sessions-union-lru": ("the same with `lru`", "1.03 times the simulated union's", lambda t: t.sessions_union("lru")),
     "turns": ("memory over 20 turns, big under 5 GiB", "flat", lambda t: t.turns()),
     "long": ("4,000 tokens, big under 5 GiB", "the resident hash", lambda t: t.long()),
     "reader": ("the reader alone, big", "–", lambda t: t.part("big.gguf", "--io-only")),
@@ -192,22 +307,28 @@ def median(test, name):
     return float("nan") if value is None else value
 
 
-def against_peer(row):
-    share = f", {100 * row['memory_share']:.0f} % of memory" if row["memory_share"] else ""
-    ours, theirs = row["flash_moe"]["median"], row["llama_cpp"]["median"]
-    return f"{row['ratio']:.2f} x{share}", f"{ours:.1f} against {theirs:.1f} tok/s, logits `{row['logits_hash']}`"
+def model(about):
+    """What a model is known by. Two tapes of one shape differ in their routers: they have names of their own."""
+    return f"{Path(about['model']).name}: {about['geometry']}"
 
 
-def cells(test):
-    share = f"{100 * median(test, 'disk_share'):.0f} % of the disk"
-    read = f"{median(test, 'read_bytes_per_token') / 1e6:.0f} MB per token"
-    hits = f"{100 * median(test, 'hit_rate'):.1f} % hits"
-    return share, f"{median(test, 'tok_s'):.2f} tok/s, {read}, {hits}, logits `{test['logits_hash']}`"
+def work(about, test):
+    """All that logits depend on."""
+    # Prompts give the same logits at every repeat, whatever is in memory.
+    repeats = [] if "prefill" in test["test"] else [f"{about['repeats']} repeats"]
+    text = [] if about["text"] == "the vocabulary" else [about["text"]]
+    return ", ".join([test["test"].removeprefix("cold "), *repeats, about["numerics"], *text, *about["lossy"]])
 
 
-def factor(one, four):
-    alone, together = median(one, "tok_s"), median(four, "tok_s")
-    return f"{together / alone:.2f} x", f"{alone:.1f} → {together:.1f} tok/s in all"
+def without_limits(options):
+    kept, options = [], list(map(str, options))
+    while options:
+        word = options.pop(0)
+        if word in NOT_OF_THE_LOGITS:
+            options.pop(0)
+        else:
+            kept.append(word)
+    return kept
 
 
 def main():
@@ -216,6 +337,8 @@ def main():
     parser.add_argument("--only", action="append", choices=[*ROWS], help="rows to measure, may be repeated [all]")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that one command may take")
     parser.add_argument("--flash-moe", default="flash-moe")
+    parser.add_argument("--resident", action="store_true", help="run rows under the limit without it too, and compare")
+    parser.add_argument("--hashes", type=Path, default=Path(__file__).with_name("hashes.json"), help="of known runs")
     parser.add_argument("--list", action="store_true", help="only say what would be run")
     args = parser.parse_args()
     table = Table(args)
@@ -228,12 +351,17 @@ def main():
         before = machine.load()
         try:
             found = measure(table)
+        except peer.Different as error:
+            table.different = True
+            found = ("DIFFERENT", " ".join(str(error).split()))
         except (AssertionError, OSError, subprocess.SubprocessError) as error:
             reason = str(error).strip().splitlines()
             found = ("–", f"not measured: {reason[-1] if reason else type(error).__name__}")
         if found:
             load = f"{before:.1f}–{machine.load():.1f}"
             print(f"| {title} | {bound} | {found[0]} | {found[1]} | {load} |", flush=True)
+    if table.different:
+        sys.exit("DIFFERENT logits: figures of those rows are void")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,27 @@ fn the_hash_is_that_of_the_text_whatever_is_in_memory() {
 }
 
 #[test]
+fn every_session_has_the_hash_of_its_text_alone() {
+    let sessions = |value: &Value| value["speed"][0]["sessions"].as_array().unwrap().clone();
+    let of_all = |value: &Value, key: &str| -> Vec<Value> {
+        sessions(value).iter().map(|session| session[key].clone()).collect()
+    };
+    let hashes = |value: &Value| of_all(value, "logits_hash");
+    let work = ["--decode", "4", "--repeats", "2", "--warm-up", "0"];
+    // The vocabulary of 2,048 tokens in three parts.
+    let firsts = (vec![json!(0); 3], vec![json!(0), json!(682), json!(1364)]);
+    let alone = bench(&work);
+    assert_eq!(hashes(&alone), [hash(&alone)]);
+    let together = bench(&[&work[..], &["--sessions", "3", "--same-text"]].concat());
+    assert_eq!(hashes(&together), [hash(&alone), hash(&alone), hash(&alone)]);
+    let own = bench(&[&work[..], &["--sessions", "3"]].concat());
+    assert_eq!(hashes(&own)[0], hash(&alone), "the first text is the one that one session writes");
+    assert_ne!(hashes(&own)[1], hash(&alone));
+    assert_ne!(hash(&own), hash(&together));
+    assert_eq!((of_all(&together, "first"), of_all(&own, "first")), firsts);
+}
+
+#[test]
 fn prompts_may_come_from_a_text() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("text");
@@ -134,8 +155,68 @@ fn every_figure_is_recorded_in_a_line() {
     let column = |name: &str| rows[0].iter().position(|known| *known == name).unwrap();
     assert_eq!(rows[2][column("logits hash")], hash(&value));
     assert_eq!(rows[2][column("description")], "two lines of text");
-    assert!(rows[2][column("settings")].starts_with("decode 4 at 16; int15; 2 threads; "));
-    assert!(rows[2][column("settings")].contains("; look-ahead auto; "));
+}
+
+/// The settings that were recorded of a run.
+fn settings(args: &[&str]) -> (Vec<String>, Value) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("results.tsv");
+    let value = bench(&[args, &["--record", file.to_str().unwrap()]].concat());
+    let text = fs::read_to_string(&file).unwrap();
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('\t').collect()).collect();
+    let column = lines[0].iter().position(|name| *name == "settings").unwrap();
+    let last = lines.last().unwrap()[column];
+    (last.split("; ").map(str::to_owned).collect(), value)
+}
+
+#[test]
+fn a_recorded_line_says_how_to_measure_it_again() {
+    let (defaults, value) = settings(&SMALL);
+    let about = &value["about"];
+    let slots = format!("memory 300000000 bytes, {} of them in slots", about["slot_bytes"]);
+    let context = format!("context {}", about["context"]);
+    let io = format!("io auto: {}", about["reader"].as_str().unwrap());
+    let chunk = format!("chunk {}", about["prefill_chunk"]);
+    let expected = [
+        "decode 4 at 16",
+        "int15 on cpu",
+        "2 threads",
+        &slots,
+        &context,
+        "kv f32",
+        &io,
+        "policy auto",
+        "look-ahead auto",
+        &chunk,
+        "warm-up 80",
+        "repeats 1",
+        "text the vocabulary",
+    ];
+    assert_eq!(defaults, expected);
+
+    let work = "--decode 4 --sessions 2 --same-text --repeats 2 --warm-up 5";
+    let plan = "--numerics f32 --slots 40 --context 60 --kv f16 --io buffered --policy lru \
+                --lookahead off --prefill-chunk 16 --k 3";
+    let args: Vec<&str> = [work, plan].iter().flat_map(|args| args.split_whitespace()).collect();
+    let (set, _) = settings(&args);
+    for part in [
+        "decode 2 x 4 at 16",
+        "f32 on cpu",
+        "context 60",
+        "kv f16",
+        "io buffered: pread buffered",
+        "policy lru",
+        "look-ahead off",
+        "chunk 16",
+        "warm-up 5",
+        "repeats 2",
+        "text the vocabulary, the same in all sessions",
+        "40 slots",
+        "lossy: 3 experts per token instead of 4",
+        "lossy: keys and values in f16 instead of f32",
+    ] {
+        assert!(set.iter().any(|found| found == part), "{part} in {set:?}");
+    }
 }
 
 #[test]

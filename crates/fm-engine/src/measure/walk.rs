@@ -36,7 +36,7 @@ pub struct Prompted {
 }
 
 /// Some tokens that were written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Steps of the model, each a token of every session.
     pub steps: usize,
@@ -48,6 +48,8 @@ pub struct Window {
     pub store: Stats,
     /// Over the f32 bits of all logits, step by step, session by session.
     pub logits_hash: u128,
+    /// The same of every session alone: what a run of only its text has.
+    pub session_hashes: Vec<u128>,
 }
 
 /// One hash of the hashes of several windows, in order.
@@ -137,17 +139,18 @@ impl Walk {
     pub fn write(&mut self, engine: &mut Engine, steps: usize) -> Result<Window, EngineError> {
         let stats = engine.stats_handle();
         let position = self.position(engine)?;
-        let mut hash = LogitsHash::default();
+        let mut hashes = Hashes::of(self.walkers.len());
         let (before, started) = (read_stats(&stats), Instant::now());
         for _ in 0..steps {
-            self.step(engine, &mut hash)?;
+            self.step(engine, &mut hashes)?;
         }
         Ok(Window {
             steps,
             position,
             elapsed: started.elapsed(),
             store: read_stats(&stats) - before,
-            logits_hash: hash.digest(),
+            logits_hash: hashes.all.digest(),
+            session_hashes: hashes.by_session(),
         })
     }
 
@@ -157,7 +160,7 @@ impl Walk {
         Ok(first.transpose()?.unwrap_or(0))
     }
 
-    fn step(&mut self, engine: &mut Engine, hash: &mut LogitsHash) -> Result<(), EngineError> {
+    fn step(&mut self, engine: &mut Engine, hashes: &mut Hashes) -> Result<(), EngineError> {
         self.batch.rows.clear();
         for walker in &mut self.walkers {
             let token = walker.rest.next().expect("the text goes on");
@@ -173,8 +176,9 @@ impl Walk {
         if let Some(spoiled) = output.spoiled.into_iter().next() {
             return Err(spoiled.reason.into());
         }
-        for (walker, logits) in self.walkers.iter_mut().zip(output.logits.chunks_exact(vocab)) {
-            hash.row(logits);
+        let walkers = self.walkers.iter_mut().zip(output.logits.chunks_exact(vocab));
+        for (session, (walker, logits)) in walkers.enumerate() {
+            hashes.row(session, logits);
             walker.sampler.sample(logits)?;
         }
         Ok(())
@@ -183,5 +187,33 @@ impl Walk {
     /// Closes the sessions.
     pub fn end(self, engine: &mut Engine) {
         self.walkers.iter().for_each(|walker| engine.runner.close(walker.session));
+    }
+}
+
+/// Of all logits in order, and of those of every session.
+struct Hashes {
+    all: LogitsHash,
+    /// Empty where there is one session: its hash is that of all.
+    of_sessions: Vec<LogitsHash>,
+}
+
+impl Hashes {
+    fn of(sessions: usize) -> Self {
+        let several = if sessions > 1 { sessions } else { 0 };
+        Self { all: LogitsHash::default(), of_sessions: vec![LogitsHash::default(); several] }
+    }
+
+    fn row(&mut self, session: usize, logits: &[f32]) {
+        self.all.row(logits);
+        if let Some(hash) = self.of_sessions.get_mut(session) {
+            hash.row(logits);
+        }
+    }
+
+    fn by_session(&self) -> Vec<u128> {
+        if self.of_sessions.is_empty() {
+            return vec![self.all.digest()];
+        }
+        self.of_sessions.iter().map(LogitsHash::digest).collect()
     }
 }

@@ -18,7 +18,7 @@ fn windows_are_of_the_text_whoever_writes_beside_it() {
     assert_eq!([prompted[0].tokens, prompted[1].tokens], [PROMPT; 2]);
     let windows = [20, 30].map(|steps| walk.write(&mut engine, steps).unwrap());
     walk.end(&mut engine);
-    assert_eq!(windows.map(|window| window.position), [20, 40]);
+    assert_eq!(windows.each_ref().map(|window| window.position), [20, 40]);
 
     let vocab = engine.runner.vocab();
     let mut dictated = |text: &[u32]| {
@@ -29,8 +29,15 @@ fn windows_are_of_the_text_whoever_writes_beside_it() {
     };
     let of_each = [dictated(&text), dictated(&other)];
     for (window, steps) in windows.iter().zip([20..40, 40..70]) {
-        let rows = steps.flat_map(|at| of_each.each_ref().map(|bits| &bits[at * vocab..][..vocab]));
+        let rows = steps
+            .clone()
+            .flat_map(|at| of_each.each_ref().map(|bits| &bits[at * vocab..][..vocab]));
         let bytes: Vec<u8> = rows.flatten().flat_map(|bits| bits.to_le_bytes()).collect();
         assert_eq!(window.logits_hash, xxh3_128(&bytes));
+        let alone = of_each.each_ref().map(|bits| {
+            let rows = bits[steps.start * vocab..steps.end * vocab].iter();
+            xxh3_128(&rows.flat_map(|bits| bits.to_le_bytes()).collect::<Vec<_>>())
+        });
+        assert_eq!(window.session_hashes, alone, "what each would have alone");
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct About {
     pub(super) budget_bytes: u64,
     pub(super) context: u32,
     pub(super) prefill_chunk: usize,
+    /// What keys and values are kept in.
+    pub(super) kv: &'static str,
     pub(super) threads: usize,
     pub(super) cpu: &'static str,
     pub(super) device: &'static str,
@@ -59,10 +61,18 @@ pub(super) struct About {
     pub(super) look_ahead: &'static str,
     /// Tokens that were taken in before anything was measured.
     pub(super) warm_up: usize,
+    /// Measurements that had to count; the logits hash is over as many.
+    pub(super) repeats: usize,
+    /// What is taken in and written.
+    pub(super) text: String,
     pub(super) checks: &'static str,
     /// Of the whole model; parts of it say it themselves.
     pub(super) numerics: Option<&'static str>,
+    /// Whether reads were to go through the page cache.
+    pub(super) io: &'static str,
     pub(super) reader: Option<String>,
+    /// Other options that are not what they are by default, and change speed only.
+    pub(super) others: Vec<String>,
     pub(super) lossy: Vec<String>,
 }
 
@@ -91,15 +101,20 @@ impl About {
             budget_bytes: plan.budget,
             context: plan.context,
             prefill_chunk: plan.decoder.rows_max,
+            kv: setup.options.kv.name(),
             threads: planned.threads,
             cpu: fm_engine::backends::cpu_features(),
             device: planned.device.name(),
             policy: setup.options.policy.name(),
             look_ahead: setup.options.look_ahead.name(),
             warm_up: setup.work.warm_up,
+            repeats: setup.work.repeats,
+            text: setup.text_name(),
             checks: planned.checks.name(),
             numerics: None,
+            io: setup.options.io.name(),
             reader: None,
+            others: setup.others(),
             lossy: Vec::new(),
         }
     }
@@ -138,6 +153,8 @@ pub(super) struct SpeedTest {
     /// Whether the text was too short and began anew: tokens that come again find their experts.
     pub(super) text_came_again: bool,
     pub(super) logits_hash: String,
+    /// Those that write; none for prompts.
+    pub(super) sessions: Vec<SessionOutput>,
     pub(super) kept: usize,
     pub(super) discarded: usize,
     pub(super) repeats: Vec<SpeedRepeat>,
@@ -167,11 +184,21 @@ impl SpeedTest {
             ahead,
             text_came_again: false,
             logits_hash: hash_text(logits_hash),
+            sessions: Vec::new(),
             kept: kept.len(),
             discarded: repeats.len() - kept.len(),
             repeats,
         }
     }
+}
+
+/// One of the sessions that write.
+#[derive(Debug, Serialize)]
+pub(super) struct SessionOutput {
+    /// Where its text begins in the vocabulary, or in the text that was given.
+    pub(super) first: usize,
+    /// What a run of its text alone has.
+    pub(super) logits_hash: String,
 }
 
 /// One measurement of tokens.

@@ -81,21 +81,31 @@ fn rows(output: &Output, note: &str) -> Vec<[String; 12]> {
     speed.chain(rates).chain(turns).chain(runs).collect()
 }
 
+/// Everything that a line needs to be measured again.
 fn settings(about: &About, test: &str, numerics: Option<&str>) -> String {
     let numerics = numerics.or(about.numerics).unwrap_or("no numerics");
     let reader = about.reader.as_deref().unwrap_or("no reader");
     let mut settings = format!(
-        "{test}; {numerics}; {} threads; {} bytes in slots; {reader}; policy {}; look-ahead {}; chunk {}; warm-up {}",
+        "{test}; {numerics} on {}; {} threads; memory {} bytes, {} of them in slots; context {}; kv {}; io {}: {reader}; \
+         policy {}; look-ahead {}; chunk {}; warm-up {}; repeats {}; text {}",
+        about.device,
         about.threads,
+        about.budget_bytes,
         about.slot_bytes,
+        about.context,
+        about.kv,
+        about.io,
         about.policy,
         about.look_ahead,
         about.prefill_chunk,
-        about.warm_up
+        about.warm_up,
+        about.repeats,
+        about.text
     );
-    for lossy in &about.lossy {
-        settings += "; lossy: ";
-        settings += lossy;
+    let lossy = about.lossy.iter().map(|lossy| format!("lossy: {lossy}"));
+    for other in about.others.iter().cloned().chain(lossy) {
+        settings += "; ";
+        settings += &other;
     }
     settings
 }

@@ -11,7 +11,9 @@ use fm_engine::{
     machine::{held_bytes, peak_held_bytes},
     measure::{Prober, walk::Walk},
     options::EngineOptions,
+    warm_start::WarmStart,
 };
+use fm_model::load::WeightMemory;
 use fm_text::SpecialTokens;
 
 use super::{DECODE, DEPTH, PREFILL, numbers};
@@ -30,6 +32,7 @@ pub(super) struct Setup {
     pub(super) places: Places,
     pub(super) work: Work,
     text: Option<String>,
+    text_file: Option<PathBuf>,
 }
 
 /// What is computed.
@@ -78,7 +81,8 @@ impl Setup {
         // More than a `u32` is more than any model has; the plan says so.
         let needed = u32::try_from(work.context().max(in_turns)).unwrap_or(u32::MAX);
         options.context = options.context.or(Some(needed));
-        let text = matches.get_one::<PathBuf>("text").map(|file| {
+        let text_file = matches.get_one::<PathBuf>("text").cloned();
+        let text = text_file.as_ref().map(|file| {
             fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
         });
         Ok(Self {
@@ -87,7 +91,25 @@ impl Setup {
             places: places::places(),
             work,
             text: text.transpose()?,
+            text_file,
         })
+    }
+
+    /// What is taken in and written, and by whom.
+    pub(super) fn text_name(&self) -> String {
+        let file = self.text_file.as_ref().map(|file| file.display().to_string());
+        let text = file.unwrap_or_else(|| "the vocabulary".to_owned());
+        let one = self.work.same_text && self.work.sessions > 1;
+        if one { format!("{text}, the same in all sessions") } else { text }
+    }
+
+    /// Options that have no place of their own in what `bench` prints, where they are set.
+    pub(super) fn others(&self) -> Vec<String> {
+        let EngineOptions { slots, trunk_memory, warm_start, .. } = &self.options;
+        let slots = slots.map(|slots| format!("{slots} slots"));
+        let locked = (*trunk_memory == WeightMemory::Locked).then(|| "trunk locked".to_owned());
+        let warm = (*warm_start == Some(WarmStart::On)).then(|| "warm start".to_owned());
+        [slots, locked, warm].into_iter().flatten().collect()
     }
 
     /// Reads headers and plans memory.
@@ -162,9 +184,14 @@ impl Bench {
         if same_text { self.length() } else { self.length() / sessions }
     }
 
+    /// Where a session's text begins.
+    pub(super) fn first_token(&mut self, session: usize) -> usize {
+        if self.setup.work.same_text { 0 } else { session * self.distinct() }
+    }
+
     /// `len` tokens from the start of a session's text. A text that is too short begins anew.
     pub(super) fn tokens(&mut self, session: usize, len: usize) -> Vec<u32> {
-        let start = if self.setup.work.same_text { 0 } else { session * self.distinct() };
+        let start = self.first_token(session);
         self.tokens_from(start, len)
     }
 

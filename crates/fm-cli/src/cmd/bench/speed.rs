@@ -13,7 +13,7 @@ use fm_engine::{
 use fm_model::{footprint::state_bytes, spec::ModelSpec};
 
 use super::{
-    output::{About, Counted, Output, SpeedRepeat, SpeedTest},
+    output::{About, Counted, Output, SessionOutput, SpeedRepeat, SpeedTest, hash_text},
     setup::{Bench, Setup},
 };
 
@@ -100,19 +100,24 @@ fn decode(bench: &mut Bench, spec: &ModelSpec, depth: usize) -> Result<SpeedTest
     walk.end(bench.engine());
     let ahead = ReadAhead::of(bench.engine(), repeats.iter().map(|r| r.measured.store).sum());
     let rows = repeats.iter().map(|repeat| {
-        let Window { steps, elapsed, store, logits_hash, .. } = repeat.measured;
+        let &Window { steps, elapsed, store, logits_hash, .. } = &repeat.measured;
         let tokens = steps * sessions;
         let counted = Counted { tokens, elapsed, store, logits_hash };
         SpeedRepeat::new(&counted, Some(weights.read_by(spec, repeat, sessions)), repeat)
     });
     let several = if sessions > 1 { format!("{sessions} x ") } else { String::new() };
     // Those that do not count were written too, so the first ones are of the same text always.
-    let hashes = repeats.iter().take(wanted).map(|repeat| repeat.measured.logits_hash);
+    let written = || repeats.iter().take(wanted).map(|repeat| &repeat.measured);
     let mut test = SpeedTest::new(
         format!("decode {several}{steps} at {depth}"),
         (rows.collect(), ahead),
-        combined_hash(hashes),
+        combined_hash(written().map(|window| window.logits_hash)),
     );
+    for session in 0..sessions {
+        let hash = combined_hash(written().map(|window| window.session_hashes[session]));
+        let first = bench.first_token(session);
+        test.sessions.push(SessionOutput { first, logits_hash: hash_text(hash) });
+    }
     test.text_came_again = length > bench.distinct();
     test.ttft_s = Some(prompted.iter().map(|prompt| prompt.elapsed.as_secs_f64()).sum());
     Ok(test)
@@ -143,7 +148,7 @@ impl Weights {
 
     /// Weights, and the keys, values and memories of every session.
     fn read_by(&self, spec: &ModelSpec, repeat: &Repeat<Window>, sessions: usize) -> f64 {
-        let Window { steps, position, store, .. } = repeat.measured;
+        let &Window { steps, position, store, .. } = &repeat.measured;
         // Sessions of a step share what both of them chose: the store is asked for it once.
         let experts = (store.hits + store.misses()) as f64 * self.expert;
         let positions = (position as usize..).take(steps);
