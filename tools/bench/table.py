@@ -79,7 +79,8 @@ class Table:
             return None
         for test in found["speed"] if found else []:
             # As it goes into hashes.json.
-            print(json.dumps({model(found["about"]): {work(found["about"], test): test["logits_hash"]}}), file=sys.stderr)
+            entry = {work(found["about"], test): test["logits_hash"]}
+            print(json.dumps({model(found["about"]): entry}), file=sys.stderr)
         return found
 
     def expected(self, about, test):
@@ -90,10 +91,12 @@ class Table:
         """The hash of a test, as a row shows it; `others` must be equal too."""
         expected = test.get("expected", {}) | others
         # Some are known by their beginning only.
-        wrong = [f"`{other}` of {whose}" for whose, other in expected.items() if not test["logits_hash"].startswith(other)]
+        hash = test["logits_hash"]
+        wrong = [f"`{other}` of {whose}" for whose, other in expected.items() if not hash.startswith(other)]
         self.different |= bool(wrong)
-        with_whom = f"as {' and '.join(expected)}" if expected else "compared with no other"
-        return f"logits `{test['logits_hash']}` {'DIFFERENT from ' + ' and '.join(wrong) if wrong else with_whom}"
+        if wrong:
+            return f"logits `{hash}` DIFFERENT from {' and '.join(wrong)}"
+        return f"logits `{hash}` " + (f"as {' and '.join(expected)}" if expected else "compared with no other")
 
     def speed(self, name, *options, cap=None, resident=None):
         """The last test of a run."""
@@ -198,12 +201,13 @@ class Table:
         four = self.speed(name, "--decode", 32, "--sessions", 4, *options, *limits, cap=cap)
         if not one:
             return None
-        alone, together = median(one, "tok_s"), median(four, "tok_s")
+        before, after = median(one, "tok_s"), median(four, "tok_s")
         # The text of one session is that of all who write the same, and of the first of those who do not.
         same = four["sessions"] if "--same-text" in options else four["sessions"][:1]
         hashes = [self.logits(one), f"together {self.logits(four)}"]
-        hashes += [f"session {at}: {self.logits(session, alone=one['logits_hash'])}" for at, session in enumerate(same, 1)]
-        return f"{together / alone:.2f} x", f"{alone:.1f} → {together:.1f} tok/s in all, {'; '.join(hashes)}"
+        alone = {"alone": one["logits_hash"]}
+        hashes += [f"session {at}: {self.logits(session, **alone)}" for at, session in enumerate(same, 1)]
+        return f"{after / before:.2f} x", f"{before:.1f} → {after:.1f} tok/s in all, {'; '.join(hashes)}"
 
     def sessions_big(self, *options):
         return self.sessions("big.gguf", *options, limits=CAP_OPTIONS, cap=CAP)
@@ -238,7 +242,8 @@ class Table:
         (capacity,) = json.loads(output)["traces"][0]["capacities"]
         (replay,) = capacity["policies"]
         assert replay["steps"] == steps * repeats == sum(repeat["tokens"] for repeat in test["repeats"]) / count
-        hits, misses, read = (sum(repeat[what] for repeat in test["repeats"]) for what in ("hits", "misses", "read_bytes"))
+        counts = ("hits", "misses", "read_bytes")
+        hits, misses, read = (sum(repeat[what] for repeat in test["repeats"]) for what in counts)
         read, simulated = read / replay["steps"], replay["read_bytes"] / replay["steps"]
         hits = f"{100 * hits / (hits + misses):.1f} and {100 * replay['hit_rate']:.1f} % hits, {capacity['slots']} slots"
         rates = f"{read / 1e6:.2f} against {simulated / 1e6:.2f} MB per step"
