@@ -166,6 +166,7 @@ impl EngineError {
             Self::Spoiled(SpoiledReason::KvOverflow { .. }) => {
                 "leave --kv f16 off: it cannot hold all keys and values of this text"
             }
+            Self::Store(StoreError::NoScores) => "record it again with `profile record --scores`",
             Self::Load(LoadError::Format(FormatError::TensorCorrupt { .. }))
             | Self::Spoiled(_)
             | Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",

@@ -100,9 +100,9 @@ impl Entries {
                 let class = plan.classes.iter().position(|class| class.record_bytes == bytes);
                 let class = class.expect("the plan has a class for every record size");
                 let (first, count) = (entries.len() as u32, records.records.len());
-                entries.extend((0..count as u16).map(|expert| {
+                entries.extend((0..count as u16).zip(first..).map(|(expert, id)| {
                     let key = ExpertKey { layer: LayerIndex(layer), expert: ExpertIndex(expert) };
-                    let (residence, standing) = (Residence::Absent, Standing::new(key));
+                    let (residence, standing) = (Residence::Absent, Standing::new(key, id));
                     let (foreseen, handed_out) = (Foreseen::No, false);
                     Entry { key, residence, standing, pins: 0, seen: false, foreseen, handed_out }
                 }));

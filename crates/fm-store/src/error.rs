@@ -172,6 +172,10 @@ pub enum StoreError {
         slots: usize,
     },
 
+    /// A trace is to be judged by the scores of all experts.
+    #[error("`observe` sees the scores of all experts, and the trace has none")]
+    NoScores,
+
     /// Too many requests are open at once.
     #[error("{limit} requests are already open; finish or drop a ticket first")]
     TooManyTickets {

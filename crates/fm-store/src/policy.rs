@@ -3,10 +3,18 @@
 //! A policy learns of every use, and keeps those residents in order that nobody needs. What it
 //! remembers of an expert outlives eviction: one that comes back is as popular as it was.
 
+mod arc;
+mod least_stale;
 mod lfru;
+mod lfu;
 mod lru;
 mod odds;
+#[cfg(test)]
+mod one_by_one;
+mod queues;
 mod ranked;
+mod s3_fifo;
+mod tenants;
 pub(crate) mod victims;
 
 use std::fmt;
@@ -46,6 +54,9 @@ pub trait Policy: Send + fmt::Debug {
 pub struct Standing {
     /// Whose it is.
     pub key: ExpertKey,
+    /// Its number among all experts of the model, by layer, then by expert. It orders experts that are
+    /// worth the same.
+    pub id: u32,
     /// The policy's number; negative infinity before the first use.
     pub rank: f64,
     /// The turn of its layer in which it was last used; 0 before the first use.
@@ -56,13 +67,8 @@ pub struct Standing {
 
 impl Standing {
     /// Of an expert that was never used.
-    pub fn new(key: ExpertKey) -> Self {
-        Self { key, rank: f64::NEG_INFINITY, last_turn: 0, class: 0 }
-    }
-
-    /// Orders experts that are worth the same.
-    pub(crate) fn tie(&self) -> u32 {
-        u32::from(self.key.layer.0) << 16 | u32::from(self.key.expert.0)
+    pub fn new(key: ExpertKey, id: u32) -> Self {
+        Self { key, id, rank: f64::NEG_INFINITY, last_turn: 0, class: 0 }
     }
 }
 
@@ -87,8 +93,16 @@ pub enum PolicyKind {
     Auto,
     /// Least recently used.
     Lru,
+    /// Least frequently used.
+    Lfu,
     /// Least frequently and recently used.
     Lfru,
+    /// Adaptive replacement: used once or again, in shares that adapt.
+    Arc,
+    /// A small queue for newcomers in front of a large one.
+    S3Fifo,
+    /// Not used in the last pass, and farthest from its turn.
+    LeastStale,
     /// Least likely to be used soon, as learned from the run.
     Odds,
 }
@@ -100,10 +114,14 @@ struct PolicyRow {
 }
 
 /// Every policy, by name.
-const POLICIES: [PolicyRow; 4] = [
+const POLICIES: [PolicyRow; 8] = [
     PolicyRow { kind: PolicyKind::Auto, name: "auto" },
     PolicyRow { kind: PolicyKind::Lru, name: "lru" },
+    PolicyRow { kind: PolicyKind::Lfu, name: "lfu" },
     PolicyRow { kind: PolicyKind::Lfru, name: "lfru" },
+    PolicyRow { kind: PolicyKind::Arc, name: "arc" },
+    PolicyRow { kind: PolicyKind::S3Fifo, name: "s3-fifo" },
+    PolicyRow { kind: PolicyKind::LeastStale, name: "least-stale" },
     PolicyRow { kind: PolicyKind::Odds, name: "odds" },
 ];
 
@@ -118,18 +136,25 @@ pub struct PolicyScope {
     pub requests_per_token: usize,
     /// Layers of the model, with routed experts or without.
     pub layers: usize,
+    /// Routed experts of all layers of the model.
+    pub experts: usize,
     /// Experts of a layer, on average over the layers of the class.
     pub experts_per_layer: usize,
 }
 
 impl PolicyScope {
-    /// Of a class of a model with `layers` layers, `routed` of them with routed experts.
-    pub fn new(class: &ClassPlan, top_k: usize, layers: usize, routed: usize) -> Self {
+    /// Of a class of a model whose layers have so many experts; `None` without routed ones.
+    pub fn new(
+        class: &ClassPlan,
+        top_k: usize,
+        experts: impl Iterator<Item = Option<usize>> + Clone,
+    ) -> Self {
         Self {
             slots: class.slots,
             top_k,
-            requests_per_token: routed,
-            layers,
+            requests_per_token: experts.clone().flatten().count(),
+            layers: experts.clone().count(),
+            experts: experts.flatten().sum(),
             experts_per_layer: class.experts / class.layers,
         }
     }
@@ -159,16 +184,20 @@ impl PolicyKind {
     pub fn build(self, scope: PolicyScope) -> Box<dyn Policy> {
         let slots = scope.slots;
         match self {
-            Self::Lfru => Box::new(Ranked::new(lfru::Lfru::new(scope.requests_per_token), slots)),
-            Self::Odds | Self::Auto => Box::new(odds::Odds::new(scope)),
             Self::Lru => Box::new(Ranked::new(lru::Lru, slots)),
+            Self::Lfu => Box::new(Ranked::new(lfu::Lfu, slots)),
+            Self::Lfru => Box::new(Ranked::new(lfru::Lfru::new(scope.requests_per_token), slots)),
+            Self::Arc => Box::new(arc::Arc::new(slots, scope.experts)),
+            Self::S3Fifo => Box::new(s3_fifo::S3Fifo::new(slots, scope.experts)),
+            Self::LeastStale => Box::new(least_stale::LeastStale::new(slots, scope.layers)),
+            Self::Odds | Self::Auto => Box::new(odds::Odds::new(scope)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{one_by_one::Cache, *};
 
     #[test]
     fn names_lead_back_to_their_kinds() {
@@ -176,5 +205,32 @@ mod tests {
             assert_eq!(PolicyKind::by_name(name).unwrap().name(), name);
         }
         assert_eq!(PolicyKind::by_name("fifo"), None);
+    }
+
+    #[test]
+    fn who_goes_does_not_depend_on_who_arrived_first() {
+        for kind in PolicyKind::names().filter_map(PolicyKind::by_name) {
+            // Two layers, three turns of each; six experts in slots of their own, arriving in another order.
+            let play = |arrivals: [u32; 6]| {
+                let mut policy = kind.build(Cache::scope(6, 2));
+                let mut standings = [0, 1, 2, 32, 33, 34].map(|id| Cache::standing(id, 2));
+                for now in 1..=6 {
+                    let of_layer = (now as u32).div_ceil(2);
+                    for at in (0..3).filter(|at| now < 3 || *at as u32 == of_layer - 2) {
+                        let at = if now % 2 == 0 { at + 3 } else { at };
+                        policy.used(&mut standings[at], Turn { now, of_layer });
+                    }
+                }
+                for at in arrivals {
+                    policy.insert(at, &standings[at as usize]);
+                }
+                let leaves = std::iter::from_fn(|| policy.take(None, &|slot| slot != 4));
+                leaves.collect::<Vec<_>>()
+            };
+            let ascending = play([0, 1, 2, 3, 4, 5]);
+            assert_eq!(ascending.len(), 5, "{kind:?}: everybody but the leased one goes");
+            assert_eq!(play([5, 3, 1, 0, 2, 4]), ascending, "{kind:?}");
+            assert_eq!(play([2, 4, 0, 5, 1, 3]), ascending, "{kind:?}");
+        }
     }
 }

@@ -6,27 +6,50 @@
 //! no time here, so the store may differ where requests overlap.
 
 mod belady;
+mod observe;
 
 use std::sync::Arc;
 
 use fm_format::key::{ExpertIndex, ExpertKey, LayerIndex};
 
 use crate::{
+    StoreError,
     plan::{CHUNK_BYTES, ClassPlan, Plan, StoreOptions},
     policy::{Policy, PolicyKind, PolicyScope, Standing, Turn},
     store::READ_AHEAD,
     trace::{Frame, Trace},
 };
 
-use self::belady::{Belady, Uses};
+use self::{
+    belady::{Belady, Uses},
+    observe::Observe,
+};
 
 /// Who decides what goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judge {
     /// A policy of the store.
     Policy(PolicyKind),
+    /// Who sees the scores of all experts; no policy of the store does.
+    Observe,
     /// Whoever is needed last goes: no policy can do better.
     Belady,
+}
+
+/// Judges that are no policies of the store.
+const JUDGES: [(Judge, &str); 2] = [(Judge::Observe, "observe"), (Judge::Belady, "belady")];
+
+impl Judge {
+    /// The names of all judges, policies first.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        PolicyKind::names().chain(JUDGES.iter().map(|row| row.1))
+    }
+
+    /// Finds a judge by name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        let other = || JUDGES.iter().find(|row| row.1 == name).map(|row| row.0);
+        PolicyKind::by_name(name).map(Self::Policy).or_else(other)
+    }
 }
 
 /// Who shares slots.
@@ -124,8 +147,9 @@ impl<'a> Replay<'a> {
     /// Replays the trace.
     ///
     /// # Errors
-    /// If the budget is smaller than one token's experts of a layer.
-    pub fn run(&self, scenario: Scenario) -> Result<Outcome, crate::StoreError> {
+    /// If the budget is smaller than one token's experts of a layer, or a trace without scores is to be
+    /// judged by them.
+    pub fn run(&self, scenario: Scenario) -> Result<Outcome, StoreError> {
         let mut cache = Cache::new(self, scenario)?;
         let mut outcome = Outcome { slots: cache.slots(), ..Outcome::default() };
         let mut counted_step = None;
@@ -156,8 +180,8 @@ struct Member {
 
 /// Slots of one class.
 #[derive(Debug)]
-struct Class {
-    policy: Box<dyn Policy>,
+struct Class<'a> {
+    policy: Box<dyn Policy + 'a>,
     free: Vec<u32>,
     /// Position in `members`, per slot.
     occupants: Vec<Option<usize>>,
@@ -174,8 +198,8 @@ enum State {
 
 /// See the file.
 #[derive(Debug)]
-struct Cache {
-    classes: Vec<Class>,
+struct Cache<'a> {
+    classes: Vec<Class<'a>>,
     /// By layer: its class, its first member, bytes to read for an expert.
     layers: Vec<Option<(usize, usize, u64)>>,
     members: Vec<Member>,
@@ -183,13 +207,16 @@ struct Cache {
     now: u64,
     states: Vec<State>,
     arrival_rows_max: usize,
-    /// Whether rows of a prompt are turns of their own. They are nothing new to who knows the future.
+    /// Whether rows of a prompt are turns of their own. They are nothing new to who looks at the trace.
     by_row: bool,
 }
 
-impl Cache {
-    fn new(replay: &Replay<'_>, scenario: Scenario) -> Result<Self, crate::StoreError> {
+impl<'a> Cache<'a> {
+    fn new(replay: &'a Replay<'a>, scenario: Scenario) -> Result<Self, StoreError> {
         let header = &replay.trace.header;
+        if scenario.judge == Judge::Observe && !header.scores {
+            return Err(StoreError::NoScores);
+        }
         let moe = || header.layers.iter().flatten();
         let sizes = moe().map(|layer| (layer.slot_bytes as usize, layer.experts));
         let options = StoreOptions {
@@ -204,10 +231,11 @@ impl Cache {
         }
         let uses = (scenario.judge == Judge::Belady).then(|| Arc::new(Uses::new(replay.unions())));
         let classes = plan.classes.iter().map(|class| {
-            let (layers, routed) = (header.layers.len(), moe().count());
-            let scope = PolicyScope::new(class, header.top_k, layers, routed);
-            let policy: Box<dyn Policy> = match scenario.judge {
+            let experts = header.layers.iter().map(|layer| Some(layer.as_ref()?.experts));
+            let scope = PolicyScope::new(class, header.top_k, experts);
+            let policy: Box<dyn Policy + 'a> = match scenario.judge {
                 Judge::Policy(kind) => kind.build(scope),
+                Judge::Observe => Box::new(Observe::new(replay, class.slots, scope.experts)),
                 Judge::Belady => {
                     let uses = uses.clone().expect("the future is known if Belady judges");
                     Box::new(Belady::new(uses, class.slots))
@@ -229,11 +257,13 @@ impl Cache {
                 let class = class.expect("the plan has a class for every layer").0;
                 taken[class] = scenario.sharing == Sharing::PerLayer;
                 let first = members.len();
-                members.extend((0..layer.experts as u16).map(|expert| {
-                    let (layer, expert) = (LayerIndex(index), ExpertIndex(expert));
-                    let standing = Standing::new(ExpertKey { layer, expert });
-                    Member { standing, slot: None, seen: false }
-                }));
+                members.extend((0..layer.experts as u16).zip(first as u32..).map(
+                    |(expert, id)| {
+                        let (layer, expert) = (LayerIndex(index), ExpertIndex(expert));
+                        let standing = Standing::new(ExpertKey { layer, expert }, id);
+                        Member { standing, slot: None, seen: false }
+                    },
+                ));
                 (class, first, layer.read_bytes)
             }));
         }
@@ -246,7 +276,7 @@ impl Cache {
             now: 0,
             states: Vec::new(),
             arrival_rows_max: scenario.arrival_rows_max,
-            by_row: scenario.judge != Judge::Belady,
+            by_row: matches!(scenario.judge, Judge::Policy(_)),
         })
     }
 

@@ -72,9 +72,9 @@ impl Store {
         reader: Box<dyn Reader>,
     ) -> Result<Self, StoreError> {
         let plan = Plan::new(catalog, options, reader.staging_bytes())?;
-        let (layers, routed) = (catalog.layers.len(), catalog.layers.iter().flatten().count());
+        let experts = || catalog.layers.iter().map(|layer| Some(layer.as_ref()?.records.len()));
         let classes = plan.classes.iter().map(|class| {
-            let scope = PolicyScope::new(class, options.top_k, layers, routed);
+            let scope = PolicyScope::new(class, options.top_k, experts());
             Class::open(*class, options.policy.build(scope), options.chunk_bytes)
         });
         let classes = classes.collect::<Result<_, _>>()?;

@@ -1,9 +1,9 @@
-//! A token whose experts are all resident costs no allocation in the store.
+//! A token whose experts are all resident costs no allocation in the store, and one that evicts none in its policy.
 
 use std::{path::PathBuf, sync::Arc};
 
 use fm_format::{
-    key::{ExpertIndex, LayerIndex},
+    key::{ExpertIndex, ExpertKey, LayerIndex},
     quant,
     record::{
         Catalog, Extent, FileIndex, LayerRecords, MatrixShape, Piece, Place, Record, RecordLayout,
@@ -11,9 +11,13 @@ use fm_format::{
 };
 use fm_store::{
     CHUNK_BYTES, Order, PolicyKind, Store, StoreOptions,
+    policy::{Policy, PolicyScope, Standing, Turn},
     reader::{Access, Reader, memory::Memory, memory::MemoryDisk},
 };
-use fm_testkit::counting_alloc::{CountingAlloc, count_allocations};
+use fm_testkit::{
+    counting_alloc::{CountingAlloc, count_allocations},
+    noise::Noise,
+};
 
 #[global_allocator]
 static ALLOC: CountingAlloc = CountingAlloc;
@@ -40,7 +44,7 @@ fn tokens_of_hits_allocate_nothing() {
     let disk =
         MemoryDisk { files: vec![vec![1; catalog.bytes() as usize]], access: Access::Direct };
     let reader = Memory::open(&catalog, disk, |_| 0).unwrap();
-    for policy in [PolicyKind::Lru, PolicyKind::Lfru, PolicyKind::Odds] {
+    for policy in PolicyKind::names().filter_map(PolicyKind::by_name) {
         let disk =
             MemoryDisk { files: vec![vec![1; catalog.bytes() as usize]], access: Access::Direct };
         let options = StoreOptions {
@@ -68,5 +72,52 @@ fn tokens_of_hits_allocate_nothing() {
         assert_eq!(allocations.count, 0, "{policy:?}");
         assert_eq!(store.stats().cold_misses, 8);
         assert_eq!(sum, 1001 * 16);
+    }
+}
+
+/// Uses of single experts that evict one another.
+fn churn(policy: &mut dyn Policy, standings: &mut [Standing], slots: &mut [Option<usize>]) {
+    let (layers, mut noise) = (2, Noise::new(1));
+    for now in 1..3000_u64 {
+        let layer = now as usize % layers;
+        let per_layer = standings.len() / layers;
+        let expert =
+            layer * per_layer + noise.below(per_layer) * noise.below(per_layer) / per_layer;
+        let home = slots.iter().position(|slot| *slot == Some(expert));
+        if let Some(slot) = home {
+            policy.remove(slot as u32);
+        }
+        let turn = Turn { now, of_layer: now.div_ceil(layers as u64) as u32 };
+        policy.used(&mut standings[expert], turn);
+        let free = home.or_else(|| slots.iter().position(Option::is_none));
+        let slot = free.unwrap_or_else(|| {
+            policy.take(None, &|slot| slot != 0).expect("one lease leaves others") as usize
+        });
+        slots[slot] = Some(expert);
+        policy.insert(slot as u32, &standings[expert]);
+    }
+}
+
+#[test]
+fn evictions_allocate_nothing() {
+    let scope = PolicyScope {
+        slots: 20,
+        top_k: 1,
+        requests_per_token: 2,
+        layers: 2,
+        experts: 128,
+        experts_per_layer: 64,
+    };
+    for kind in PolicyKind::names().filter_map(PolicyKind::by_name) {
+        let mut policy = kind.build(scope);
+        let key = |id: u32| ExpertKey {
+            layer: LayerIndex((id / 64) as u16),
+            expert: ExpertIndex((id % 64) as u16),
+        };
+        let mut standings: Vec<_> = (0..128).map(|id| Standing::new(key(id), id)).collect();
+        let mut slots = vec![None; scope.slots];
+        let ((), allocations) =
+            count_allocations(|| churn(policy.as_mut(), &mut standings, &mut slots));
+        assert_eq!(allocations.count, 0, "{kind:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use fm_engine::PolicyKind;
 use serde_json::Value;
 
 use crate::{flash_moe, stderr, stdout};
@@ -57,7 +58,7 @@ fn a_recorded_text_is_replayed_with_every_policy() {
             let policy = policies.iter().find(|policy| policy["policy"] == name).unwrap();
             policy["hits"].as_u64().unwrap()
         };
-        for name in ["auto", "lru", "lfru", "odds"] {
+        for name in PolicyKind::names() {
             assert!(hits(name) < hits("belady"), "{name}");
         }
         let requests = policies[0]["hits"].as_u64().unwrap()
@@ -73,7 +74,9 @@ fn a_recorded_text_is_replayed_with_every_policy() {
     let output = flash_moe(&["profile", "replay", a, "--memory", "12MB", "--per-layer"]);
     let text = stdout(&output);
     assert!(text.contains(", 80 steps, 256 experts in 8 layers, 4 per token"), "{text}");
-    assert_eq!(text.lines().count(), 3);
+    // About the trace, the capacity, all policies and the bound.
+    assert_eq!(text.lines().count(), 2 + PolicyKind::names().count() + 1, "{text}");
+    assert!(text.contains(" least-stale ") && !text.contains(" observe "), "{text}");
 }
 
 #[test]
@@ -90,6 +93,7 @@ fn what_is_no_trace_is_refused() {
     refused(&[trace, "--warm-up", "23"], 2, "has 23 steps");
     refused(&[trace, "--slots", "3"], 1, "cannot hold 4 experts");
     refused(&[trace, "--memory", "much"], 2, "`much` is no size");
+    refused(&[trace, "--policy", "observe"], 1, "--scores");
     refused(&["README.md"], 1, "README.md is not a trace of this version");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();

@@ -60,7 +60,7 @@ fn replay(trace: &Trace, policy: PolicyKind, slot_bytes: u64) -> Outcome {
 
 #[test]
 fn a_replay_predicts_what_one_session_reads_and_what_three_read() {
-    for policy in [PolicyKind::Lru, PolicyKind::Lfru, PolicyKind::Odds] {
+    for policy in PolicyKind::names().filter_map(PolicyKind::by_name) {
         for sessions in [1, 3] {
             let options = EngineOptions {
                 slots: Some(70),

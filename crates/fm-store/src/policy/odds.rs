@@ -20,14 +20,13 @@
 //! Source of the idea: Beckmann, Chen, Cidon, *LHD: Improving Cache Hit Rate by Maximizing Hit
 //! Density*, NSDI 2018; here classes are popularities, and a layer's turns are the time.
 
-mod queues;
 mod table;
 
-use self::{
+use self::table::{CLASSES, GapTable};
+use super::{
+    Policy, PolicyScope, Standing, Turn,
     queues::{First, Queues},
-    table::{CLASSES, GapTable},
 };
-use super::{Policy, PolicyScope, Standing, Turn};
 
 /// A use counts half for popularity when the mean expert of a layer has been used this often since:
 /// fewer uses say little, and more hold on to what an earlier text liked. Of 5 to 80, tapes
@@ -40,7 +39,7 @@ const PRIOR_USES: f64 = 1.0;
 /// See the file.
 #[derive(Debug)]
 pub(super) struct Odds {
-    queues: Queues,
+    queues: Queues<CLASSES>,
     table: GapTable,
     /// By layer of the model.
     layers: Vec<LayerUses>,

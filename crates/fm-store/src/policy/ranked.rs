@@ -32,7 +32,7 @@ impl<R: Rule> Policy for Ranked<R> {
     }
 
     fn insert(&mut self, slot: u32, standing: &Standing) {
-        self.victims.insert(slot, standing.rank, standing.tie());
+        self.victims.insert(slot, standing.rank, standing.id);
     }
 
     fn remove(&mut self, slot: u32) {

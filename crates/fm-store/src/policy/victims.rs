@@ -31,6 +31,11 @@ impl Victims {
         }
     }
 
+    /// Slots that are in.
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
     /// Adds a slot that is not in. Of equal ranks, the lower `tie` goes first.
     pub(crate) fn insert(&mut self, slot: u32, rank: f64, tie: u32) {
         self.rank[slot as usize] = (rank, tie);

@@ -55,7 +55,7 @@ impl Policy for Belady {
     }
 
     fn insert(&mut self, slot: u32, standing: &Standing) {
-        self.victims.insert(slot, standing.rank, standing.tie());
+        self.victims.insert(slot, standing.rank, standing.id);
     }
 
     fn remove(&mut self, slot: u32) {

@@ -254,10 +254,11 @@ proptest! {
         ops in prop::collection::vec(op(), 1..120),
         extra_slots in 0..24_usize,
         direct in any::<bool>(),
-        policy in prop::sample::select(vec![PolicyKind::Lru, PolicyKind::Lfru, PolicyKind::Odds]),
+        policy in prop::sample::select(PolicyKind::names().collect::<Vec<_>>()),
         seed in any::<u64>(),
     ) {
         let access = if direct { Access::Direct } else { Access::Buffered };
+        let policy = PolicyKind::by_name(policy).unwrap();
         play(&ops, extra_slots, policy, |world| shuffled(world, access, seed));
     }
 

@@ -4,7 +4,7 @@ use std::{fs, sync::Arc};
 
 use fm_format::key::{ExpertIndex, LayerIndex};
 use fm_store::{
-    CHUNK_BYTES, Order, PolicyKind, Stats, Store, StoreOptions,
+    CHUNK_BYTES, Order, PolicyKind, Stats, Store, StoreError, StoreOptions,
     reader::{Access, Reader, memory::Memory},
     replay::{Judge, Outcome, Replay, Scenario, Sharing},
     trace::{Trace, TraceError, TraceHeader, TraceWriter},
@@ -163,6 +163,72 @@ fn belady_keeps_what_is_needed_first() {
     assert_eq!((outcome.hits, outcome.cold_misses, outcome.capacity_misses), (2, 4, 1));
     let recent = replay(&trace, Judge::Policy(PolicyKind::Lru), Sharing::Global, 2 * slot);
     assert_eq!((recent.hits, recent.cold_misses, recent.capacity_misses), (1, 4, 2));
+}
+
+/// One layer whose routers choose the two highest of all scores, which wander.
+fn scored(world: &World, seed: u64, steps: usize) -> Trace {
+    let mut noise = Noise::new(seed);
+    let mut header = TraceHeader::new(&world.catalog, TOP_K);
+    header.scores = true;
+    let mut trace = Trace::new(header);
+    let mut scores = [0.0; EXPERTS];
+    for _ in 0..steps {
+        scores.iter_mut().for_each(|score| *score = 0.8 * *score + noise.below(1000) as f32);
+        let mut order: Vec<u16> = (0..EXPERTS as u16).collect();
+        order.sort_by(|a, b| scores[usize::from(*b)].total_cmp(&scores[usize::from(*a)]));
+        let mut chosen = [order[0], order[1]].map(ExpertIndex);
+        chosen.sort_unstable();
+        trace.push(0, 1, &chosen, &scores);
+    }
+    trace
+}
+
+/// Hits of whoever keeps the experts with the highest scores: the latest, and of all steps.
+fn hits_by_scores(trace: &Trace, slots: usize) -> u64 {
+    let (mut residents, mut hits) = (Vec::new(), 0);
+    for (step, frame) in trace.frames.iter().enumerate() {
+        let rank = |expert: u16| {
+            let of = |frame| f64::from(trace.scores(frame).unwrap()[usize::from(expert)]);
+            let so_far = &trace.frames[..=step];
+            let fading: f64 = so_far
+                .iter()
+                .rev()
+                .zip(1..)
+                .map(|(frame, age)| of(frame) * 0.5_f64.powi(age))
+                .sum();
+            fading + so_far.iter().map(of).sum::<f64>() / so_far.len() as f64
+        };
+        let chosen = trace.experts(frame);
+        let missing: Vec<u16> =
+            chosen.iter().copied().filter(|expert| !residents.contains(expert)).collect();
+        hits += (chosen.len() - missing.len()) as u64;
+        for expert in missing {
+            if residents.len() == slots {
+                let may_go = residents.iter().filter(|resident| !chosen.contains(resident));
+                let lowest = *may_go.min_by(|a, b| rank(**a).total_cmp(&rank(**b))).unwrap();
+                residents.retain(|resident| *resident != lowest);
+            }
+            residents.push(expert);
+        }
+    }
+    hits
+}
+
+#[test]
+fn who_observes_keeps_the_highest_scores() {
+    let world = World::new(&[Style::Container], 1, EXPERTS);
+    let slot = world.catalog.layer(LayerIndex(0)).layout.bytes() as u64;
+    let mut trace = scored(&world, 8, 200);
+    for slots in [4, 6, 12] {
+        let outcome = replay(&trace, Judge::Observe, Sharing::Global, slots * slot);
+        assert_eq!(outcome.hits, hits_by_scores(&trace, slots as usize), "{slots}");
+        let recent = replay(&trace, Judge::Policy(PolicyKind::Lru), Sharing::Global, slots * slot);
+        assert!(outcome.hits > recent.hits, "{slots}");
+    }
+    trace.header.scores = false;
+    let (judge, sharing, slot_bytes) = (Judge::Observe, Sharing::Global, 6 * slot);
+    let scenario = Scenario { judge, sharing, slot_bytes, arrival_rows_max: FEW, warm_up: 0 };
+    assert!(matches!(Replay::new(&trace).run(scenario), Err(StoreError::NoScores)));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use fm_engine::{
-    EngineError, PolicyKind,
+    EngineError,
     bytes::Bytes,
     replay::{Judge, Outcome, Replay, Scenario, Sharing},
     trace::Trace,
@@ -25,12 +25,12 @@ pub(super) fn command() -> Command {
     let listed = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help).value_delimiter(',')
     };
-    let policies = PolicyKind::names().chain(["belady"]);
     Command::new("replay")
         .about("Try cache policies on traces")
         .long_about(
             "Replays traces of `profile record` with the policies of the expert store and prints \
-             hit rates and bytes read per token. Belady knows the future: no policy can do better.",
+             hit rates and bytes read per token. `observe` sees the scores of all experts, if the trace has \
+             them; `belady` knows the future: no policy can do better.",
         )
         .arg(
             Arg::new("trace")
@@ -52,7 +52,7 @@ pub(super) fn command() -> Command {
         ))
         .arg(
             listed("policy", "POLICY,…", "Policies to try [default: all]")
-                .value_parser(clap::builder::PossibleValuesParser::new(policies)),
+                .value_parser(clap::builder::PossibleValuesParser::new(Judge::names())),
         )
         .arg(
             Arg::new("per-layer")
@@ -115,10 +115,11 @@ struct Table<'a> {
 impl<'a> Table<'a> {
     fn new(name: &'a str, trace: &'a Trace, matches: &ArgMatches) -> anyhow::Result<Self> {
         let chosen: Option<Vec<&String>> = matches.get_many("policy").map(Iterator::collect);
-        let all = PolicyKind::names().chain(["belady"]);
-        let policies: Vec<&'static str> = all
-            .filter(|name| chosen.as_ref().is_none_or(|chosen| chosen.iter().any(|it| it == name)))
-            .collect();
+        let tried = |name: &&str| match &chosen {
+            Some(chosen) => chosen.iter().any(|it| it == name),
+            None => trace.header.scores || Judge::by_name(name) != Some(Judge::Observe),
+        };
+        let policies: Vec<&'static str> = Judge::names().filter(tried).collect();
         let warm_up = *matches.get_one("warm-up").expect("it has a default");
         if warm_up >= trace.steps() {
             let steps = trace.steps();
@@ -130,7 +131,7 @@ impl<'a> Table<'a> {
         let mut outcomes = Vec::new();
         for slot_bytes in capacities(trace, matches)? {
             let tried = policies.iter().map(|policy| {
-                let judge = PolicyKind::by_name(policy).map_or(Judge::Belady, Judge::Policy);
+                let judge = Judge::by_name(policy).expect("names are of judges");
                 let arrival_rows_max = ARRIVAL_ROWS_MAX;
                 replay.run(Scenario { judge, sharing, slot_bytes, arrival_rows_max, warm_up })
             });
@@ -166,13 +167,15 @@ impl<'a> Table<'a> {
             header.layers.iter().flatten().count(),
             header.top_k
         )?;
-        write!(out, "{:>8} {:>7}", "slots", "share")?;
-        self.policies.iter().try_for_each(|policy| write!(out, " {policy:>18}"))?;
-        writeln!(out)?;
+        write!(out, "{:>12}", "slots")?;
         for (_, outcomes) in &self.outcomes {
             let slots = outcomes.first().map_or(0, |outcome| outcome.slots);
-            write!(out, "{slots:>8} {:>5.1} %", 100.0 * self.share(outcomes))?;
-            for outcome in outcomes {
+            write!(out, " {slots:>9} {:>6.1} %", 100.0 * self.share(outcomes))?;
+        }
+        writeln!(out)?;
+        for (at, policy) in self.policies.iter().enumerate() {
+            write!(out, "{policy:>12}")?;
+            for outcome in self.outcomes.iter().map(|(_, outcomes)| &outcomes[at]) {
                 let bytes = Bytes(outcome.bytes_per_token() as u64).to_string();
                 write!(out, " {:>6.1} % {bytes:>9}", 100.0 * outcome.hit_rate())?;
             }

@@ -5,8 +5,7 @@
 
 use fm_format::key::ExpertIndex;
 
-use super::table::CLASSES;
-use crate::policy::Standing;
+use super::Standing;
 
 /// No slot.
 const NONE: u32 = u32::MAX;
@@ -47,7 +46,7 @@ pub(super) enum First {
 
 /// See the file.
 #[derive(Debug)]
-pub(super) struct Queues {
+pub(super) struct Queues<const CLASSES: usize> {
     /// By slot.
     places: Vec<Place>,
     /// By layer and class.
@@ -56,7 +55,7 @@ pub(super) struct Queues {
     first: Vec<First>,
 }
 
-impl Queues {
+impl<const CLASSES: usize> Queues<CLASSES> {
     pub(super) fn new(slots: usize, layers: usize) -> Self {
         let place =
             Place { is_in: false, queue: 0, older: NONE, younger: NONE, age: (0, ExpertIndex(0)) };
@@ -179,7 +178,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_oldest_is_the_oldest_of_a_list(ops in prop::collection::vec(op(), 1..200)) {
-            let mut queues = Queues::new(12, 2);
+            let mut queues = Queues::<2>::new(12, 2);
             // Layer, class and last turn of every slot that is or was in; whether it is.
             let mut list: Vec<Option<(u16, u8, u32, bool)>> = vec![None; 12];
             for op in ops {
@@ -188,7 +187,7 @@ mod tests {
                         let (layer_index, expert) = (LayerIndex(layer), ExpertIndex(0));
                         let key = ExpertKey { layer: layer_index, expert };
                         queues.remove(slot);
-                        queues.insert(slot, &Standing { last_turn, class, ..Standing::new(key) });
+                        queues.insert(slot, &Standing { last_turn, class, ..Standing::new(key, 0) });
                         list[slot as usize] = Some((layer, class, last_turn, true));
                     }
                     Op::Remove(slot) => {
