@@ -67,6 +67,11 @@ fn a_recorded_text_is_replayed_with_every_policy() {
         assert_eq!(requests, 8 * 4 * policies[0]["tokens"].as_u64().unwrap());
     }
 
+    assert!(tables["better_than_auto"].is_array());
+    let output = flash_moe(&["profile", "replay", a, b, "--policy", "auto,lru", "--slots", "64"]);
+    let last = stdout(&output).lines().last().map(str::to_owned);
+    assert!(last.unwrap().contains("better than auto"));
+
     let together = replay(&[a, b, "--together", "--policy", "lru", "--slots", "64"]);
     let policy = &together["traces"][0]["capacities"][0]["policies"][0];
     assert_eq!((&policy["steps"], &policy["tokens"]), (&50.into(), &100.into()));

@@ -75,7 +75,13 @@ fn a_replay_predicts_what_one_session_reads_and_what_three_read() {
             assert_eq!(replayed.slots, 70);
             let misses = replayed.cold_misses + replayed.capacity_misses;
             let name = policy.name();
-            assert_eq!((replayed.hits, misses), (stats.hits, stats.misses()), "{name} {sessions}");
+            let requests = stats.hits + stats.misses();
+            assert_eq!(replayed.hits + misses, requests, "{name} {sessions}");
+            // Beyond eight reads under way these spare who is worth more than a newcomer, and wait: how
+            // long, depends on the disk, and a replay has none.
+            let waits = [PolicyKind::Lfu, PolicyKind::Arc, PolicyKind::S3Fifo].contains(&policy);
+            let off = if waits && sessions > 1 { requests / 200 } else { 0 };
+            assert!(replayed.hits.abs_diff(stats.hits) <= off, "{name} {sessions}: {replayed:?}");
             assert!(stats.capacity_misses > 100 && stats.hits > 100, "{name} {sessions}");
             // The replay knows of no alignment.
             let ratio = stats.read_bytes as f64 / replayed.read_bytes as f64;

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use fm_engine::{
-    EngineError,
+    EngineError, PolicyKind,
     bytes::Bytes,
     replay::{Judge, Outcome, Replay, Scenario, Sharing},
     trace::Trace,
@@ -20,6 +20,10 @@ use crate::{cmd::json_arg, console, flags::Usage};
 
 /// Shares of all experts that are tried unless something else is asked for.
 const SHARES: [f64; 5] = [0.03, 0.06, 0.12, 0.25, 0.5];
+
+/// By so many points a policy has to be better than `auto`, on every trace, to be worth choosing
+/// in its place at some capacity.
+const BETTER_POINTS: f64 = 1.0;
 
 pub(super) fn command() -> Command {
     let listed = |name: &'static str, value: &'static str, help: &'static str| {
@@ -88,19 +92,66 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     } else {
         names.zip(traces).collect()
     };
-    let mut results = Vec::new();
+    let mut tables = Vec::new();
     for (name, trace) in &named {
         let table = Table::new(name, trace, matches)?;
-        if matches.get_flag("json") {
-            results.push(table.as_json());
-        } else {
+        if !matches.get_flag("json") {
             table.print(&mut io::stdout().lock())?;
         }
+        tables.push(table);
     }
+    let better = better_than_auto(&tables);
     if matches.get_flag("json") {
-        console::print_json(&json!({"schema": "flash-moe.replay/1", "traces": results}))?;
+        let traces: Vec<Value> = tables.iter().map(Table::as_json).collect();
+        let better: Vec<Value> = better.iter().map(Better::as_json).collect();
+        let schema = "flash-moe.replay/1";
+        console::print_json(
+            &json!({"schema": schema, "traces": traces, "better_than_auto": better}),
+        )?;
+    } else if tables.len() > 1 {
+        print_better(&better, &mut io::stdout().lock())?;
     }
     Ok(())
+}
+
+/// A policy that is better than `auto` at some capacity, on every trace.
+struct Better {
+    /// Of the experts of the first trace.
+    share: f64,
+    policy: &'static str,
+    /// On the trace where it gains least.
+    points: f64,
+}
+
+impl Better {
+    fn as_json(&self) -> Value {
+        json!({"share": self.share, "policy": self.policy, "points": self.points})
+    }
+}
+
+/// The policies of the store that should be chosen in place of `auto`, by capacity.
+fn better_than_auto(tables: &[Table<'_>]) -> Vec<Better> {
+    let Some(first) = tables.first() else { return Vec::new() };
+    let capacities = 0..first.outcomes.len();
+    let all = capacities.flat_map(|at| {
+        PolicyKind::names().filter_map(move |policy| {
+            let gains = tables.iter().map(|table| table.gain(at, policy));
+            let points =
+                gains.collect::<Option<Vec<f64>>>()?.into_iter().fold(f64::INFINITY, f64::min);
+            Some(Better { share: first.share(&first.outcomes[at].1), policy, points })
+        })
+    });
+    all.filter(|better| better.points >= BETTER_POINTS).collect()
+}
+
+fn print_better(better: &[Better], out: &mut impl Write) -> io::Result<()> {
+    if better.is_empty() {
+        return writeln!(out, "no policy is better than auto by a point on all of these traces");
+    }
+    better.iter().try_for_each(|Better { share, policy, points }| {
+        let share = 100.0 * share;
+        writeln!(out, "{policy} is better than auto at {share:.1} %: by {points:.1} points or more")
+    })
 }
 
 /// All that was tried on one trace.
@@ -141,6 +192,16 @@ impl<'a> Table<'a> {
             outcomes.push((slot_bytes, tried));
         }
         Ok(Self { name, trace, policies, outcomes })
+    }
+
+    /// Points of hit rate that a policy gains over `auto`, if both were tried at this capacity.
+    fn gain(&self, capacity: usize, policy: &str) -> Option<f64> {
+        let outcomes = &self.outcomes.get(capacity)?.1;
+        let hit_rate = |name: &str| {
+            let at = self.policies.iter().position(|policy| *policy == name)?;
+            Some(outcomes[at].hit_rate())
+        };
+        Some(100.0 * (hit_rate(policy)? - hit_rate("auto")?))
     }
 
     fn experts(&self) -> usize {
@@ -234,4 +295,33 @@ fn capacities(trace: &Trace, matches: &ArgMatches) -> anyhow::Result<Vec<u64>> {
     let one_token = layers().map(|layer| trace.header.top_k as u64 * layer.slot_bytes).max();
     let least = one_token.unwrap_or(0);
     Ok(SHARES.iter().map(|share| ((all as f64 * share) as u64).max(least)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use fm_engine::trace::TraceHeader;
+
+    use super::*;
+
+    #[test]
+    fn a_policy_has_to_be_better_on_every_trace() {
+        let trace = Trace::new(TraceHeader::of_layers(Vec::new(), 1));
+        let table = |hits: [[u64; 3]; 2]| {
+            let outcome = |hits| Outcome { hits, cold_misses: 1000 - hits, ..Outcome::default() };
+            let outcomes = hits.map(|hits| (0, hits.map(outcome).to_vec()));
+            let policies = vec!["auto", "lru", "arc"];
+            Table { name: "", trace: &trace, policies, outcomes: outcomes.to_vec() }
+        };
+        let one = table([[300, 320, 290], [500, 505, 530]]);
+        let other = table([[400, 409, 450], [500, 530, 517]]);
+        let found = |tables: &[Table<'_>]| {
+            let better = better_than_auto(tables).into_iter();
+            better.map(|it| (it.policy, it.points.round() as u8)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&[]), []);
+        assert_eq!(found(&[table([[300, 320, 290], [500, 505, 530]])]), [("lru", 2), ("arc", 3)]);
+        assert_eq!(found(&[one, other]), [("arc", 2)]);
+        let without = Table { policies: vec!["lru", "arc"], ..table([[1; 3]; 2]) };
+        assert_eq!(found(&[without]), [], "auto was not tried");
+    }
 }
