@@ -31,7 +31,7 @@ pub(super) struct Tenants {
     /// Who may go: of [`Queue::New`], of [`Queue::Proven`].
     victims: [Victims; 2],
     /// By slot: the expert that lives there.
-    tenants: Vec<Option<(u32, Queue)>>,
+    residents: Vec<Option<(u32, Queue)>>,
     /// By expert: where it lives.
     homes: Vec<Option<u32>>,
     counts: [usize; 2],
@@ -41,7 +41,7 @@ impl Tenants {
     pub(super) fn new(slots: usize, experts: usize) -> Self {
         Self {
             victims: [Victims::new(slots), Victims::new(slots)],
-            tenants: vec![None; slots],
+            residents: vec![None; slots],
             homes: vec![None; experts],
             counts: [0; 2],
         }
@@ -65,7 +65,7 @@ impl Tenants {
         if let Some(home) = self.homes[expert as usize] {
             self.leave(home);
         }
-        self.tenants[slot as usize] = Some((expert, queue));
+        self.residents[slot as usize] = Some((expert, queue));
         self.homes[expert as usize] = Some(slot);
         self.counts[queue as usize] += 1;
         self.victims[queue as usize].insert(slot, rank, tie);
@@ -76,7 +76,7 @@ impl Tenants {
     pub(super) fn prove(&mut self, expert: u32) {
         let Some(home) = self.homes[expert as usize] else { return };
         let (_, queue) =
-            self.tenants[home as usize].as_mut().expect("a home is where somebody lives");
+            self.residents[home as usize].as_mut().expect("a home is where somebody lives");
         self.counts[*queue as usize] -= 1;
         *queue = Queue::Proven;
         self.counts[*queue as usize] += 1;
@@ -100,7 +100,7 @@ impl Tenants {
 
     /// The tenant of a slot moves out.
     fn leave(&mut self, slot: u32) -> Option<u32> {
-        let (expert, queue) = self.tenants[slot as usize].take()?;
+        let (expert, queue) = self.residents[slot as usize].take()?;
         self.homes[expert as usize] = None;
         self.counts[queue as usize] -= 1;
         Some(expert)
