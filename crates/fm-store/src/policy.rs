@@ -210,8 +210,8 @@ mod tests {
     #[test]
     fn who_goes_does_not_depend_on_who_arrived_first() {
         for kind in PolicyKind::names().filter_map(PolicyKind::by_name) {
-            // Two layers, three turns of each; six experts in slots of their own, arriving in another order.
-            let play = |arrivals: [u32; 6]| {
+            // Two layers, three turns of each; six experts, and whoever arrives first gets the first slot.
+            let play = |arrivals: [usize; 6]| {
                 let mut policy = kind.build(Cache::scope(6, 2));
                 let mut standings = [0, 1, 2, 32, 33, 34].map(|id| Cache::standing(id, 2));
                 for now in 1..=6 {
@@ -221,11 +221,12 @@ mod tests {
                         policy.used(&mut standings[at], Turn { now, of_layer });
                     }
                 }
-                for at in arrivals {
-                    policy.insert(at, &standings[at as usize]);
+                for (slot, at) in (0..).zip(arrivals) {
+                    policy.insert(slot, &standings[at]);
                 }
-                let leaves = std::iter::from_fn(|| policy.take(None, &|slot| slot != 4));
-                leaves.collect::<Vec<_>>()
+                let may_go = |slot: u32| arrivals[slot as usize] != 4;
+                let leaves = std::iter::from_fn(|| policy.take(None, &may_go));
+                leaves.map(|slot| arrivals[slot as usize]).collect::<Vec<_>>()
             };
             let ascending = play([0, 1, 2, 3, 4, 5]);
             assert_eq!(ascending.len(), 5, "{kind:?}: everybody but the leased one goes");
