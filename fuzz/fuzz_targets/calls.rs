@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use fm_text::{
-    AnswerForm, AnswerSplitter, CallPart, Channel, Definitions, Part, ThinkingState, ThinkingTags,
-    tools::DIALECTS,
+    AnswerForm, AnswerSplitter, CallPart, Channel, Definitions, Part, Segment, ThinkingState,
+    ThinkingTags, tools::DIALECTS,
 };
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value, json};
@@ -25,8 +25,8 @@ fn hear(dialect: usize, pieces: &[&str]) -> (String, Vec<(String, String)>) {
     let mut splitter = AnswerSplitter::new(tags, ThinkingState::None, &form);
     let (mut said, mut calls, mut open) = (String::new(), Vec::new(), None);
     let mut hear = |part: Part<'_>| match part {
-        Part::Text(Channel::Answer, text) => said.push_str(text),
-        Part::Text(Channel::Thinking, _) => {}
+        Part::Text(Segment { channel: Channel::Answer, text, .. }) => said.push_str(text),
+        Part::Text(_) => {}
         Part::Call(_, CallPart::Begin(name)) => open = Some((name.to_owned(), String::new())),
         Part::Call(_, CallPart::Arguments(json)) => {
             open.as_mut().expect("a call has begun").1.push_str(json);
@@ -39,7 +39,7 @@ fn hear(dialect: usize, pieces: &[&str]) -> (String, Vec<(String, String)>) {
         }
     };
     for piece in pieces {
-        splitter.push(u32::MAX, piece).for_each(&mut hear);
+        splitter.push(piece).for_each(&mut hear);
     }
     splitter.finish("").for_each(hear);
     (said, calls)

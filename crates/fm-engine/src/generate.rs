@@ -169,6 +169,13 @@ pub enum Event<'a> {
     },
     /// A token was chosen, before its text is known to be complete.
     Token(Chosen<'a>),
+    /// A token begins in the text of the answer that is told next. Only where log-probabilities are wanted.
+    Said {
+        /// Which of the tokens that were chosen, the first being 0.
+        token: usize,
+        /// Bytes of the answer before it.
+        at: usize,
+    },
     /// Text that is complete.
     Text(Channel, &'a str),
     /// A part of a call, with the call's place among those that began.

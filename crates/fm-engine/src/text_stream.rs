@@ -1,18 +1,21 @@
 //! Tokens on their way to text: whole characters, thinking and calls apart from the answer, nothing of a
-//! stop string.
+//! stop string. Where log-probabilities are wanted, every piece of the answer says which tokens begin in it.
 
 use std::ops::ControlFlow;
 
 use fm_text::{
-    AnswerSplitter, CallPart, Channel, Channels, Detokenizer, Dialect, Part, SpecialText,
-    StopStrings, ThinkingState, ThinkingTags, Tokenizer, thinking,
+    AnswerSplitter, CallPart, Channel, Channels, Detokenizer, Dialect, Part, Segment, SpecialText,
+    Spelled, StopPush, StopStrings, ThinkingState, ThinkingTags, Tokenizer, thinking,
 };
 
+use self::places::Places;
 use crate::{
     error::EngineError,
     generate::{Call, Constrained, Event, FinishReason, Request},
     writing::Hear,
 };
+
+mod places;
 
 /// See the module.
 #[derive(Debug)]
@@ -38,10 +41,14 @@ pub(crate) struct TextStream<'t> {
 /// What was told so far.
 #[derive(Debug)]
 pub(crate) struct Told {
+    /// Bytes of text that have come, of all tokens and of what the prompt has begun.
+    bytes: usize,
     stop: StopStrings,
     /// Calls that end the text.
     calls_max: usize,
     pub(crate) answer: String,
+    /// Of the tokens, if somebody wants to know.
+    places: Option<Places>,
     pub(crate) thinking: String,
     /// Calls that are complete.
     pub(crate) calls: Vec<Call>,
@@ -51,22 +58,28 @@ pub(crate) struct Told {
 
 impl<'t> TextStream<'t> {
     pub(crate) fn new(tokenizer: &'t Tokenizer, request: &Request) -> Result<Self, EngineError> {
-        let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE)?.with_tokens_of(tokenizer);
-        let marks = request.answer.dialect.map_or(&[][..], |dialect| dialect.marks());
+        let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE)?;
+        let channels = request.answer.dialect.and_then(Dialect::channels);
+        let mut marks = request.answer.dialect.map_or_else(Vec::new, |own| own.marks().to_vec());
+        if channels.is_none() && request.thinking != ThinkingState::Absent {
+            marks.extend([thinking::OPEN, thinking::CLOSE]);
+        }
         Ok(Self {
             tokenizer,
-            detokenizer: Detokenizer::new(tokenizer, SpecialText::Skip).keeping(marks),
+            detokenizer: Detokenizer::new(tokenizer, SpecialText::Skip).keeping(&marks),
             splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
-            channels: request.answer.dialect.and_then(Dialect::channels),
+            channels,
             opening: Some(request.opening.clone()).filter(|opening| !opening.is_empty()),
             marks: request.answer.dialect.map_or_else(Vec::new, Dialect::first_marks),
             constrained: request.constraint.as_ref().map(|_| request.constrained),
             undecided: String::new(),
             is_answer: false,
             told: Told {
+                bytes: 0,
                 stop: StopStrings::new(request.stop.iter().cloned())?,
                 calls_max: request.calls_max.unwrap_or(usize::MAX),
                 answer: String::new(),
+                places: request.top_logprobs.map(|_| Places::default()),
                 thinking: String::new(),
                 calls: Vec::new(),
                 call: Call::default(),
@@ -137,15 +150,16 @@ impl<'t> TextStream<'t> {
         sink: &mut impl Hear,
     ) -> Result<Option<FinishReason>, EngineError> {
         if let Some(opening) = self.opening.take() {
-            for part in self.splitter.push(u32::MAX, &opening) {
+            self.told.bytes += opening.len();
+            for part in self.splitter.push(&opening) {
                 if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
                     return Ok(Some(finish));
                 }
             }
         }
         let apart = self.is_apart();
-        let text = self.detokenizer.push(token)?;
-        for part in self.splitter.push(token, text).filter(|part| !apart || is_thinking(part)) {
+        let (_, text) = self.told.spell(token, &mut self.detokenizer)?;
+        for part in self.splitter.push(text).filter(|part| !apart || is_thinking(part)) {
             if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
                 return Ok(Some(finish));
             }
@@ -163,15 +177,15 @@ impl<'t> TextStream<'t> {
             None | Some(Constrained::Calls) => return self.push(token, sink),
             Some(Constrained::Answer) => {
                 self.is_answer = true;
-                let part = Part::Text(Channel::Answer, self.detokenizer.push(token)?);
-                return Ok(self.told.tell(part, sink).break_value());
+                let answer = self.told.spell(token, &mut self.detokenizer)?;
+                return Ok(self.told.answer(answer, sink).break_value());
             }
             Some(Constrained::Either) if self.channels.is_some() => {
                 return self.push_either_channel(token, sink);
             }
             Some(Constrained::Either) => {}
         }
-        self.undecided.push_str(self.detokenizer.push(token)?);
+        self.undecided.push_str(self.told.spell(token, &mut self.detokenizer)?.1);
         let begun = self.undecided.trim_start();
         let calls = self.marks.iter().any(|mark| begun.starts_with(mark));
         if !calls && self.marks.iter().any(|mark| mark.starts_with(begun)) {
@@ -181,11 +195,11 @@ impl<'t> TextStream<'t> {
         if !calls {
             self.constrained = Some(Constrained::Answer);
             self.is_answer = true;
-            let part = Part::Text(Channel::Answer, &text);
-            return Ok(self.told.tell(part, sink).break_value());
+            let at = self.told.bytes - text.len();
+            return Ok(self.told.answer((at, &text), sink).break_value());
         }
         self.constrained = Some(Constrained::Calls);
-        for part in self.splitter.push(u32::MAX, &text) {
+        for part in self.splitter.push(&text) {
             if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
                 return Ok(Some(finish));
             }
@@ -230,8 +244,10 @@ impl<'t> TextStream<'t> {
         let last = self.detokenizer.finish();
         let mut held = std::mem::take(&mut self.undecided);
         let is_answer = self.is_answer || !held.is_empty();
+        let at = self.told.bytes - held.len();
         held.push_str(last);
-        let answer = is_answer.then_some(Part::Text(Channel::Answer, held.as_str()));
+        let answer = Segment { channel: Channel::Answer, at, text: &held };
+        let answer = is_answer.then_some(Part::Text(answer));
         let rest = if is_answer { "" } else { last };
         let parts = self.splitter.finish(rest).filter(|part| !apart || is_thinking(part));
         for part in parts.chain(answer) {
@@ -250,24 +266,31 @@ impl<'t> TextStream<'t> {
 }
 
 fn is_thinking(part: &Part<'_>) -> bool {
-    matches!(part, Part::Text(Channel::Thinking, _))
+    matches!(part, Part::Text(Segment { channel: Channel::Thinking, .. }))
 }
 
 impl Told {
+    /// What a token adds to the text of all of them, and where.
+    fn spell<'d>(
+        &mut self,
+        token: u32,
+        detokenizer: &'d mut Detokenizer<'_>,
+    ) -> Result<(usize, &'d str), EngineError> {
+        let Spelled { text, begins } = detokenizer.spell(token)?;
+        let at = self.bytes;
+        self.places.iter_mut().for_each(|places| places.token(begins.map(|begins| at + begins)));
+        self.bytes += text.len();
+        Ok((at, text))
+    }
+
     fn tell(&mut self, part: Part<'_>, sink: &mut impl Hear) -> ControlFlow<FinishReason> {
         match part {
-            Part::Text(Channel::Thinking, text) => {
+            Part::Text(Segment { channel: Channel::Thinking, at, text }) => {
                 self.thinking.push_str(text);
+                self.places.iter_mut().for_each(|places| places.pass(at + text.len()));
                 said(sink, Event::Text(Channel::Thinking, text))
             }
-            Part::Text(Channel::Answer, text) => {
-                let pushed = self.stop.push(text);
-                self.answer.push_str(pushed.emit);
-                if !pushed.emit.is_empty() {
-                    said(sink, Event::Text(Channel::Answer, pushed.emit))?;
-                }
-                stopped(pushed.stopped)
-            }
+            Part::Text(Segment { at, text, .. }) => self.answer((at, text), sink),
             Part::Call(index, part) => {
                 if let CallPart::Begin(name) = part {
                     self.flush(sink)?;
@@ -277,6 +300,17 @@ impl Told {
                 self.call(part)
             }
         }
+    }
+
+    /// Adds to the answer what stands there in the text of all tokens.
+    fn answer(
+        &mut self,
+        (at, text): (usize, &str),
+        sink: &mut impl Hear,
+    ) -> ControlFlow<FinishReason> {
+        self.places.iter_mut().for_each(|places| places.answer(at, text.len()));
+        let Self { stop, answer, places, .. } = self;
+        say(stop.push(text), (answer, places), sink)
     }
 
     fn call(&mut self, part: CallPart<'_>) -> ControlFlow<FinishReason> {
@@ -297,13 +331,25 @@ impl Told {
 
     /// Says the text that was held back for a stop string.
     fn flush(&mut self, sink: &mut impl Hear) -> ControlFlow<FinishReason> {
-        let last = self.stop.finish();
-        self.answer.push_str(last.emit);
-        if !last.emit.is_empty() {
-            said(sink, Event::Text(Channel::Answer, last.emit))?;
-        }
-        stopped(last.stopped)
+        let Self { stop, answer, places, .. } = self;
+        say(stop.finish(), (answer, places), sink)
     }
+}
+
+/// Says what no stop string holds back, and before it which tokens begin in it.
+fn say(
+    more: StopPush<'_>,
+    (answer, places): (&mut String, &mut Option<Places>),
+    sink: &mut impl Hear,
+) -> ControlFlow<FinishReason> {
+    answer.push_str(more.emit);
+    while let Some((at, token)) = places.as_mut().and_then(|places| places.next(answer.len())) {
+        said(sink, Event::Said { token, at })?;
+    }
+    if !more.emit.is_empty() {
+        said(sink, Event::Text(Channel::Answer, more.emit))?;
+    }
+    stopped(more.stopped)
 }
 
 fn said(sink: &mut impl Hear, event: Event<'_>) -> ControlFlow<FinishReason> {

@@ -1,6 +1,7 @@
 //! An answer on its way: pieces from the scheduler's thread, and what they add up to.
 
 use std::{
+    collections::VecDeque,
     fmt,
     ops::ControlFlow,
     sync::Arc,
@@ -9,7 +10,7 @@ use std::{
 };
 
 use fm_engine::{
-    generate::{Event, Generated},
+    generate::{Chosen, Event, Generated},
     schedule::{Job, Listener, Queue, Refused, Update},
 };
 use fm_text::{CallPart, Channel};
@@ -54,21 +55,45 @@ impl Submit for Queue {
     }
 }
 
-/// How likely a token was.
+/// How likely a token of the answer was.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenOdds {
     pub(crate) token: u32,
+    /// Bytes of the answer before it.
+    pub(crate) at: usize,
     pub(crate) logprob: f32,
     pub(crate) likeliest: Vec<(u32, f32)>,
 }
 
-/// Which tokens have odds that somebody wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum OddsOf {
-    #[default]
-    Answer,
-    /// Thinking too.
-    All,
+/// Tokens that may turn out to be of the answer. Bound: what a request may ask the odds of.
+#[derive(Debug, Default)]
+struct Unsaid {
+    chosen: usize,
+    odds: VecDeque<(usize, TokenOdds)>,
+}
+
+impl Unsaid {
+    fn add(&mut self, chosen: Chosen<'_>) {
+        // A thought never becomes the answer.
+        if chosen.channel == Channel::Answer {
+            let odds = TokenOdds {
+                token: chosen.token,
+                at: 0,
+                // What was not chosen but put there is certain.
+                logprob: chosen.logprob.unwrap_or(0.0),
+                likeliest: chosen.likeliest.to_vec(),
+            };
+            self.odds.push_back((self.chosen, odds));
+        }
+        self.chosen += 1;
+    }
+
+    /// The token that begins there in the answer. Those before it that were not told are not of it.
+    fn said(&mut self, token: usize, at: usize) -> Option<TokenOdds> {
+        while self.odds.pop_front_if(|(own, _)| *own < token).is_some() {}
+        let (_, odds) = self.odds.pop_front_if(|(own, _)| *own == token)?;
+        Some(TokenOdds { at, ..odds })
+    }
 }
 
 /// A piece of an answer.
@@ -77,6 +102,7 @@ pub(crate) enum Piece {
     Text(Channel, String),
     /// Of the call in this place.
     Call(usize, CallPiece),
+    /// It begins in the text of the answer that comes next.
     Token(TokenOdds),
     Done(Box<Generated>),
     Failed(Problem),
@@ -112,8 +138,9 @@ pub(crate) enum Sent {
     Piece(usize, Piece),
 }
 
-/// Sends what a job hears; breaks off as soon as the receiver is gone.
-pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: Option<OddsOf>) -> Listener {
+/// Sends what a job hears, with the odds of its tokens if they are wanted; breaks off as soon as the receiver is gone.
+pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: bool) -> Listener {
+    let mut unsaid = odds.then(Unsaid::default);
     Box::new(move |update| {
         let piece = match update {
             Update::Started => {
@@ -123,33 +150,26 @@ pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: Option<Od
                     ControlFlow::Break(())
                 };
             }
-            Update::Event(Event::Text(channel, text)) => Piece::Text(channel, text.to_owned()),
-            Update::Event(Event::Call(call, part)) => Piece::Call(call, part.into()),
-            Update::Event(Event::Token(chosen))
-                if odds
-                    .is_some_and(|of| of == OddsOf::All || chosen.channel == Channel::Answer) =>
-            {
-                Piece::Token(TokenOdds {
-                    token: chosen.token,
-                    // What was not chosen but put there is certain.
-                    logprob: chosen.logprob.unwrap_or(0.0),
-                    likeliest: chosen.likeliest.to_vec(),
-                })
+            Update::Event(Event::Text(channel, text)) => {
+                Some(Piece::Text(channel, text.to_owned()))
             }
-            Update::Waiting | Update::Event(_) => {
-                return if to.is_closed() {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                };
+            Update::Event(Event::Call(call, part)) => Some(Piece::Call(call, part.into())),
+            Update::Event(Event::Token(chosen)) => {
+                unsaid.iter_mut().for_each(|unsaid| unsaid.add(chosen));
+                None
             }
-            Update::Done(generated) => Piece::Done(generated),
-            Update::Failed(error) => Piece::Failed(error.into()),
+            Update::Event(Event::Said { token, at }) => {
+                unsaid.as_mut().and_then(|unsaid| unsaid.said(token, at)).map(Piece::Token)
+            }
+            Update::Waiting | Update::Event(Event::Prefill { .. }) => None,
+            Update::Done(generated) => Some(Piece::Done(generated)),
+            Update::Failed(error) => Some(Piece::Failed(error.into())),
         };
-        match to.send(Sent::Piece(choice, piece)) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
+        let gone = match piece {
+            Some(piece) => to.send(Sent::Piece(choice, piece)).is_err(),
+            None => to.is_closed(),
+        };
+        if gone { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
 }
 

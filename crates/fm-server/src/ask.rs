@@ -15,7 +15,7 @@ use fm_engine::{
 use tokio::sync::mpsc;
 
 use crate::{
-    answer::{Answer, OddsOf, Tally, listener},
+    answer::{Answer, Tally, listener},
     fields::Fields,
     kept::CallIds,
     model::{Model, Prompt},
@@ -63,7 +63,6 @@ pub(crate) struct Manner {
     pub(crate) stop: Vec<String>,
     pub(crate) bias: Vec<(u32, f32)>,
     pub(crate) top_logprobs: Option<usize>,
-    pub(crate) odds_of: OddsOf,
     /// Candidates whose log-probabilities the response may have, those of all its tokens together.
     pub(crate) odds_max: usize,
     pub(crate) think_budget: Option<usize>,
@@ -189,7 +188,7 @@ impl Ask {
             request: request(app, prompt, &manner, (of_prompt, arrived)),
             listener: app.texts.watched(
                 prompt.tokens.len(),
-                listener(choice, sender.clone(), manner.top_logprobs.map(|_| manner.odds_of)),
+                listener(choice, sender.clone(), manner.top_logprobs.is_some()),
             ),
         });
         let jobs: Vec<Job> = jobs.collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    thinking::{Channel, ThinkingSplitter, ThinkingState, ThinkingTags},
+    thinking::{Channel, Segment, ThinkingSplitter, ThinkingState, ThinkingTags},
     tools::{CallSplitter, Definitions, Dialect, Harmony, Part, Parts},
 };
 
@@ -20,6 +20,8 @@ pub struct AnswerForm {
 #[derive(Debug)]
 pub struct AnswerSplitter {
     way: Way,
+    /// Bytes that have come.
+    bytes: usize,
     parts: Parts,
 }
 
@@ -39,33 +41,24 @@ impl AnswerSplitter {
                 calls: dialect.and_then(|dialect| dialect.splitter(form.calls.clone()?)),
             },
         };
-        AnswerSplitter { way, parts: Parts::default() }
+        AnswerSplitter { way, bytes: 0, parts: Parts::default() }
     }
 
-    /// Adds a token with the text the detokeniser made of it and returns what is decided now.
-    pub fn push(&mut self, id: u32, text: &str) -> impl Iterator<Item = Part<'_>> {
-        let Self { way, parts } = self;
-        parts.clear();
-        match way {
-            Way::Harmony(harmony) => harmony.push(text, parts),
-            Way::Tags { thinking, calls } => {
-                thinking.push(id, text).for_each(|segment| add(parts, calls, segment));
-            }
-        }
+    /// Adds text and returns what is decided now.
+    pub fn push(&mut self, text: &str) -> impl Iterator<Item = Part<'_>> {
+        self.parts.clear();
+        self.read(text);
         self.parts.iter()
     }
 
     /// Ends the stream: the last text, and all that was held back.
     pub fn finish(&mut self, text: &str) -> impl Iterator<Item = Part<'_>> {
-        let Self { way, parts } = self;
-        parts.clear();
+        self.parts.clear();
+        self.read(text);
+        let Self { way, parts, .. } = self;
         match way {
-            Way::Harmony(harmony) => {
-                harmony.push(text, parts);
-                harmony.finish(parts);
-            }
+            Way::Harmony(harmony) => harmony.finish(parts),
             Way::Tags { thinking, calls } => {
-                thinking.push_text(text).for_each(|segment| add(parts, calls, segment));
                 thinking.finish().for_each(|segment| add(parts, calls, segment));
                 calls.iter_mut().for_each(|calls| calls.finish(parts));
             }
@@ -85,11 +78,22 @@ impl AnswerSplitter {
     pub fn is_in_answer_channel(&self) -> bool {
         matches!(&self.way, Way::Harmony(harmony) if harmony.is_answering())
     }
+
+    fn read(&mut self, text: &str) {
+        let Self { way, bytes, parts } = self;
+        match way {
+            Way::Harmony(harmony) => harmony.push(*bytes, text, parts),
+            Way::Tags { thinking, calls } => {
+                thinking.push(text).for_each(|segment| add(parts, calls, segment));
+            }
+        }
+        *bytes += text.len();
+    }
 }
 
-fn add(parts: &mut Parts, calls: &mut Option<CallSplitter>, segment: crate::thinking::Segment<'_>) {
+fn add(parts: &mut Parts, calls: &mut Option<CallSplitter>, segment: Segment<'_>) {
     match (segment.channel, calls) {
-        (Channel::Answer, Some(calls)) => calls.push(segment.text, parts),
-        (channel, _) => parts.text(channel, segment.text),
+        (Channel::Answer, Some(calls)) => calls.push(segment.at, segment.text, parts),
+        _ => parts.text(segment),
     }
 }

@@ -17,6 +17,16 @@ pub enum SpecialText {
     Keep,
 }
 
+/// What a token added to a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spelled<'a> {
+    /// The characters that are complete now; often none.
+    pub text: &'a str,
+    /// Where the token's own bytes begin in the text from here on, behind those that completed a character
+    /// of the tokens before it. Nothing if it has none.
+    pub begins: Option<usize>,
+}
+
 /// Turns one stream of tokens into text.
 #[derive(Debug)]
 pub struct Detokenizer<'t> {
@@ -46,9 +56,17 @@ impl<'t> Detokenizer<'t> {
     /// # Errors
     /// If no token has this id; nothing changed then.
     pub fn push(&mut self, id: u32) -> Result<&str, TextError> {
+        Ok(self.spell(id)?.text)
+    }
+
+    /// The same, and where in it the token begins.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn spell(&mut self, id: u32) -> Result<Spelled<'_>, TextError> {
         let skip = self.special == SpecialText::Skip && self.tokenizer.is_special(id);
         if skip && !self.kept.contains(&id) {
-            return Ok(self.utf8.push(&[]));
+            return Ok(Spelled { text: "", begins: None });
         }
         let bytes = self
             .tokenizer
@@ -78,8 +96,10 @@ struct Utf8Stream {
 }
 
 impl Utf8Stream {
-    fn push(&mut self, bytes: &[u8]) -> &str {
+    fn push(&mut self, bytes: &[u8]) -> Spelled<'_> {
         self.text.clear();
+        let unfinished = self.pending.len();
+        let mut begins = unfinished;
         self.pending.extend_from_slice(bytes);
         let mut done = 0;
         for chunk in self.pending.utf8_chunks() {
@@ -94,10 +114,14 @@ impl Utf8Stream {
             if !invalid.is_empty() {
                 self.ill_formed += 1;
                 self.text.push(char::REPLACEMENT_CHARACTER);
+                if done == unfinished {
+                    // What was unfinished is another number of bytes now.
+                    begins = self.text.len();
+                }
             }
         }
         self.pending.drain(..done);
-        &self.text
+        Spelled { text: &self.text, begins: Some(begins).filter(|_| !bytes.is_empty()) }
     }
 
     fn finish(&mut self) -> &str {
@@ -128,7 +152,7 @@ mod tests {
         let mut stream = Utf8Stream::default();
         let mut text = String::new();
         for piece in pieces {
-            text.push_str(stream.push(piece));
+            text.push_str(stream.push(piece).text);
         }
         text + stream.finish()
     }
@@ -148,23 +172,53 @@ mod tests {
             .prop_map(|pieces| pieces.concat())
     }
 
+    /// Pieces of these sizes, again and again.
+    fn cut<'a>(bytes: &'a [u8], sizes: &'a [usize]) -> impl Iterator<Item = &'a [u8]> {
+        let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
+        std::iter::from_fn(move || {
+            let size = (*sizes.next()?).min(rest.len());
+            let (piece, after) = rest.split_at(size);
+            rest = after;
+            (size > 0).then_some(piece)
+        })
+    }
+
+    /// Where every byte stands in the text that all of them are.
+    fn places(bytes: &[u8]) -> Vec<usize> {
+        let (mut places, mut at) = (Vec::new(), 0);
+        for chunk in bytes.utf8_chunks() {
+            let (valid, invalid) = (chunk.valid().len(), chunk.invalid().len());
+            places.extend(at..at + valid + invalid);
+            at += valid + if invalid > 0 { char::REPLACEMENT_CHARACTER.len_utf8() } else { 0 };
+        }
+        places
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4096))]
+
+        #[test]
+        fn every_piece_says_where_it_begins(
+            bytes in torn_text(),
+            sizes in prop::collection::vec(1usize..5, 1..8),
+        ) {
+            let places = places(&bytes);
+            let (mut stream, mut from, mut told) = (Utf8Stream::default(), 0, 0);
+            for piece in cut(&bytes, &sizes) {
+                let Spelled { text, begins } = stream.push(piece);
+                prop_assert_eq!(begins.map(|begins| told + begins), Some(places[from]));
+                told += text.len();
+                from += piece.len();
+                prop_assert_eq!(stream.push(&[]), Spelled { text: "", begins: None });
+            }
+        }
 
         #[test]
         fn any_split_of_any_bytes_reads_like_the_whole(
             bytes in torn_text(),
             cuts in prop::collection::vec(1usize..5, 1..8),
         ) {
-            let mut rest = &bytes[..];
-            let mut sizes = cuts.iter().cycle();
-            let pieces = std::iter::from_fn(|| {
-                let size = (*sizes.next()?).min(rest.len());
-                let (piece, after) = rest.split_at(size);
-                rest = after;
-                (size > 0).then_some(piece)
-            });
-            prop_assert_eq!(streamed(pieces), String::from_utf8_lossy(&bytes));
+            prop_assert_eq!(streamed(cut(&bytes, &cuts)), String::from_utf8_lossy(&bytes));
         }
     }
 
@@ -172,7 +226,7 @@ mod tests {
     fn every_character_is_shown_with_its_last_byte() {
         let mut stream = Utf8Stream::default();
         let shown: Vec<String> =
-            "é€🚀".bytes().map(|byte| stream.push(&[byte]).to_owned()).collect();
+            "é€🚀".bytes().map(|byte| stream.push(&[byte]).text.to_owned()).collect();
         assert_eq!(shown, ["", "é", "", "", "€", "", "", "", "🚀"]);
         assert_eq!(stream.finish(), "");
     }
@@ -180,10 +234,10 @@ mod tests {
     #[test]
     fn hopeless_bytes_are_not_held_back() {
         let mut stream = Utf8Stream::default();
-        assert_eq!(stream.push(b"a\xFF"), "a\u{FFFD}");
-        assert_eq!(stream.push(b"\xE2\x82"), "");
-        assert_eq!(stream.push(b"b"), "\u{FFFD}b");
-        assert_eq!(stream.push(b"\xF0\x9F"), "");
+        assert_eq!(stream.push(b"a\xFF").text, "a\u{FFFD}");
+        assert_eq!(stream.push(b"\xE2\x82").text, "");
+        assert_eq!(stream.push(b"b").text, "\u{FFFD}b");
+        assert_eq!(stream.push(b"\xF0\x9F").text, "");
         assert_eq!(stream.finish(), "\u{FFFD}");
     }
 

@@ -13,6 +13,7 @@ pub mod chat;
 pub mod detokenizer;
 pub mod error;
 mod files;
+mod held;
 pub mod stop;
 pub mod thinking;
 pub mod tokenizer;
@@ -21,7 +22,7 @@ pub mod vocabulary;
 
 pub use answer::{AnswerForm, AnswerSplitter};
 pub use chat::{ChatTemplate, Message, RenderRequest};
-pub use detokenizer::{Detokenizer, SpecialText};
+pub use detokenizer::{Detokenizer, SpecialText, Spelled};
 pub use error::TextError;
 pub use stop::{StopPush, StopStrings};
 pub use thinking::{Channel, Segment, ThinkingSplitter, ThinkingState, ThinkingTags};

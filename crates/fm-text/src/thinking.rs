@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use crate::{error::TextError, tokenizer::Tokenizer};
+use crate::{error::TextError, held::Held};
 
 /// What templates write before a thought.
 pub const OPEN: &str = "<think>";
@@ -26,12 +26,10 @@ pub const CLOSE_LINES: &str = "\n</think>\n\n";
 pub struct ThinkingTags {
     open: String,
     close: String,
-    open_id: Option<u32>,
-    close_id: Option<u32>,
 }
 
 impl ThinkingTags {
-    /// Tags that arrive as text.
+    /// Tags that arrive as text; where they are special tokens, a detokeniser has to keep them.
     ///
     /// # Errors
     /// If a tag is empty.
@@ -40,15 +38,7 @@ impl ThinkingTags {
         if open.is_empty() || close.is_empty() {
             return Err(TextError::EmptyThinkingTag);
         }
-        Ok(ThinkingTags { open, close, open_id: None, close_id: None })
-    }
-
-    /// Remembers which tokens the tags are, if they are single tokens: a detokeniser may leave
-    /// such a token out of the text.
-    pub fn with_tokens_of(mut self, tokenizer: &Tokenizer) -> Self {
-        self.open_id = tokenizer.token_id(&self.open);
-        self.close_id = tokenizer.token_id(&self.close);
-        self
+        Ok(ThinkingTags { open, close })
     }
 
     /// How a rendered prompt ends: inside a thinking block, after one, or neither.
@@ -94,6 +84,8 @@ pub enum Channel {
 pub struct Segment<'a> {
     /// What it is for.
     pub channel: Channel,
+    /// Bytes before it of all the text that it was found in.
+    pub at: usize,
     /// The text.
     pub text: &'a str,
 }
@@ -114,53 +106,36 @@ pub struct ThinkingSplitter {
     phase: Phase,
     /// The newlines that come next follow a tag.
     after_tag: bool,
-    /// Newlines and the start of a tag, not decided yet.
-    held: String,
+    /// Newlines and the start of a tag.
+    held: Held,
+    /// Bytes that have come.
+    bytes: usize,
     out: String,
-    segments: Vec<(Channel, Range<usize>)>,
+    segments: Vec<(Channel, usize, Range<usize>)>,
 }
 
 impl ThinkingSplitter {
     /// Starts where the prompt ended ([`ThinkingTags::state_at_end_of`]).
-    pub fn new(mut tags: ThinkingTags, state: ThinkingState) -> ThinkingSplitter {
+    pub fn new(tags: ThinkingTags, state: ThinkingState) -> ThinkingSplitter {
         let (phase, after_tag) = match state {
             ThinkingState::None => (Phase::Before, false),
             ThinkingState::Open => (Phase::Thinking, true),
             ThinkingState::Closed => (Phase::Before, true),
             ThinkingState::Absent => (Phase::Answer, false),
         };
-        if state == ThinkingState::Absent {
-            // Special tokens are no text there either.
-            (tags.open_id, tags.close_id) = (None, None);
-        }
         ThinkingSplitter {
             tags,
             phase,
             after_tag,
-            held: String::new(),
+            held: Held::default(),
+            bytes: 0,
             out: String::new(),
             segments: Vec::new(),
         }
     }
 
-    /// Adds a token with the text the detokeniser made of it and returns what is decided now.
-    pub fn push(&mut self, id: u32, text: &str) -> impl Iterator<Item = Segment<'_>> {
-        self.begin(text);
-        let tag = match Some(id) {
-            id if id == self.tags.open_id => Some(&self.tags.open),
-            id if id == self.tags.close_id => Some(&self.tags.close),
-            _ => None,
-        };
-        // A special token that the detokeniser left out is put back.
-        if let Some(tag) = tag.filter(|tag| !text.ends_with(tag.as_str())) {
-            self.held.push_str(tag);
-        }
-        self.decide();
-        self.segments()
-    }
-
     /// Adds text and returns what is decided now.
-    pub fn push_text(&mut self, text: &str) -> impl Iterator<Item = Segment<'_>> {
+    pub fn push(&mut self, text: &str) -> impl Iterator<Item = Segment<'_>> {
         self.begin(text);
         self.decide();
         self.segments()
@@ -182,15 +157,16 @@ impl ThinkingSplitter {
     fn begin(&mut self, text: &str) {
         self.out.clear();
         self.segments.clear();
-        self.held.push_str(text);
+        self.held.push(self.bytes, text);
+        self.bytes += text.len();
     }
 
     fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
-        let text = |(channel, range): &(Channel, Range<usize>)| Segment {
+        self.segments.iter().map(|(channel, at, range)| Segment {
             channel: *channel,
+            at: *at,
             text: &self.out[range.clone()],
-        };
-        self.segments.iter().map(text)
+        })
     }
 
     /// Emits as much of the held text as no tag can change any more.
@@ -198,7 +174,7 @@ impl ThinkingSplitter {
         loop {
             if self.after_tag {
                 let newlines = self.held.len() - self.held.trim_start_matches('\n').len();
-                self.held.drain(..newlines);
+                self.held.pass(newlines);
                 if self.held.is_empty() {
                     return;
                 }
@@ -262,7 +238,7 @@ impl ThinkingSplitter {
 
     /// Drops a tag, with the newlines before it, from the front of the held text.
     fn enter(&mut self, phase: Phase, bytes: usize) {
-        self.held.drain(..bytes);
+        self.held.pass(bytes);
         self.phase = phase;
         self.after_tag = true;
     }
@@ -273,11 +249,12 @@ impl ThinkingSplitter {
             return;
         }
         let start = self.out.len();
-        self.out.push_str(&self.held[..bytes]);
-        self.held.drain(..bytes);
         let channel =
             if self.phase == Phase::Thinking { Channel::Thinking } else { Channel::Answer };
-        self.segments.push((channel, start..self.out.len()));
+        let Segment { at, text, .. } = self.held.first(bytes, channel);
+        self.out.push_str(text);
+        self.segments.push((channel, at, start..self.out.len()));
+        self.held.pass(bytes);
     }
 }
 
@@ -295,12 +272,16 @@ mod tests {
     fn split(state: ThinkingState, pieces: &[&str]) -> (String, String) {
         let mut splitter = ThinkingSplitter::new(tags(), state);
         let (mut thinking, mut answer) = (String::new(), String::new());
-        let mut take = |segment: Segment<'_>| match segment.channel {
-            Channel::Thinking => thinking.push_str(segment.text),
-            Channel::Answer => answer.push_str(segment.text),
+        let whole = pieces.concat();
+        let mut take = |Segment { channel, at, text }: Segment<'_>| {
+            assert!(whole[at..].starts_with(text), "{text} at {at} of {whole}");
+            match channel {
+                Channel::Thinking => thinking.push_str(text),
+                Channel::Answer => answer.push_str(text),
+            }
         };
         for piece in pieces {
-            splitter.push_text(piece).for_each(&mut take);
+            splitter.push(piece).for_each(&mut take);
         }
         splitter.finish().for_each(take);
         (thinking, answer)
@@ -345,8 +326,7 @@ mod tests {
     #[test]
     fn nothing_is_held_longer_than_needed() {
         let mut splitter = ThinkingSplitter::new(tags(), ThinkingState::Open);
-        let mut push =
-            |text| splitter.push_text(text).map(|s| s.text.to_owned()).collect::<String>();
+        let mut push = |text| splitter.push(text).map(|s| s.text.to_owned()).collect::<String>();
         assert_eq!(
             [push("a<"), push("b\n"), push("c"), push("</think>d")],
             ["a", "<b", "\nc", "d"]
@@ -354,20 +334,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_token_left_out_by_the_detokeniser_still_counts() {
-        let tags = ThinkingTags { open_id: Some(7), close_id: Some(8), ..tags() };
-        let mut splitter = ThinkingSplitter::new(tags, ThinkingState::None);
-        assert_eq!(splitter.push(7, "").count(), 0);
-        assert!(splitter.is_thinking());
-        assert_eq!(
-            splitter.push(1, "hm").map(|s| s.channel).collect::<Vec<_>>(),
-            [Channel::Thinking]
-        );
-        assert_eq!(splitter.push(8, "</think>").count(), 0);
-        assert_eq!(
-            splitter.push(2, "yes").map(|s| s.channel).collect::<Vec<_>>(),
-            [Channel::Answer]
-        );
+    fn every_piece_says_where_it_stands() {
+        let mut splitter = ThinkingSplitter::new(tags(), ThinkingState::None);
+        let mut places = Vec::new();
+        for piece in ["\n<think>\nhm</th", "ink>\n\nyes", "\n"] {
+            places.extend(splitter.push(piece).map(|s| (s.at, s.text.to_owned())));
+        }
+        let want = [(9, "hm"), (21, "yes"), (24, "\n")].map(|(at, text)| (at, text.to_owned()));
+        assert_eq!(places, want);
     }
 
     #[test]

@@ -38,7 +38,7 @@ struct Heard {
 
 impl Heard {
     fn hear(&mut self, part: Part<'_>) {
-        let channel = if let Part::Text(channel, _) = part { Some(channel) } else { None };
+        let channel = if let Part::Text(said) = part { Some(said.channel) } else { None };
         if channel != self.channel && self.channel == Some(Channel::Thinking) {
             self.script.push('}');
         }
@@ -47,7 +47,7 @@ impl Heard {
         }
         self.channel = channel;
         match part {
-            Part::Text(_, text) => self.script.push_str(text),
+            Part::Text(said) => self.script.push_str(said.text),
             Part::Call(call, CallPart::Begin(name)) => {
                 write!(self.script, "[{call} {name}(").unwrap();
                 name.clone_into(&mut self.name);
@@ -76,11 +76,18 @@ fn hear(name: &str, tools: &[Value], pieces: &[&str]) -> Heard {
     let calls = Some(Arc::new(Definitions::new(tools)));
     let form = AnswerForm { dialect: Some(dialect(name)), calls };
     let mut splitter = AnswerSplitter::new(tags, ThinkingState::None, &form);
+    let whole = pieces.concat();
     let mut heard = Heard::default();
+    let mut hear = |part: Part<'_>| {
+        if let Part::Text(said) = part {
+            assert!(whole[said.at..].starts_with(said.text), "{said:?} of {whole}");
+        }
+        heard.hear(part);
+    };
     for piece in pieces {
-        splitter.push(u32::MAX, piece).for_each(|part| heard.hear(part));
+        splitter.push(piece).for_each(&mut hear);
     }
-    splitter.finish("").for_each(|part| heard.hear(part));
+    splitter.finish("").for_each(hear);
     heard
 }
 

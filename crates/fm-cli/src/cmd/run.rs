@@ -396,8 +396,8 @@ fn generate(
                     released = now;
                 }
             }
-            // Nobody is told of tools here, so there are no calls.
-            Event::Call(..) => {}
+            // Nobody is told of tools here, so there are no calls, and nobody asks which tokens are text.
+            Event::Call(..) | Event::Said { .. } => {}
             Event::Text(..) if silent => {}
             Event::Text(channel, text) => {
                 if let Err(error) = answer.show(channel, text) {

@@ -148,13 +148,13 @@ fn read(dialect: &'static Dialect, tools: &[Value], text: &str) -> (Vec<(String,
     let mut splitter = AnswerSplitter::new(tags, ThinkingState::Closed, &form);
     let (mut heard, mut said, mut open) = (Vec::new(), String::new(), None);
     let mut hear = |part: Part<'_>| match part {
-        Part::Text(_, text) => said.push_str(text),
+        Part::Text(text) => said.push_str(text.text),
         Part::Call(_, CallPart::Begin(name)) => open = Some((name.to_owned(), String::new())),
         Part::Call(_, CallPart::Arguments(json)) => open.as_mut().unwrap().1.push_str(json),
         Part::Call(_, CallPart::End(_)) => heard.extend(open.take()),
         Part::Call(_, CallPart::Broken) => open = None,
     };
-    splitter.push(u32::MAX, text).for_each(&mut hear);
+    splitter.push(text).for_each(&mut hear);
     splitter.finish("").for_each(hear);
     (heard, said)
 }

@@ -1,10 +1,11 @@
-//! However the bytes of a text are shared out among tokens, it is told alike.
+//! However the bytes of a text are shared out among tokens, it is told alike, and the answer says which tokens it is
+//! made of.
 
 use std::{collections::HashMap, path::Path, sync::LazyLock};
 
 use fm_text::{AnswerForm, Definitions, SpecialTokens, tools::DIALECTS};
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -38,6 +39,13 @@ const FRAGMENTS: &[&str] = &[
     "{\"name\": \"look\", \"arguments\": {\"city\": \"STOP\"",
     "<tool_call>\n<function=look>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
     "<function=look>\n<parameter=days>\n3",
+    "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n</tool_call>",
+    "<minimax:tool_call>\n<invoke name=\"look\">\n<parameter name=\"city\">Bern</parameter>\n</invoke>\n",
+    "</minimax:tool_call>",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{\"days\": 1}<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>",
     "[TOOL_CALLS][{\"name\": \"look\", \"arguments\": {}}]",
     "<|channel|>analysis<|message|>hm<|end|><|start|>assistant",
     "<|channel|>final<|message|>",
@@ -68,7 +76,8 @@ fn pieces(fragments: &[(&str, bool)]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for (fragment, torn) in fragments {
         let control = tokenizer.token_id(fragment);
-        if let Some(id) = control {
+        let letters = tokenizer.encode(fragment, SpecialTokens::AsText).unwrap();
+        if let Some(id) = control.filter(|id| letters != [*id]) {
             pieces.push(Piece::Control(id));
             continue;
         }
@@ -82,15 +91,16 @@ fn pieces(fragments: &[(&str, bool)]) -> Vec<Piece> {
     pieces
 }
 
-/// Its tokens if letters are cut after so many bytes, again and again.
-fn tokens(pieces: &[Piece], sizes: &[usize]) -> Vec<u32> {
+/// Its tokens if letters are cut after so many bytes, again and again; and how much that cannot be split each has.
+fn tokens(pieces: &[Piece], sizes: &[usize]) -> (Vec<u32>, Vec<usize>) {
     let Vocabulary { tokenizer, bytes } = &*VOCABULARY;
     let mut sizes = sizes.iter().cycle();
-    let mut tokens = Vec::new();
+    let (mut tokens, mut widths) = (Vec::new(), Vec::new());
     for piece in pieces {
         let mut letters = match piece {
             Piece::Control(id) => {
                 tokens.push(*id);
+                widths.push(1);
                 continue;
             }
             Piece::Letters(letters) => letters.as_slice(),
@@ -102,15 +112,37 @@ fn tokens(pieces: &[Piece], sizes: &[usize]) -> Vec<u32> {
                 Err(_) => tokens.extend(now.iter().map(|byte| bytes[byte])),
             }
             letters = rest;
+            let new = &tokens[widths.len()..];
+            widths.extend(new.iter().map(|id| tokenizer.token_bytes(*id).unwrap().len()));
         }
     }
-    tokens
+    (tokens, widths)
 }
 
 /// Everything that was told, neighbours of a kind put together.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     script: Vec<(String, String)>,
+    said: Said,
+}
+
+/// Tokens of the answer, and where they begin in it.
+#[derive(Debug, Default, PartialEq)]
+struct Said {
+    tokens: Vec<(usize, usize)>,
+    /// Those whose text has come.
+    told: usize,
+    /// Bytes of the answer.
+    bytes: usize,
+}
+
+impl Said {
+    /// Tokens come with the text that they begin in.
+    fn text(&mut self, bytes: usize) {
+        let text = self.bytes..self.bytes + bytes;
+        assert!(self.tokens[self.told..].iter().all(|(_, at)| text.contains(at)), "{self:?}");
+        (self.told, self.bytes) = (self.tokens.len(), text.end);
+    }
 }
 
 impl Heard {
@@ -125,7 +157,13 @@ impl Heard {
 impl Hear for Heard {
     fn hear(&mut self, event: Event<'_>) -> ControlFlow<()> {
         match event {
-            Event::Text(channel, text) => self.add(format!("{channel:?}"), text),
+            Event::Said { token, at } => self.said.tokens.push((token, at)),
+            Event::Text(channel, text) => {
+                if channel == Channel::Answer {
+                    self.said.text(text.len());
+                }
+                self.add(format!("{channel:?}"), text);
+            }
             Event::Call(call, CallPart::Arguments(json)) => {
                 self.add(format!("arguments {call}"), json);
             }
@@ -140,16 +178,15 @@ impl Hear for Heard {
 }
 
 /// What a stream has told in the end, with all that it remembers.
-fn told(
-    request: &Request,
-    constrained: Option<Constrained>,
-    tokens: &[u32],
-) -> (Heard, Option<FinishReason>, String, String, Vec<Call>, usize) {
+type Outcome = (Heard, Option<FinishReason>, String, String, Vec<Call>, usize);
+
+fn told(request: &Request, constrained: Option<Constrained>, tokens: &[u32]) -> Outcome {
     let mut stream = TextStream::new(&VOCABULARY.tokenizer, request).unwrap();
     stream.constrained = constrained;
     let mut heard = Heard::default();
-    let mut finish = None;
+    let (mut finish, mut channels) = (None, Vec::new());
     for token in tokens {
+        channels.push(stream.channel());
         finish = match constrained {
             None => stream.push(*token, &mut heard).unwrap(),
             Some(_) => stream.push_constrained(*token, &mut heard).unwrap(),
@@ -160,6 +197,9 @@ fn told(
     }
     let ill_formed = if finish.is_none() { stream.ill_formed() } else { 0 };
     finish = stream.finish(&mut heard).or(finish);
+    let Said { tokens, told, .. } = &heard.said;
+    assert_eq!(*told, tokens.len(), "no token comes without its text");
+    assert!(tokens.iter().all(|(token, _)| channels[*token] == Channel::Answer), "{tokens:?}");
     let Told { answer, thinking, calls, .. } = stream.told;
     (heard, finish, answer, thinking, calls, ill_formed)
 }
@@ -170,7 +210,8 @@ fn requests() -> impl Strategy<Value = (Request, Option<Constrained>)> {
     let tool = json!({"type": "function", "function": {"name": "look", "parameters": parameters}});
     let constrained =
         [None, Some(Constrained::Answer), Some(Constrained::Calls), Some(Constrained::Either)];
-    let states = [ThinkingState::None, ThinkingState::Closed, ThinkingState::Open];
+    let states =
+        [ThinkingState::None, ThinkingState::Closed, ThinkingState::Open, ThinkingState::Absent];
     (
         prop::sample::select(DIALECTS.iter().collect::<Vec<_>>()),
         prop::sample::select(constrained.to_vec()),
@@ -219,19 +260,82 @@ fn a_call_that_breaks_off_behind_the_start_of_a_stop_string_is_text() {
     assert_eq!((finish, answer.as_str(), calls.len()), (None, text, 0));
 }
 
+/// Tags may be special tokens, which are no text as a rule.
+#[test]
+fn a_thinking_block_may_stand_between_special_tokens() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+    let mut file: Value = serde_json::from_slice(&std::fs::read(demo).unwrap()).unwrap();
+    let added = file["added_tokens"].as_array_mut().unwrap();
+    added.iter_mut().for_each(|token| token["special"] = true.into());
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let tokenizer = Tokenizer::open(dir.path(), None).unwrap();
+    let tokens = tokenizer.encode("<think>hm</think>yes", SpecialTokens::Parse).unwrap();
+    assert!(tokenizer.is_special(tokens[0]));
+    let read = |thinking| {
+        let request = Request { thinking, ..Request::default() };
+        let mut stream = TextStream::new(&tokenizer, &request).unwrap();
+        for token in &tokens {
+            stream.push(*token, &mut Heard::default()).unwrap();
+        }
+        (stream.told.thinking, stream.told.answer)
+    };
+    assert_eq!(read(ThinkingState::None), ("hm".to_owned(), "yes".to_owned()));
+    assert_eq!(read(ThinkingState::Absent), (String::new(), "hmyes".to_owned()));
+}
+
+fn fragments() -> impl Strategy<Value = Vec<(&'static str, bool)>> {
+    let torn = prop::bool::weighted(0.05);
+    prop::collection::vec((prop::sample::select(FRAGMENTS), torn), 0..10)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
     fn tokens_may_end_anywhere(
         (request, constrained) in requests(),
-        fragments in prop::collection::vec((prop::sample::select(FRAGMENTS), prop::bool::weighted(0.05)), 0..10),
+        fragments in fragments(),
         sizes in prop::collection::vec(1_usize..9, 1..6),
     ) {
         let pieces = pieces(&fragments);
-        let whole = told(&request, constrained, &tokens(&pieces, &[usize::MAX]));
+        let whole = told(&request, constrained, &tokens(&pieces, &[usize::MAX]).0);
         for sizes in [&sizes[..], &[1]] {
-            prop_assert_eq!(&told(&request, constrained, &tokens(&pieces, sizes)), &whole);
+            prop_assert_eq!(&told(&request, constrained, &tokens(&pieces, sizes).0), &whole);
+        }
+    }
+
+    /// With a token for every byte these are the bytes of the answer; larger ones go where their first byte goes.
+    #[test]
+    fn an_answer_is_made_of_the_tokens_that_begin_in_it(
+        (request, constrained) in requests(),
+        fragments in fragments(),
+        sizes in prop::collection::vec(1_usize..9, 1..6),
+    ) {
+        let request = Request { top_logprobs: Some(0), ..request };
+        let pieces = pieces(&fragments);
+        let (letters, _) = tokens(&pieces, &[1]);
+        let (heard, _, answer, ..) = told(&request, constrained, &letters);
+        let mut bytes = Vec::new();
+        for (token, at) in &heard.said.tokens {
+            let own = VOCABULARY.tokenizer.token_bytes(letters[*token]).unwrap();
+            let torn = answer.is_char_boundary(*at) && answer[*at..].starts_with('\u{FFFD}');
+            prop_assert!(torn || answer.as_bytes()[*at] == own[0], "{} {}", answer, at);
+            bytes.extend_from_slice(own);
+        }
+        let spelled = String::from_utf8_lossy(&bytes);
+        let opening = answer.strip_suffix(&*spelled);
+        prop_assert!(opening.is_some_and(|own| request.opening.starts_with(own)), "{answer}: {spelled}");
+        let places: HashMap<usize, usize> = heard.said.tokens.iter().copied().collect();
+        for sizes in [&sizes[..], &[usize::MAX]] {
+            let (tokens, widths) = tokens(&pieces, sizes);
+            let begins = widths.iter().scan(0, |at, width| {
+                *at += width;
+                Some(*at - width)
+            });
+            let expected = begins.enumerate().filter_map(|(i, at)| Some((i, *places.get(&at)?)));
+            let (heard, ..) = told(&request, constrained, &tokens);
+            prop_assert_eq!(heard.said.tokens, expected.collect::<Vec<_>>());
         }
     }
 }

@@ -74,6 +74,7 @@ fn streamed_pieces_are_the_text() {
             Event::Token(chosen) => tokens.push(chosen.token),
             Event::Call(..) => panic!("nobody offered a tool"),
             Event::Prefill { done, total } => assert!(done <= total),
+            Event::Said { .. } => panic!("nobody asked for log-probabilities"),
         }
         ControlFlow::Continue(())
     })

@@ -229,7 +229,7 @@ struct Choice<'c> {
 /// The events of a streamed answer.
 struct ChatStream {
     form: Form,
-    /// By choice: what belongs to text that has not come yet.
+    /// By choice: tokens of the text that comes next.
     odds: Vec<Vec<TokenOdds>>,
     ending: Ending,
 }
@@ -279,10 +279,8 @@ impl Encode for ChatStream {
                 out.data(&self.chunk((index, &delta), &odds, None));
             }
             Piece::Done(generated) => {
-                let odds = std::mem::take(&mut self.odds[index]);
-                let rest = json!(self.form.odds(&odds).filter(|_| !odds.is_empty()));
                 let finish = Some(finish_reason(&generated));
-                let chunk = self.chunk((index, &json!({})), &rest, finish);
+                let chunk = self.chunk((index, &json!({})), &Value::Null, finish);
                 self.ending.end(out, chunk);
             }
             Piece::Failed(problem) => out.data(&error(&problem)),

@@ -14,7 +14,7 @@ use super::{
     legacy_odds::LegacyOdds, refuse, usage,
 };
 use crate::{
-    answer::{OddsOf, Piece, Requested},
+    answer::{Piece, Requested},
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::CallIds,
@@ -72,7 +72,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
         });
         let text: String = text.collect();
         let odds =
-            if form.odds { odds.write_all(&form.app.model.tokenizer, &text) } else { Value::Null };
+            if form.odds { odds.write(&form.app.model.tokenizer, &text) } else { Value::Null };
         let text = [echo.as_str(), &text].concat();
         choice((index, &text), &odds, Some(finish_reason(&whole.generated)))
     });
@@ -97,7 +97,6 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let top = fields.count("logprobs", 0..=TOP_LOGPROBS_MAX)?;
     manner.top_logprobs = top.map(|top| top as usize);
     manner.odds_max = ODDS_MAX;
-    manner.odds_of = OddsOf::All;
     let echo = fields.flag("echo")?.unwrap_or(false);
     if echo && top.is_some() {
         let rule = "the prompt has no log-probabilities here; leave out echo or logprobs";
@@ -172,8 +171,10 @@ fn spelled(model: &Model, tokens: &[u32]) -> Result<String, Problem> {
 }
 
 impl Form {
-    fn odds(&mut self, index: usize) -> Value {
-        if self.odds { self.choices[index].write(&self.app.model.tokenizer) } else { Value::Null }
+    /// The odds of the tokens that begin in the next piece of a text.
+    fn odds(&mut self, index: usize, text: &str) -> Value {
+        let own = &mut self.choices[index];
+        if self.odds { own.write(&self.app.model.tokenizer, text) } else { Value::Null }
     }
 
     fn frame(&self, choices: &Value) -> Value {
@@ -208,9 +209,8 @@ impl Encode for Form {
             Piece::Token(odds) => return self.choices[index].waiting.push(odds),
             Piece::Call(..) => return,
             // Whatever the model writes is the text.
-            Piece::Text(_, text) => choice((index, &text), &self.odds(index), None),
+            Piece::Text(_, text) => choice((index, &text), &self.odds(index, &text), None),
             Piece::Done(generated) => {
-                // Tokens that wait still are those of a stop string, which is no text.
                 choice((index, ""), &Value::Null, Some(finish_reason(&generated)))
             }
             Piece::Failed(problem) => return out.data(&error(&problem)),

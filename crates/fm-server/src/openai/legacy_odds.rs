@@ -7,29 +7,34 @@ use serde_json::{Value, json};
 
 use crate::answer::TokenOdds;
 
-/// Tokens that wait for their text, and how much of the text has been told.
+/// Tokens of the text that comes next, and how much of the text has been told.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LegacyOdds {
     pub(super) waiting: Vec<TokenOdds>,
-    /// Characters that begin before the next token.
+    /// Bytes of the answer that have been told.
+    bytes: usize,
+    /// Characters that begin in them, and in what stands before the answer.
     chars: usize,
 }
 
 impl LegacyOdds {
     /// Behind a text that stands before all tokens.
     pub(super) fn behind(text: &str) -> Self {
-        Self { waiting: Vec::new(), chars: text.chars().count() }
+        Self { waiting: Vec::new(), bytes: 0, chars: text.chars().count() }
     }
 
-    /// What is known of the tokens that wait.
-    pub(super) fn write(&mut self, tokenizer: &Tokenizer) -> Value {
+    /// What is known of the tokens that begin in the next piece of the text.
+    pub(super) fn write(&mut self, tokenizer: &Tokenizer, text: &str) -> Value {
         let own = std::mem::take(&mut self.waiting);
+        let mut rest = text.as_bytes();
         let offsets = own.iter().map(|odds| {
-            let offset = self.chars;
-            self.chars += width(tokenizer, odds.token);
-            offset
+            let (before, behind) = rest.split_at(odds.at - self.bytes);
+            self.pass(before);
+            rest = behind;
+            self.chars
         });
         let offsets: Vec<usize> = offsets.collect();
+        self.pass(rest);
         let spelled = |token: u32| spelled(tokenizer.token_bytes(token).unwrap_or_default());
         let top = own.iter().map(|odds| {
             let top = odds.likeliest.iter();
@@ -43,24 +48,11 @@ impl LegacyOdds {
         })
     }
 
-    /// The same of a whole text, without the tokens of a stop string behind it.
-    pub(super) fn write_all(mut self, tokenizer: &Tokenizer, text: &str) -> Value {
-        let end = self.chars + text.chars().count();
-        let mut at = self.chars;
-        self.waiting.retain(|odds| {
-            let within = at < end;
-            at += width(tokenizer, odds.token);
-            within
-        });
-        self.write(tokenizer)
+    fn pass(&mut self, text: &[u8]) {
+        let begins = |byte: &&u8| **byte & 0b1100_0000 != 0b1000_0000;
+        self.bytes += text.len();
+        self.chars += text.iter().filter(begins).count();
     }
-}
-
-/// Characters that begin in a token. Special tokens are no text.
-fn width(tokenizer: &Tokenizer, token: u32) -> usize {
-    let bytes = tokenizer.token_bytes(token).filter(|_| !tokenizer.is_special(token));
-    let begins = |byte: &&u8| **byte & 0b1100_0000 != 0b1000_0000;
-    bytes.unwrap_or_default().iter().filter(begins).count()
 }
 
 /// A token as text; bytes that are no characters by their numbers, as the original writes them.
@@ -74,7 +66,22 @@ fn spelled(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    #[test]
+    fn offsets_count_the_characters_that_begin_before_a_token() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Tokenizer::open(&demo, None).unwrap();
+        let odds = |at| TokenOdds { token: 5, at, logprob: 0.0, likeliest: Vec::new() };
+        let mut legacy = LegacyOdds::behind("an é");
+        // The halves of a character, what is none, and a letter; then the next piece.
+        legacy.waiting = [0, 1, 2, 5].map(odds).to_vec();
+        assert_eq!(legacy.write(&tokenizer, "é\u{FFFD}xy")["text_offset"], json!([4, 5, 5, 6]));
+        legacy.waiting = vec![odds(8)];
+        assert_eq!(legacy.write(&tokenizer, "é")["text_offset"], json!([9]));
+    }
 
     #[test]
     fn bytes_that_are_no_characters_are_numbers() {

@@ -12,6 +12,7 @@ mod endings;
 mod harness;
 mod lost;
 mod messages;
+mod odds;
 mod openapi;
 mod page;
 mod page_in_browser;

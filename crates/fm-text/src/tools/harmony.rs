@@ -18,7 +18,7 @@ use super::{
     reader::valid_name,
     scan::{find, undecided},
 };
-use crate::{chat::Message, thinking::Channel};
+use crate::{chat::Message, held::Held, thinking::Channel};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -104,7 +104,7 @@ pub(crate) struct Harmony {
     definitions: Option<Arc<Definitions>>,
     place: Place,
     /// Text that is not said yet; in a call all of it, its header too.
-    held: String,
+    held: Held,
     /// Bytes of a call's text that are read.
     read: usize,
     /// Where its arguments begin.
@@ -123,7 +123,7 @@ enum Place {
 impl Harmony {
     /// The prompt has opened a message of the assistant. Without definitions a call is text.
     pub(crate) fn new(definitions: Option<Arc<Definitions>>) -> Self {
-        Self { definitions, place: Place::Header, held: String::new(), read: 0, arguments: 0 }
+        Self { definitions, place: Place::Header, held: Held::default(), read: 0, arguments: 0 }
     }
 
     pub(crate) fn is_thinking(&self) -> bool {
@@ -139,21 +139,22 @@ impl Harmony {
         matches!(self.place, Place::Text(Channel::Answer))
     }
 
-    pub(crate) fn push(&mut self, text: &str, parts: &mut Parts) {
-        self.held.push_str(text);
+    /// Adds text that stands at `at` of all text.
+    pub(crate) fn push(&mut self, at: usize, text: &str, parts: &mut Parts) {
+        self.held.push(at, text);
         while self.decide(parts) {}
     }
 
     pub(crate) fn finish(&mut self, parts: &mut Parts) {
         match self.place {
-            Place::Text(channel) => parts.text(channel, &self.held),
+            Place::Text(channel) => parts.text(self.held.all(channel)),
             Place::Call(_) => {
                 parts.broken();
-                parts.text(Channel::Answer, &self.held);
+                parts.text(self.held.all(Channel::Answer));
             }
             // A header without a message says nothing; text without a header does.
             Place::Header if !HARMONY.marks.iter().any(|mark| self.held.contains(mark)) => {
-                parts.text(Channel::Answer, &self.held);
+                parts.text(self.held.all(Channel::Answer));
             }
             Place::Header | Place::Tail => {}
         }
@@ -167,8 +168,8 @@ impl Harmony {
             Place::Text(channel) => {
                 let end = find(&self.held, &ENDS);
                 let said = end.map_or_else(|| undecided(&self.held, &ENDS), |(at, _)| at);
-                parts.text(*channel, &self.held[..said]);
-                self.held.drain(..said);
+                parts.text(self.held.first(said, *channel));
+                self.held.pass(said);
                 self.next_header(end.is_some())
             }
             Place::Call(arguments) => match arguments.read(&self.held[self.read..], parts) {
@@ -180,15 +181,15 @@ impl Harmony {
                 Found::End(bytes) => {
                     self.read += bytes;
                     parts.end(Some(&self.held[self.arguments..self.read]));
-                    self.held.drain(..self.read);
+                    self.held.pass(self.read);
                     self.place = Place::Tail;
                     true
                 }
                 Found::Broken(bytes) => {
                     self.read += bytes;
                     parts.broken();
-                    parts.text(Channel::Answer, &self.held[..self.read]);
-                    self.held.drain(..self.read);
+                    parts.text(self.held.first(self.read, Channel::Answer));
+                    self.held.pass(self.read);
                     self.place = Place::Text(Channel::Answer);
                     true
                 }
@@ -196,7 +197,7 @@ impl Harmony {
             Place::Tail => {
                 let end = find(&self.held, &ENDS);
                 let past = end.map_or_else(|| undecided(&self.held, &ENDS), |(at, _)| at);
-                self.held.drain(..past);
+                self.held.pass(past);
                 self.next_header(end.is_some())
             }
         }
@@ -222,7 +223,7 @@ impl Harmony {
             self.place = Place::Call(Arguments::default());
         } else {
             self.place = Place::Text(if thinking { Channel::Thinking } else { Channel::Answer });
-            self.held.drain(..past);
+            self.held.pass(past);
         }
         true
     }

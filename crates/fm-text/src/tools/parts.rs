@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use crate::thinking::Channel;
+use crate::thinking::{Channel, Segment};
 
 /// A part of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
     /// Text, never empty.
-    Text(Channel, &'a str),
+    Text(Segment<'a>),
     /// Something of a call, with the call's place among those that began.
     Call(usize, CallPart<'a>),
 }
@@ -40,6 +40,7 @@ enum Kind {
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     text: String,
+    /// The number is a text's place or a call's.
     entries: Vec<(Kind, usize, Range<usize>)>,
     /// Calls that began.
     begun: usize,
@@ -53,16 +54,20 @@ impl Parts {
         self.entries.clear();
     }
 
+    /// Adds something of the latest call.
     fn add(&mut self, kind: Kind, text: &str) {
-        let start = self.text.len();
-        self.text.push_str(text);
-        let call = self.begun.saturating_sub(1);
-        self.entries.push((kind, call, start..self.text.len()));
+        self.put(kind, self.begun.saturating_sub(1), text);
     }
 
-    pub(crate) fn text(&mut self, channel: Channel, text: &str) {
+    fn put(&mut self, kind: Kind, number: usize, text: &str) {
+        let start = self.text.len();
+        self.text.push_str(text);
+        self.entries.push((kind, number, start..self.text.len()));
+    }
+
+    pub(crate) fn text(&mut self, Segment { channel, at, text }: Segment<'_>) {
         if !text.is_empty() {
-            self.add(Kind::Text(channel), text);
+            self.put(Kind::Text(channel), at, text);
         }
     }
 
@@ -101,15 +106,15 @@ impl Parts {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Part<'_>> {
-        self.entries.iter().map(|(kind, call, range)| {
+        self.entries.iter().map(|(kind, number, range)| {
             let text = &self.text[range.clone()];
             match kind {
-                Kind::Text(channel) => Part::Text(*channel, text),
-                Kind::Begin => Part::Call(*call, CallPart::Begin(text)),
-                Kind::Arguments => Part::Call(*call, CallPart::Arguments(text)),
-                Kind::End => Part::Call(*call, CallPart::End(Some(text))),
-                Kind::EndUnwritten => Part::Call(*call, CallPart::End(None)),
-                Kind::Broken => Part::Call(*call, CallPart::Broken),
+                Kind::Text(channel) => Part::Text(Segment { channel: *channel, at: *number, text }),
+                Kind::Begin => Part::Call(*number, CallPart::Begin(text)),
+                Kind::Arguments => Part::Call(*number, CallPart::Arguments(text)),
+                Kind::End => Part::Call(*number, CallPart::End(Some(text))),
+                Kind::EndUnwritten => Part::Call(*number, CallPart::End(None)),
+                Kind::Broken => Part::Call(*number, CallPart::Broken),
             }
         })
     }

@@ -8,7 +8,7 @@ use super::{
     reader::{Read, Step},
     scan::{find, undecided},
 };
-use crate::thinking::Channel;
+use crate::{held::Held, thinking::Channel};
 
 /// Splits the answers of one dialect.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct CallSplitter {
     definitions: Arc<Definitions>,
     reader: Option<Box<dyn Read>>,
     /// Text that is not said yet: white space and what may open a call, or a call so far.
-    held: String,
+    held: Held,
     /// Bytes of it that the reader has read.
     read: usize,
     /// Where the arguments of the call begin in it.
@@ -43,16 +43,16 @@ impl CallSplitter {
             marks: opens.iter().map(|open| open.mark).collect(),
             definitions,
             reader: None,
-            held: String::new(),
+            held: Held::default(),
             read: 0,
             arguments: None,
             after_call: false,
         }
     }
 
-    /// Adds text and says what is decided now.
-    pub(crate) fn push(&mut self, text: &str, parts: &mut Parts) {
-        self.held.push_str(text);
+    /// Adds text that stands at `at` of all text, behind what came before, and says what is decided now.
+    pub(crate) fn push(&mut self, at: usize, text: &str, parts: &mut Parts) {
+        self.held.push(at, text);
         self.decide(false, parts);
     }
 
@@ -64,7 +64,7 @@ impl CallSplitter {
             self.after_call = false;
         }
         if !(self.after_call && self.held.trim().is_empty()) {
-            parts.text(Channel::Answer, &self.held);
+            parts.text(self.held.all(Channel::Answer));
         }
         self.held.clear();
     }
@@ -81,7 +81,7 @@ impl CallSplitter {
     fn outside(&mut self, last: bool, parts: &mut Parts) -> bool {
         if self.after_call {
             let spaces = self.held.len() - self.held.trim_start().len();
-            self.held.drain(..spaces);
+            self.held.pass(spaces);
             if self.held.is_empty() {
                 return false;
             }
@@ -94,9 +94,9 @@ impl CallSplitter {
         };
         // White space before a call is not said, so none is said before it is known not to be.
         let said = if last && found.is_none() { end } else { self.held[..end].trim_end().len() };
-        parts.text(Channel::Answer, &self.held[..said]);
+        parts.text(self.held.first(said, Channel::Answer));
         self.after_call &= said == 0;
-        self.held.drain(..said);
+        self.held.pass(said);
         let Some((_, mark)) = found else { return false };
         let open = self.opens.iter().find(|open| open.mark == mark);
         let open = open.expect("the mark is one of these");
@@ -125,21 +125,21 @@ impl CallSplitter {
             Step::Call(bytes) | Step::Odd(bytes) => {
                 let start = self.arguments.take().filter(|_| matches!(step, Step::Call(_)));
                 parts.end(start.map(|start| &self.held[start..self.read]));
-                self.held.drain(..self.read + bytes);
+                self.held.pass(self.read + bytes);
                 self.read = 0;
                 self.after_call = true;
                 self.reader = Some(reader);
             }
             Step::Close(bytes) => {
-                self.held.drain(..self.read + bytes);
+                self.held.pass(self.read + bytes);
             }
             Step::Broken(bytes) => {
                 // Where nothing has begun only the mark is text: another one may follow.
                 let start = self.held.len() - self.held.trim_start().len();
                 let mark = self.held[start..].chars().next().map_or(0, char::len_utf8);
                 let said = if parts.broken() { self.read + bytes } else { start + mark };
-                parts.text(Channel::Answer, &self.held[..said]);
-                self.held.drain(..said);
+                parts.text(self.held.first(said, Channel::Answer));
+                self.held.pass(said);
                 self.after_call = false;
             }
         }

@@ -31,7 +31,7 @@ pub(super) struct Writer {
     /// Items that are complete, each with its status.
     output: Vec<(Item, &'static str)>,
     open: Option<Item>,
-    /// What belongs to text that has not come yet.
+    /// Tokens of the text that comes next.
     odds: Vec<TokenOdds>,
     end: Option<FinishReason>,
 }
@@ -282,10 +282,6 @@ impl Writer {
 
     /// The last item of a text that was cut.
     fn cut(&mut self, out: &mut Out) {
-        let own = std::mem::take(&mut self.odds);
-        if let Some(item) = &mut self.open {
-            item.odds.extend(own);
-        }
         let status = self.status().0;
         self.close_item(out, status);
     }
