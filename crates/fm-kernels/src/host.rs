@@ -46,6 +46,12 @@ pub use kernels::{
 pub use kv::{Half, HostKv, HostKvView, Kept, KvLanes};
 use places::PlaceLists;
 
+/// Parts of a row that is shared out are whole cache lines: no two threads write to one.
+const PART_ALIGN: usize = 64;
+
+/// What an exponential takes as long as, in values that are read.
+const VALUES_PER_EXP: usize = 8;
+
 /// A backend in host memory.
 #[derive(Debug)]
 pub struct Host<K> {
@@ -253,10 +259,10 @@ impl<K: Kernels> Backend for Host<K> {
         weight: &HostBuf,
         eps: f32,
     ) -> DeviceResult {
-        let kernels = &self.kernels;
-        x.for_each_row(kernels, |i, row| {
-            let heads = row.chunks_exact_mut(weight.len());
-            for (head, z) in heads.zip(z.row(i).chunks_exact(weight.len())) {
+        let (kernels, values) = (&self.kernels, x.cols * VALUES_PER_EXP);
+        x.for_each_part(kernels, (weight.len(), values), |i, first, heads| {
+            let heads = heads.chunks_exact_mut(weight.len());
+            for (head, z) in heads.zip(z.row(i)[first..].chunks_exact(weight.len())) {
                 let scale = norm::rms_scale(kernels.dot(head, head), head.len(), eps);
                 norm::scale_row_in_place(head, scale, weight);
                 kernels.mul_silu(z, head);
@@ -480,10 +486,11 @@ impl<K: Kernels> Backend for Host<K> {
         out: ViewMut<'_, HostBuf>,
     ) -> DeviceResult {
         let top_k = weights.len() / out.rows.max(1);
-        let kernels = &self.kernels;
-        out.for_each_row(kernels, |i, out| {
+        let (kernels, values) = (&self.kernels, (top_k + 1) * out.cols);
+        out.for_each_part(kernels, (PART_ALIGN, values), |i, first, out| {
             for (j, weight) in weights[i * top_k..][..top_k].iter().enumerate() {
-                kernels.axpy(*weight, y.row(i * top_k + j), out);
+                let y = &y.row(i * top_k + j)[first..][..out.len()];
+                kernels.axpy(*weight, y, out);
             }
         });
         Ok(())

@@ -7,8 +7,9 @@ use crate::{
 
 use super::{Case, noise, read_all};
 
-/// Shapes `(rows, cols)` with columns that do not fill vectors, and many rows.
-const SHAPES: [(usize, usize); 6] = [(1, 1), (1, 16), (3, 40), (2, 77), (5, 1024), (300, 72)];
+/// Shapes `(rows, cols)` with columns that do not fill vectors, many rows, and a row that is worth sharing out.
+const SHAPES: [(usize, usize); 7] =
+    [(1, 1), (1, 16), (3, 40), (2, 77), (5, 1024), (300, 72), (1, 5120)];
 
 /// An operation on a matrix that has neighbours left and right, which must survive.
 #[derive(Debug)]
@@ -39,7 +40,8 @@ impl Case for InColumns {
         let wide = |seed| noise(seed, rows * stride).iter().map(|x| x * 24.0).collect::<Vec<_>>();
         let (x, z) = (device.upload(&wide(1))?, device.upload(&wide(2))?);
         let mut out = device.upload(&wide(3))?;
-        let heads = if cols.is_multiple_of(2) { 2 } else { 1 };
+        let heads = [80, 2, 1].into_iter().find(|heads| cols.is_multiple_of(*heads));
+        let heads = heads.expect("one divides everything");
         let whole = device.upload(&noise(4, cols))?;
         let per_head = device.upload(&noise(5, cols / heads))?;
         let x = View::new(&x, rows, stride).columns(1, cols);

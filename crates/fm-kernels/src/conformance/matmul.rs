@@ -271,9 +271,10 @@ impl Case for Scatter {
 }
 
 /// Results that were stored, and are combined afterwards.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Combined {
     rows: usize,
+    cols: usize,
     top_k: usize,
     /// By one [`Backend::scatter_rows`] per expert instead.
     one_by_one: bool,
@@ -281,8 +282,7 @@ struct Combined {
 
 impl Case for Combined {
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>> {
-        let &Self { rows, top_k, one_by_one } = self;
-        let cols = 77;
+        let &Self { rows, cols, top_k, one_by_one } = self;
         let y = device.upload(&noise(1, rows * top_k * cols))?;
         let weights = noise(2, rows * top_k);
         let mut out = device.upload(&noise(3, rows * cols))?;
@@ -306,10 +306,11 @@ impl Case for Combined {
 /// # Panics
 /// If one bit differs.
 pub fn combine_rows<B: Backend>(device: &B) {
-    for (rows, top_k) in [(1, 1), (1, 8), (5, 3), (300, 2)] {
-        let together = Combined { rows, top_k, one_by_one: false };
+    // One of them is a row that is worth sharing out.
+    for (rows, cols, top_k) in [(1, 77, 1), (1, 77, 8), (5, 77, 3), (300, 77, 2), (1, 2900, 8)] {
+        let together = Combined { rows, cols, top_k, one_by_one: false };
         let found = together.check(device, tolerance::ELEMENTWISE_F32);
-        let one_by_one = Combined { rows, top_k, one_by_one: true };
+        let one_by_one = Combined { one_by_one: true, ..together };
         let wanted = one_by_one.run(device).expect("the device runs");
         assert!(bits(&found) == bits(&wanted), "{together:?}");
     }

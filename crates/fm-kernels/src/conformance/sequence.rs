@@ -292,7 +292,7 @@ impl Case for Convolution {
 /// [`Backend::causal_conv`] with one to four taps.
 pub fn causal_conv<B: Backend>(device: &B) {
     for taps in 1..=4 {
-        for (channels, rows) in [(5, 1), (16, 3), (77, 9), (1000, 2), (1000, 17)] {
+        for (channels, rows) in [(5, 1), (16, 3), (77, 9), (1000, 2), (1000, 17), (4100, 1)] {
             let case = Convolution { taps, channels, chunks: vec![rows] };
             case.check(device, tolerance::ELEMENTWISE_F32);
         }

@@ -1,10 +1,17 @@
 //! Attention of some query heads, block by block.
 
+mod ahead;
+mod gather;
+
 use crate::{
     backend::{AttentionShape, KV_BLOCK_TOKENS, View},
     host::{Half, HostBuf, Kept, KvLanes, QUERIES_PER_TASK_MAX},
 };
 
+use self::{
+    ahead::Ahead,
+    gather::{Shares, gather},
+};
 use super::{
     activation::{exp_sum, largest},
     lanes::{LANES, Lanes, Sixteen, Work, padded},
@@ -195,13 +202,13 @@ impl<E: KeptLanes> Queries<'_, E> {
             (self.kv.table[block] as usize * kv_heads + self.kv_head) * KV_BLOCK_TOKENS + from;
         let keys = &self.kv.keys[lane * k_dim..][..(to - from) * k_dim];
         let values = self.kv.values(self.shape, lane);
-        let ahead = if at == 0 { self.ahead(keys, values.0, block) } else { [None; 2] };
+        let [ahead, behind] = self.ahead(values.0, block).map(|ahead| ahead.of_first(at));
         let (mut q, mut places) = ([self.query(at); G], [self.place(at); G]);
         for n in 1..G {
             (q[n], places[n]) = (self.query(at + n), self.place(at + n));
         }
         let mut scores = [[0.0; KV_BLOCK_TOKENS]; G];
-        score::<L, E, G, N, T>(lanes, scale, q, (keys, ahead[0]), &mut scores);
+        score::<L, E, G, N, T>(lanes, scale, q, (keys, ahead), &mut scores);
         let mut fades = [0.0; G];
         for n in 0..G {
             let (state, scores) = (&mut states[at + n], &mut scores[n][..to - from]);
@@ -210,33 +217,32 @@ impl<E: KeptLanes> Queries<'_, E> {
             state.peak = higher;
             state.sum = state.sum * fades[n] + exp_sum(lanes, higher, scores);
         }
-        let shares = Shares { fades, scores: &scores, tokens: to - from, ahead: ahead[1] };
+        let shares = Shares { fades, scores: &scores, tokens: to - from, ahead: behind };
         gather::<L, E, G, N, T>(lanes, shares, values, out, (places, v_dim));
     }
 
-    /// What the first queries of a block ask for, and how far behind what they read it is: while they
-    /// meet its keys its values, and while they gather its values the keys of the next one.
+    /// What the first queries of a block ask for: while they meet its keys its values, and while they
+    /// gather its values the keys of the next one.
     #[inline(always)]
-    fn ahead(&self, keys: &[E], values: &[E], block: usize) -> [Option<usize>; 2] {
+    fn ahead(&self, values: &[E], block: usize) -> [Ahead<E>; 2] {
         let next = (block + 1) * KV_BLOCK_TOKENS < self.position + self.q.rows;
         let next = next.then(|| self.kv.table[block + 1] as usize * self.shape.kv_heads);
         let next = next.map(|lane| (lane + self.kv_head) * KV_BLOCK_TOKENS * self.shape.k_dim);
-        let next = next.map(|first| &self.kv.keys[first..]);
-        let far = |to: &[E], from: &[E]| to.as_ptr().addr().wrapping_sub(from.as_ptr().addr());
+        let next = Ahead::of(next.map(|first| &self.kv.keys[first..]));
         match self.kv.values {
-            Some(_) => [Some(far(values, keys)), next.map(|next| far(next, values))],
-            None => [next.map(|next| far(next, keys)), None],
+            Some(_) => [Ahead::of(Some(values)), next],
+            None => [next, Ahead::NOTHING],
         }
     }
 }
 
-/// `scores[n][t] = scale · q[n]·keys[t]`; asks for what lies `ahead` of the keys.
+/// `scores[n][t] = scale · q[n]·keys[t]`; asks for what comes next.
 #[inline(always)]
 fn score<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     scale: f32,
     q: [&[f32]; G],
-    (keys, ahead): (&[E], Option<usize>),
+    (keys, ahead): (&[E], Ahead<E>),
     scores: &mut [[f32; KV_BLOCK_TOKENS]; G],
 ) {
     let k_dim = q[0].len();
@@ -244,10 +250,12 @@ fn score<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usize>
     let mut t = 0;
     let mut tiles = keys.chunks_exact(T * k_dim);
     for keys in &mut tiles {
+        let ahead = ahead.behind(t * k_dim);
         score_keys::<L, E, G, N, T>(lanes, scale, &q, (keys, ahead), (scores, t));
         t += T;
     }
     for key in tiles.remainder().chunks_exact(k_dim) {
+        let ahead = ahead.behind(t * k_dim);
         score_keys::<L, E, G, N, 1>(lanes, scale, &q, (key, ahead), (scores, t));
         t += 1;
     }
@@ -259,7 +267,7 @@ fn score_keys<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: u
     lanes: L,
     scale: f32,
     q: &Rows<'_, f32, G>,
-    (keys, ahead): (&[E], Option<usize>),
+    (keys, ahead): (&[E], Ahead<E>),
     (scores, t): (&mut [[f32; KV_BLOCK_TOKENS]; G], usize),
 ) {
     let k_dim = keys.len() / T;
@@ -269,7 +277,7 @@ fn score_keys<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: u
     }
     let keys = Rows::new(rows, k_dim);
     for first in (0..G).step_by(N) {
-        let ahead = ahead.filter(|_| first == 0);
+        let ahead = ahead.of_first(first);
         let sums = products::<L, E, G, N, T>(lanes, (q, first), (&keys, ahead));
         let mut tile = [[0.0; T]; N];
         add_lanes(lanes, scale, sums, tile.as_flattened_mut());
@@ -335,7 +343,7 @@ impl<'a, E: KeptLanes, const N: usize> Rows<'a, E, N> {
 fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usize>(
     lanes: L,
     (q, first): (&Rows<'_, f32, G>, usize),
-    (keys, ahead): (&Rows<'_, E, T>, Option<usize>),
+    (keys, ahead): (&Rows<'_, E, T>, Ahead<E>),
 ) -> [[L::F; T]; N] {
     let mut sums = [[lanes.splat(0.0); T]; N];
     // All have this length, which the compiler sees only where they are cut.
@@ -353,11 +361,8 @@ fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usi
             *vector = lanes.load(&q[at]);
         }
         for (t, key) in rows.iter().enumerate() {
-            let key = &key[at];
-            if let Some(ahead) = ahead {
-                lanes.prefetch(key, ahead);
-            }
-            let key = E::load(lanes, key);
+            ahead.ask(lanes, at * T + t);
+            let key = E::load(lanes, &key[at]);
             for n in 0..N {
                 sums[n][t] = lanes.fma(vectors[n], key, sums[n][t]);
             }
@@ -372,121 +377,4 @@ fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usi
         }
     }
     sums
-}
-
-/// Sixteen values from `at` on.
-#[inline(always)]
-fn sixteen(x: &[f32], at: usize) -> &Sixteen {
-    x[at..].first_chunk().expect("a whole vector")
-}
-
-/// What the values of a block count for `G` queries.
-#[derive(Clone, Copy)]
-struct Shares<'a, const G: usize> {
-    /// Factors on what was gathered before.
-    fades: [f32; G],
-    scores: &'a [[f32; KV_BLOCK_TOKENS]; G],
-    tokens: usize,
-    /// How far behind the values lies what will be read next.
-    ahead: Option<usize>,
-}
-
-/// `out[n] = fade[n] · out[n] + Σ shares[n][t] · values[t]`, positions ascending; `values` come with
-/// their stride, and output `n` has `v_dim` values from `places[n]` on.
-#[inline(always)]
-fn gather<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const C: usize>(
-    lanes: L,
-    shares: Shares<'_, G>,
-    (values, stride): (&[E], usize),
-    out: &mut [f32],
-    (mut places, v_dim): ([usize; G], usize),
-) {
-    let mut at = 0;
-    while at + C * LANES <= v_dim {
-        gather_columns::<L, E, G, N, C>(lanes, shares, (&values[at..], stride), out, places);
-        at += C * LANES;
-        places.iter_mut().for_each(|place| *place += C * LANES);
-    }
-    while at + LANES <= v_dim {
-        gather_columns::<L, E, G, N, 1>(lanes, shares, (&values[at..], stride), out, places);
-        at += LANES;
-        places.iter_mut().for_each(|place| *place += LANES);
-    }
-    if at < v_dim {
-        gather_tail::<L, E, G, N>(
-            lanes,
-            shares,
-            (&values[at..], stride),
-            out,
-            (places, v_dim - at),
-        );
-    }
-}
-
-/// `C` vectors of each output.
-#[inline(always)]
-fn gather_columns<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const C: usize>(
-    lanes: L,
-    Shares { fades, scores, tokens, ahead }: Shares<'_, G>,
-    (values, stride): (&[E], usize),
-    out: &mut [f32],
-    places: [usize; G],
-) {
-    for first in (0..G).step_by(N) {
-        let ahead = ahead.filter(|_| first == 0);
-        let mut sums = [[lanes.splat(0.0); C]; N];
-        for n in 0..N {
-            for (c, sum) in sums[n].iter_mut().enumerate() {
-                let before = lanes.load(sixteen(out, places[first + n] + c * LANES));
-                *sum = lanes.mul(lanes.splat(fades[first + n]), before);
-            }
-        }
-        for t in 0..tokens {
-            let mut columns = [lanes.splat(0.0); C];
-            let values = &values[t * stride..][..C * LANES];
-            for (values, column) in values.as_chunks().0.iter().zip(&mut columns) {
-                *column = E::load(lanes, values);
-                if let Some(ahead) = ahead {
-                    lanes.prefetch(values, ahead);
-                }
-            }
-            for (sums, scores) in sums.iter_mut().zip(&scores[first..]) {
-                let share = lanes.splat(scores[t]);
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = lanes.fma(share, column, *sum);
-                }
-            }
-        }
-        for n in 0..N {
-            for (c, sum) in sums[n].iter().enumerate() {
-                let out = out[places[first + n] + c * LANES..].first_chunk_mut();
-                lanes.store(*sum, out.expect("a whole vector"));
-            }
-        }
-    }
-}
-
-/// The last `len` values of each output, fewer than a vector: by way of copies that are filled up.
-#[inline(always)]
-fn gather_tail<L: Lanes, E: KeptLanes, const G: usize, const N: usize>(
-    lanes: L,
-    shares: Shares<'_, G>,
-    (values, stride): (&[E], usize),
-    out: &mut [f32],
-    (places, len): ([usize; G], usize),
-) {
-    let (mut block, mut outs) = ([[E::default(); LANES]; KV_BLOCK_TOKENS], [[0.0; LANES]; G]);
-    for (t, value) in block[..shares.tokens].iter_mut().enumerate() {
-        *value = padded(&values[t * stride..][..len]);
-    }
-    let mut firsts = [0; G];
-    for n in 0..G {
-        firsts[n] = n * LANES;
-        outs[n] = padded(&out[places[n]..][..len]);
-    }
-    let values = (block.as_flattened(), LANES);
-    gather_columns::<L, E, G, N, 1>(lanes, shares, values, outs.as_flattened_mut(), firsts);
-    for n in 0..G {
-        out[places[n]..][..len].copy_from_slice(&outs[n][..len]);
-    }
 }

@@ -87,7 +87,9 @@ impl<K: Kernels> Host<K> {
         mut x: ViewMut<'_, HostBuf>,
     ) {
         let (channels, taps, kernels) = (x.cols, history.len() / x.cols, &self.kernels);
-        let channels_per_task = rows_per_task(kernels, channels, x.rows * channels);
+        // Of one row, weights and history are most of what is read.
+        let values = weight.len() + history.len() + x.rows * channels;
+        let channels_per_task = rows_per_task(kernels, channels, values);
         let len = channels_per_task.next_multiple_of(CHANNELS_ALIGN);
         self.places.with(|rows| {
             rows.extend(history.chunks_exact_mut(channels));

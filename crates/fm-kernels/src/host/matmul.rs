@@ -91,47 +91,6 @@ impl<K: Kernels> Host<K> {
         let together = if tokens == 1 { 1 } else { 2 };
         let per_task = panels.div_ceil(tasks).max(least).next_multiple_of(together);
         let rows_per_task = per_task * PANEL_ROWS;
-        match (ws, &mut *ys) {
-            ([w], [y]) if tokens == 1 => {
-                kernels.for_each_chunk(y.row(0), rows_per_task, |task, out| {
-                    dots_across(kernels, &[*w], x, task * rows_per_task, out);
-                });
-            }
-            _ if tokens == 1 => self.one_row(x, (ws, ys), rows_per_task),
-            _ => self.many_rows(x, (ws, ys), rows_per_task),
-        }
-    }
-
-    /// [`Self::matmul_arranged`] of several matrices and one row: results that follow each other are
-    /// shared out, and copied to their places.
-    fn one_row(
-        &self,
-        x: &RowSelection<'_>,
-        (ws, ys): (&[Weights<'_>], &mut [Results<'_>]),
-        rows_per_task: usize,
-    ) {
-        let kernels = &self.kernels;
-        self.with_scratch(ws.iter().map(|w| w.shape.rows).sum(), |results| {
-            kernels.for_each_chunk(results, rows_per_task, |task, out| {
-                dots_across(kernels, ws, x, task * rows_per_task, out);
-            });
-            let mut results = &*results;
-            for y in ys {
-                let (own, rest) = results.split_at(y.cols);
-                y.row(0).copy_from_slice(own);
-                results = rest;
-            }
-        });
-    }
-
-    /// [`Self::matmul_arranged`] of many rows: a task writes its part of every row in place.
-    fn many_rows(
-        &self,
-        x: &RowSelection<'_>,
-        (ws, ys): (&[Weights<'_>], &mut [Results<'_>]),
-        rows_per_task: usize,
-    ) {
-        let kernels = &self.kernels;
         self.places.with(|places| {
             for y in ys {
                 self.places.with(|rows| {
@@ -139,7 +98,8 @@ impl<K: Kernels> Host<K> {
                     cut(rows, rows_per_task, places);
                 });
             }
-            kernels.for_each_chunk(places, x.rows(), |task, out| {
+            // A task writes its part of every row in place.
+            kernels.for_each_chunk(places, tokens, |task, out| {
                 let (shape, panels) = panels_of(ws, rows_per_task, task);
                 kernels.arranged_dots(shape.format, panels, x, out);
             });
@@ -237,25 +197,4 @@ fn panels_of<'a>(
         task -= count;
     }
     unreachable!("there are as many tasks as parts of matrices")
-}
-
-/// Rows `first ..` of arranged matrices that follow each other, times one row of activations.
-fn dots_across(
-    kernels: &impl Kernels,
-    ws: &[Weights<'_>],
-    x: &RowSelection<'_>,
-    mut first: usize,
-    mut out: &mut [f32],
-) {
-    for QMatrix { bytes, shape, .. } in ws {
-        let here = out.len().min(shape.rows.saturating_sub(first));
-        let (own, rest) = out.split_at_mut(here);
-        if here > 0 {
-            let row_bytes = shape.row_bytes();
-            let panels = &bytes[first * row_bytes..][..here * row_bytes];
-            kernels.arranged_dots(shape.format, panels, x, &mut [own]);
-        }
-        first = (first + here).saturating_sub(shape.rows);
-        out = rest;
-    }
 }

@@ -62,6 +62,21 @@ impl ViewMut<'_, HostBuf> {
         }
     }
 
+    /// Runs `task(i, first, part)` for every row, or for parts of a row that is alone, which have whole `unit`s
+    /// and begin with value `first`; in parallel if all the `values` that this reads or writes are enough.
+    pub(super) fn for_each_part(
+        mut self,
+        parallel: &impl Parallel,
+        (unit, values): (usize, usize),
+        task: impl Fn(usize, usize, &mut [f32]) + Sync,
+    ) {
+        if self.rows != 1 {
+            return self.for_each_row(parallel, |i, row| task(i, 0, row));
+        }
+        let len = unit * rows_per_task(parallel, self.cols.div_ceil(unit), values);
+        parallel.for_each_chunk(self.row(0), len, |i, part| task(0, i * len, part));
+    }
+
     /// From the first value to the last, with what lies between the rows.
     pub(super) fn spread(&mut self) -> &mut [f32] {
         let len = self.rows.saturating_sub(1) * self.stride + self.cols;
