@@ -58,6 +58,12 @@ impl<'a> Observe<'a> {
         }
     }
 
+    /// The tenant of a slot, if it has one, has none to leave any more.
+    fn leave(&mut self, slot: u32) {
+        let left = &mut self.observed[self.tenants[slot as usize] as usize].slot;
+        *left = left.filter(|of_tenant| *of_tenant != slot);
+    }
+
     /// Sees the scores of a frame, whose layer's experts begin at `first`.
     fn see(&mut self, frame: usize, first: usize) {
         let trace = self.replay.trace;
@@ -92,14 +98,14 @@ impl Policy for Observe<'_> {
     }
 
     fn remove(&mut self, slot: u32) {
-        self.observed[self.tenants[slot as usize] as usize].slot = None;
+        self.leave(slot);
         self.victims.remove(slot);
     }
 
     fn take(&mut self, newcomer: Option<&Standing>, may_go: &dyn Fn(u32) -> bool) -> Option<u32> {
         let worth = |it: &Standing| self.observed[it.id as usize].rank();
         let slot = self.victims.take(newcomer.map_or(f64::INFINITY, worth), may_go)?;
-        self.observed[self.tenants[slot as usize] as usize].slot = None;
+        self.leave(slot);
         Some(slot)
     }
 }
