@@ -30,18 +30,11 @@ pub(super) struct LeastStale {
     turns: Vec<u32>,
     /// The layer whose turn it is.
     current: usize,
-    /// Residents that were looked at and found in use. Bound: all slots.
-    skipped: Vec<u32>,
 }
 
 impl LeastStale {
     pub(super) fn new(slots: usize, layers: usize) -> Self {
-        Self {
-            queues: Queues::new(slots, layers),
-            turns: vec![0; layers],
-            current: 0,
-            skipped: Vec::with_capacity(slots),
-        }
+        Self { queues: Queues::new(slots, layers), turns: vec![0; layers], current: 0 }
     }
 
     fn worth(&self, layer: usize, last_turn: u32) -> Worth {
@@ -79,20 +72,13 @@ impl Policy for LeastStale {
     fn take(&mut self, newcomer: Option<&Standing>, may_go: &dyn Fn(u32) -> bool) -> Option<u32> {
         let limit = newcomer.map(|it| self.worth(it.key.layer.index(), it.last_turn));
         let mut taken = None;
-        while let Some((worth, slot)) = self.first() {
-            if limit.is_some_and(|limit| worth > limit) {
-                break;
-            }
-            self.queues.remove(slot);
-            if may_go(slot) {
-                taken = Some(slot);
-                break;
-            }
-            self.skipped.push(slot);
+        while taken.is_none()
+            && let Some((worth, slot)) = self.first()
+            && limit.is_none_or(|limit| worth <= limit)
+        {
+            taken = self.queues.take(slot, may_go);
         }
-        while let Some(slot) = self.skipped.pop() {
-            self.queues.put_back(slot);
-        }
+        self.queues.put_back_skipped();
         taken
     }
 }

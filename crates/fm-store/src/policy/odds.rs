@@ -49,8 +49,6 @@ pub(super) struct Odds {
     experts: f64,
     /// Turns after which a use counts half.
     half_life: f64,
-    /// Residents that were looked at and found in use. Bound: all slots.
-    skipped: Vec<u32>,
 }
 
 /// What was used of a layer.
@@ -85,7 +83,6 @@ impl Odds {
             current: 0,
             experts: scope.experts_per_layer as f64,
             half_life: HALF_LIFE_USES * scope.experts_per_layer as f64 / scope.top_k as f64,
-            skipped: Vec::with_capacity(scope.slots),
         }
     }
 
@@ -172,20 +169,13 @@ impl Policy for Odds {
             self.odds(newcomer.key.layer.index(), usize::from(newcomer.class), newcomer.last_turn)
         });
         let mut taken = None;
-        while let Some((odds, slot)) = self.lowest() {
-            if odds > limit {
-                break;
-            }
-            self.queues.remove(slot);
-            if may_go(slot) {
-                taken = Some(slot);
-                break;
-            }
-            self.skipped.push(slot);
+        while taken.is_none()
+            && let Some((odds, slot)) = self.lowest()
+            && odds <= limit
+        {
+            taken = self.queues.take(slot, may_go);
         }
-        while let Some(slot) = self.skipped.pop() {
-            self.queues.put_back(slot);
-        }
+        self.queues.put_back_skipped();
         taken
     }
 

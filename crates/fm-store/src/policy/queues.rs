@@ -53,6 +53,8 @@ pub(super) struct Queues<const CLASSES: usize> {
     ends: Vec<Queue>,
     /// By layer.
     first: Vec<First>,
+    /// Slots that were looked at and found in use. Bound: all slots.
+    skipped: Vec<u32>,
 }
 
 impl<const CLASSES: usize> Queues<CLASSES> {
@@ -64,6 +66,24 @@ impl<const CLASSES: usize> Queues<CLASSES> {
             places: vec![place; slots],
             ends: vec![queue; layers * CLASSES],
             first: vec![First::Unknown; layers],
+            skipped: Vec::with_capacity(slots),
+        }
+    }
+
+    /// Takes a slot out, for good if it may go, else until [`Self::put_back_skipped`].
+    pub(super) fn take(&mut self, slot: u32, may_go: &dyn Fn(u32) -> bool) -> Option<u32> {
+        self.remove(slot);
+        if may_go(slot) {
+            return Some(slot);
+        }
+        self.skipped.push(slot);
+        None
+    }
+
+    /// Those that could not be taken are where they were.
+    pub(super) fn put_back_skipped(&mut self) {
+        while let Some(slot) = self.skipped.pop() {
+            self.link(slot);
         }
     }
 
@@ -84,11 +104,6 @@ impl<const CLASSES: usize> Queues<CLASSES> {
         let place = &mut self.places[slot as usize];
         place.queue = queue as u32;
         place.age = (standing.last_turn, standing.key.expert);
-        self.link(slot);
-    }
-
-    /// Adds a slot where it was before it was removed.
-    pub(super) fn put_back(&mut self, slot: u32) {
         self.link(slot);
     }
 
@@ -198,7 +213,7 @@ mod tests {
                     }
                     Op::PutBack(slot) => {
                         if let Some(entry @ (.., false)) = &mut list[slot as usize] {
-                            queues.put_back(slot);
+                            queues.link(slot);
                             entry.3 = true;
                         }
                     }
