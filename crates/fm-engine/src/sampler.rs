@@ -2,6 +2,8 @@
 //!
 //! The order is that of transformers: bias, penalties, temperature, top-k, top-p, min-p, draw.
 
+use std::cmp::Ordering;
+
 use serde::Deserialize;
 
 /// How a token is chosen.
@@ -115,7 +117,7 @@ pub struct Sampler {
     /// Added to logits before anything else.
     bias: Vec<(u32, f32)>,
     logits: Vec<f32>,
-    /// Candidates with their probabilities, likeliest first.
+    /// Candidates with their probabilities.
     candidates: Vec<(u32, f32)>,
 }
 
@@ -215,45 +217,62 @@ impl Sampler {
 
     fn draw(&mut self) -> u32 {
         self.select_candidates();
-        let total: f32 = self.candidates.iter().map(|(_, p)| p).sum();
-        let mut rest = self.random.unit() * total;
-        for (token, probability) in &self.candidates {
-            rest -= probability;
-            if rest < 0.0 {
-                return *token;
-            }
-        }
-        self.candidates.last().expect("the likeliest token is always a candidate").0
+        let mut rest = f64::from(self.random.unit()) * self.total();
+        let drawn = self.candidates.iter().find(|(_, probability)| {
+            rest -= f64::from(*probability);
+            rest < 0.0
+        });
+        // Rounding may leave a rest behind all of them, and the last may be as good as impossible.
+        drawn.map_or_else(|| self.likeliest(), |(token, _)| *token)
     }
 
-    /// Fills `candidates` with tokens and unnormalised probabilities, likeliest first.
+    /// Fills `candidates` with tokens and unnormalised probabilities, of which the likeliest has 1. Nothing is
+    /// sorted but what has to be, which is the most expensive step where a vocabulary is large.
     fn select_candidates(&mut self) {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         self.candidates.clear();
         let possible = (0..).zip(&self.logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
         self.candidates.extend(possible.map(|(token, logit)| (token, logit / temperature)));
-        let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if top_k > 0 && top_k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(top_k - 1, descending);
             self.candidates.truncate(top_k);
+            self.candidates.sort_unstable_by(descending);
         }
-        self.candidates.sort_unstable_by(descending);
-        let peak = self.candidates[0].1;
+        let peak = self.candidates.iter().fold(f32::NEG_INFINITY, |peak, (_, x)| peak.max(*x));
         self.candidates.iter_mut().for_each(|(_, x)| *x = (*x - peak).exp());
         if top_p < 1.0 {
-            let total: f32 = self.candidates.iter().map(|(_, p)| p).sum();
-            let mut sum = 0.0;
-            // The token that crosses the border belongs to the candidates.
-            let keep = self.candidates.iter().position(|(_, p)| {
-                sum += p;
-                sum >= top_p * total
-            });
-            self.candidates.truncate(keep.map_or(self.candidates.len(), |last| last + 1));
+            self.keep_likeliest(top_p);
         }
-        // The likeliest has probability 1 here.
-        let keep = self.candidates.partition_point(|(_, p)| *p >= min_p);
-        self.candidates.truncate(keep.max(1));
+        if min_p > 0.0 {
+            self.candidates.retain(|(_, p)| *p >= min_p.min(1.0));
+        }
     }
+
+    /// Keeps the likeliest candidates that have this share of the probability together, likeliest first.
+    fn keep_likeliest(&mut self, share: f32) {
+        let (share, total) = (f64::from(share), self.total());
+        // All that are less likely have less than the share that goes, together.
+        let least = (1.0 - share) * total / self.candidates.len() as f64;
+        self.candidates.retain(|(_, p)| f64::from(*p) >= least);
+        self.candidates.sort_unstable_by(descending);
+        let mut sum = 0.0;
+        // The token that crosses the border belongs to the candidates.
+        let last = self.candidates.iter().position(|(_, p)| {
+            sum += f64::from(*p);
+            sum >= share * total
+        });
+        self.candidates.truncate(last.map_or(self.candidates.len(), |last| last + 1));
+    }
+
+    /// What the probabilities of the candidates add up to, a large vocabulary's too.
+    fn total(&self) -> f64 {
+        self.candidates.iter().map(|(_, p)| f64::from(*p)).sum()
+    }
+}
+
+/// The likelier token first, and the lower one of equals.
+fn descending(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
 /// Random numbers that are the same on every machine and in every version. Source: Steele, Lea,
@@ -327,6 +346,42 @@ mod tests {
         close(&shares(Sampling { top_p: 0.7, ..warm }, &LOGITS), &two);
         close(&shares(Sampling { min_p: 0.3, ..warm }, &LOGITS), &two);
         close(&shares(Sampling { top_p: 0.0, ..warm }, &LOGITS), &[0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn what_is_not_sorted_is_left_out_as_if_it_were() {
+        let mut random = SplitMix64(7);
+        let logits: Vec<f32> = (0..3_000).map(|_| 9.0 * random.unit()).collect();
+        for (top_k, top_p, min_p) in [
+            (0, 1.0, 0.0),
+            (0, 0.9, 0.0),
+            (0, 0.02, 0.0),
+            (700, 0.9, 0.1),
+            (5, 1.0, 0.6),
+            (0, 1.0, 0.3),
+        ] {
+            let sampling =
+                Sampling { temperature: 1.5, top_k, top_p, min_p, ..Sampling::default() };
+            let mut sampler = Sampler::new(sampling, logits.len(), &[]);
+            sampler.logits.clone_from(&logits);
+            sampler.select_candidates();
+            let mut got: Vec<u32> = sampler.candidates.iter().map(|(token, _)| *token).collect();
+            got.sort_unstable();
+
+            let mut all: Vec<(u32, f32)> =
+                (0..).zip(logits.iter().map(|logit| (logit / 1.5).exp())).collect();
+            all.sort_unstable_by(descending);
+            all.truncate(if top_k == 0 { all.len() } else { top_k });
+            let (peak, total) = (all[0].1, all.iter().map(|(_, p)| p).sum::<f32>());
+            let mut before = 0.0;
+            all.retain(|(_, p)| {
+                before += p;
+                before - p < top_p * total && *p >= min_p * peak
+            });
+            let mut want: Vec<u32> = all.iter().map(|(token, _)| *token).collect();
+            want.sort_unstable();
+            assert_eq!(got, want, "{sampling:?}");
+        }
     }
 
     #[test]
