@@ -168,7 +168,8 @@ impl Sampler {
         logits: &[f32],
         mask: impl FnOnce(&mut [f32]),
     ) -> Result<u32, NotANumber> {
-        if let Some(token) = logits.iter().position(|logit| logit.is_nan()) {
+        if logits.iter().fold(false, |any, logit| any | logit.is_nan()) {
+            let token = logits.iter().position(|logit| logit.is_nan()).expect("one is");
             return Err(NotANumber { token });
         }
         self.logits.clear();
@@ -184,9 +185,8 @@ impl Sampler {
     /// Whether only the likeliest token is left: at 0, and where a quotient is too large for f32.
     fn is_cold(&self) -> bool {
         let temperature = self.sampling.temperature;
-        let possible = self.logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
-        let largest = possible.fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
-        temperature == 0.0 || !(largest / temperature).is_finite()
+        let possible = |logit: f32| if logit > f32::NEG_INFINITY { logit.abs() } else { 0.0 };
+        temperature == 0.0 || !(largest(&self.logits, possible) / temperature).is_finite()
     }
 
     fn penalise(&mut self) {
@@ -210,9 +210,8 @@ impl Sampler {
 
     /// The lowest of the tokens with the largest logit.
     fn likeliest(&self) -> u32 {
-        let better =
-            |best: usize, i: usize| if self.logits[i] > self.logits[best] { i } else { best };
-        (0..self.logits.len()).reduce(better).unwrap_or(0) as u32
+        let best = largest(&self.logits, |logit| logit);
+        self.logits.iter().position(|logit| *logit == best).unwrap_or(0) as u32
     }
 
     fn draw(&mut self) -> u32 {
@@ -238,7 +237,7 @@ impl Sampler {
             self.candidates.truncate(top_k);
             self.candidates.sort_unstable_by(descending);
         }
-        let peak = self.candidates.iter().fold(f32::NEG_INFINITY, |peak, (_, x)| peak.max(*x));
+        let peak = largest(&self.logits, |logit| logit) / temperature;
         self.candidates.iter_mut().for_each(|(_, x)| *x = (*x - peak).exp());
         if top_p < 1.0 {
             self.keep_likeliest(top_p);
@@ -268,6 +267,18 @@ impl Sampler {
     fn total(&self) -> f64 {
         self.candidates.iter().map(|(_, p)| f64::from(*p)).sum()
     }
+}
+
+/// The largest of what `of` makes of some numbers. In sixteen lanes, as a single one waits for every comparison.
+fn largest(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = values.as_chunks::<16>();
+    let larger = |lane: &mut f32, value: &f32| *lane = lane.max(of(*value));
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| larger(lane, value));
+    }
+    lanes.iter_mut().zip(rest).for_each(|(lane, value)| larger(lane, value));
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// The likelier token first, and the lower one of equals.
