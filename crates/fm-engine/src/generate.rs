@@ -123,6 +123,11 @@ impl Default for Request {
 }
 
 impl Request {
+    /// Whether its time is over.
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
     /// Whether a model with `vocab` tokens can be asked this.
     ///
     /// # Errors

@@ -50,7 +50,7 @@ pub struct Limits {
     pub disk_bytes_per_s: Option<f64>,
     /// Reading memory with all threads.
     pub memory_bytes_per_s: Option<f64>,
-    /// How long ago that was measured.
+    /// How long ago the older of the two was measured.
     pub age_s: f64,
 }
 
@@ -80,7 +80,7 @@ impl Limits {
         let limits = Self {
             disk_bytes_per_s: measured.disk_bytes_per_s.or(known.disk_bytes_per_s),
             memory_bytes_per_s: measured.memory_bytes_per_s.or(known.memory_bytes_per_s),
-            age_s: 0.0,
+            ..known
         };
         if let Some(path) = path {
             // A measurement that cannot be remembered is made again.
@@ -178,7 +178,8 @@ fn latest(path: &Path) -> Option<Limits> {
 }
 
 fn remember(path: &Path, limits: Limits) -> std::io::Result<()> {
-    let text = serde_json::to_vec(&Remembered { measured_at: SystemTime::now(), limits })?;
+    let measured_at = SystemTime::now() - Duration::from_secs_f64(limits.age_s);
+    let text = serde_json::to_vec(&Remembered { measured_at, limits })?;
     let temporary = path.with_extension("json.new");
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     fs::write(&temporary, text)?;
@@ -201,20 +202,18 @@ fn measure_disk_of(files: &[PathBuf]) -> Option<f64> {
 /// reads, because the page cache would answer instead of the disk.
 fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
     let bytes = fs::metadata(file).map_or(0, |m| m.len());
-    let count = (bytes / READ_BYTES as u64).min(1 << 12) as usize;
-    // A record of three equal matrices of f32, each in a third of the read.
+    let pieces = pieces_in_turn((bytes / READ_BYTES as u64).min(1 << 12) as usize);
+    // A record of f32: gate and up a quarter of the read each, down the rest.
     let half = MatrixShape { rows: 1, cols: READ_BYTES / 16, format: float_format(FloatKind::F32) };
     let down = MatrixShape { cols: READ_BYTES / 8, ..half };
     let layout = RecordLayout { gate: half, up: half, down };
-    // An odd stride over the pieces visits all of them in an order no read-ahead foresees.
-    let stride = (count / 2) | 1;
-    let record = |i: usize| {
-        let offset = ((i * stride) % count * READ_BYTES) as u64;
+    let record = |piece: &usize| {
+        let offset = (piece * READ_BYTES) as u64;
         let extent = Extent { file: FileIndex(0), offset, bytes: READ_BYTES as u64 };
         let piece = Piece { extent, place: Place::Copy { at: 0 } };
         Record { pieces: vec![piece], checksums: None }
     };
-    let layer = LayerRecords { layout, records: (0..count).map(record).collect() };
+    let layer = LayerRecords { layout, records: pieces.iter().map(record).collect() };
     let catalog = Arc::new(Catalog { files: vec![file.to_path_buf()], layers: vec![Some(layer)] });
     let options =
         reader::ReaderOptions { io: reader::IoMode::Direct, ..reader::ReaderOptions::default() };
@@ -226,9 +225,9 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
     let mut store = Store::open(&catalog, store_options, reader)?;
     let (started, mut records) = (Instant::now(), 0);
     let mut before = None;
-    for first in (0..count).step_by(READS_TOGETHER) {
-        let wanted: Vec<ExpertIndex> =
-            (first..count.min(first + READS_TOGETHER)).map(|i| ExpertIndex(i as u16)).collect();
+    for first in (0..pieces.len()).step_by(READS_TOGETHER) {
+        let together = first..pieces.len().min(first + READS_TOGETHER);
+        let wanted: Vec<ExpertIndex> = together.map(|i| ExpertIndex(i as u16)).collect();
         let ticket = store.request(LayerIndex(0), &wanted)?;
         records += before.replace(ticket).map_or(Ok(0), |ticket| receive(&mut store, ticket))?;
         if started.elapsed() > PROBE_TIME {
@@ -237,6 +236,14 @@ fn measure_disk(file: &Path) -> Result<Option<f64>, StoreError> {
     }
     records += before.map_or(Ok(0), |ticket| receive(&mut store, ticket))?;
     Ok(Some((records * READ_BYTES) as f64 / started.elapsed().as_secs_f64()))
+}
+
+/// The pieces of a file in an order that no read-ahead foresees, each once; an odd last one is left out.
+fn pieces_in_turn(count: usize) -> Vec<usize> {
+    let half = count / 2;
+    // The odd number next above the half of an even one shares no factor with it.
+    let stride = half + 1 + half % 2;
+    (0..2 * half).map(|i| i * stride % (2 * half)).collect()
 }
 
 /// Waits for the records of a request, and says how many there were.
@@ -314,6 +321,30 @@ mod tests {
         let again = Limits::get(&[], 1, probes, Some(dir.path()));
         let bytes_per_s = |limits: Limits| limits.memory_bytes_per_s.unwrap().round();
         assert!((bytes_per_s(again) - bytes_per_s(all)).abs() <= 1.0);
+    }
+
+    #[test]
+    fn what_is_remembered_grows_older_when_the_rest_is_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("limits.json");
+        let disk = Limits { disk_bytes_per_s: Some(123.0), age_s: 1800.0, ..Limits::default() };
+        remember(&path, disk).unwrap();
+        let probes = (ProbeMemory::Allocate, Watched::Yes);
+        for _ in 0..2 {
+            let all = Limits::get(&[], 1, probes, Some(dir.path()));
+            assert!(all.memory_bytes_per_s.is_some() && all.age_s >= 1800.0, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn the_disk_is_read_all_over_and_nothing_twice() {
+        for count in 32..4_200 {
+            let mut pieces = pieces_in_turn(count);
+            let far = |pair: &[usize]| pair[0].abs_diff(pair[1]) >= count / 2 - 2;
+            assert!(pieces.windows(2).all(far), "{count}");
+            pieces.sort_unstable();
+            assert!(pieces.iter().copied().eq(0..count / 2 * 2), "{count}");
+        }
     }
 
     #[cfg(target_os = "linux")]

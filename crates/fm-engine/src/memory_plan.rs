@@ -188,29 +188,32 @@ impl MemoryPlan {
         };
         let scratch = |rows| footprint.scratch(decoder(rows), spec.vocab);
         let resident = overhead + footprint.trunk + recurrent + spec.catalog.bytes();
+        let staging = reader::staging_bytes(&spec.catalog, reader::DEPTH_DEFAULT);
+        let top_k = spec.moe_dims(options.top_k).top_k;
+        let least = Plan::minimum(&spec.catalog, top_k, staging).bytes();
+        let one_block = kv_bytes(&demand, &footprint, 1);
+        let kv_least = kv_bytes(&demand, &footprint, options.context.unwrap_or(1));
         let chunk = options.prefill_chunk.unwrap_or_else(|| {
             let fits = resident + scratch(PREFILL_CHUNK) <= budget;
             let context = options.context.unwrap_or(spec.context_max) as usize;
             let most = if fits { PREFILL_CHUNK } else { PREFILL_CHUNK_STREAMED };
-            prefill_chunk(most.min(context.next_power_of_two()), budget, scratch)
+            let others = overhead + footprint.trunk + recurrent + least + kv_least;
+            let room = budget.saturating_sub(others).min(budget / SCRATCH_SHARE);
+            prefill_chunk(most.min(context.next_power_of_two()), room, scratch)
         });
         let scratch = scratch(chunk);
-        let staging = reader::staging_bytes(&spec.catalog, reader::DEPTH_DEFAULT);
-        let top_k = spec.moe_dims(options.top_k).top_k;
-        let least = Plan::minimum(&spec.catalog, top_k, staging).bytes();
         let fixed = overhead + footprint.trunk + recurrent + scratch;
-        let one_block = footprint.kv_block * sessions as u64;
         let left = budget.checked_sub(fixed + least + one_block).ok_or({
             let state = recurrent + scratch + one_block;
             let (trunk, experts) = (footprint.trunk, least);
             PlanError::BudgetTooSmall { budget, trunk, state, experts, overhead }
         })? + one_block;
-        let marks = marks(&demand, &footprint, left - one_block);
+        let marks = marks(&demand, &footprint, left.saturating_sub(kv_least));
         let kept = marks as u64 * footprint.memories;
         let (recurrent, fixed, left) = (recurrent + kept, fixed + kept, left - kept);
         let context = context(&demand, &footprint, (budget, left, least))?;
         let kv_blocks = footprint.kv_blocks(context) * sessions as u64;
-        let kv = kv_blocks * footprint.kv_block;
+        let kv = kv_bytes(&demand, &footprint, context);
         let store_options = StoreOptions {
             budget_bytes: slot_budget(&demand, staging, budget - fixed - kv),
             policy: options.policy,
@@ -283,10 +286,10 @@ fn disk_buffers(demand: &Demand<'_>, footprint: &Footprint) -> u64 {
     if demand.prefix_disk { BUFFERS_BYTES + parts } else { 0 }
 }
 
-/// The largest chunk of at most `most` that leaves most of the budget to other things.
-fn prefill_chunk(most: usize, budget: u64, scratch: impl Fn(usize) -> u64) -> usize {
+/// The largest chunk of at most `most` whose work space has room.
+fn prefill_chunk(most: usize, room: u64, scratch: impl Fn(usize) -> u64) -> usize {
     let mut chunk = most;
-    while chunk > 16 && scratch(chunk) > budget / SCRATCH_SHARE {
+    while chunk > 16 && scratch(chunk) > room {
         chunk /= 2;
     }
     chunk
@@ -298,6 +301,11 @@ fn marks(demand: &Demand<'_>, footprint: &Footprint, left: u64) -> usize {
     fitting.map_or(0, |fitting| demand.marks.min(fitting as usize))
 }
 
+/// Keys and values of all sessions.
+fn kv_bytes(demand: &Demand<'_>, footprint: &Footprint, context: u32) -> u64 {
+    footprint.kv_blocks(context) * footprint.kv_block * demand.sessions as u64
+}
+
 fn context(
     demand: &Demand<'_>,
     footprint: &Footprint,
@@ -305,7 +313,6 @@ fn context(
 ) -> Result<u32, PlanError> {
     let model = demand.spec.context_max;
     let sessions = demand.sessions as u64;
-    let bytes_of = |context| footprint.kv_blocks(context) * footprint.kv_block * sessions;
     let fitting = |bytes: u64| {
         let blocks = bytes.checked_div(footprint.kv_block * sessions);
         blocks
@@ -315,7 +322,7 @@ fn context(
         if wanted > model {
             return Err(PlanError::LongerThanModel { wanted, model });
         }
-        let (bytes, possible) = (bytes_of(wanted), fitting(left));
+        let (bytes, possible) = (kv_bytes(demand, footprint, wanted), fitting(left));
         if bytes > left {
             return Err(PlanError::Context { wanted, bytes, budget, left, possible });
         }

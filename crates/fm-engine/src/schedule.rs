@@ -68,6 +68,17 @@ pub struct Job {
     pub listener: Listener,
 }
 
+impl Job {
+    /// Whether its time is over; it is told then.
+    fn expires(&mut self, now: Instant) -> bool {
+        let late = self.request.is_late(now);
+        if late {
+            let _ = (self.listener)(Update::Failed(EngineError::Late));
+        }
+        late
+    }
+}
+
 impl std::fmt::Debug for Job {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Job").field("request", &self.request).finish_non_exhaustive()

@@ -288,8 +288,7 @@ impl<'t, S: Hear> Writing<'t, S> {
 
     /// Ends when its time is over.
     fn look_at_the_clock(&mut self) {
-        let late = self.request.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        if late && self.end.is_none() {
+        if self.request.is_late(Instant::now()) && self.end.is_none() {
             let begun = !self.tokens.is_empty();
             self.end =
                 Some(if begun { Ok(FinishReason::Deadline) } else { Err(EngineError::Late) });

@@ -6,7 +6,8 @@
 //!                 ID.segment   pieces: what one session had that none before it has
 //! ```
 //! Another fingerprint (model, numerics, device, build of the program) is another directory, and is never
-//! read. What cannot be read, is torn or has a wrong checksum is removed, and its prompt is computed.
+//! read. What is torn or has a wrong checksum is removed, and its prompt is computed. What cannot be read because the
+//! system is short of something stays.
 
 mod entry;
 mod files;
@@ -84,6 +85,14 @@ pub enum Notice {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
+        source: Damage,
+    },
+    /// Something kept cannot be read for now. It stays.
+    #[error("cannot read {} now; its prompt is computed", path.display())]
+    NotRead {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
         source: Damage,
     },
     /// Writing failed. It is tried again now and then, and told when it fails after it has succeeded.
@@ -188,7 +197,7 @@ impl Disk {
         })
     }
 
-    /// Ends reading. With damage, the session and all that share the damaged segment are removed.
+    /// Ends reading. With damage that lasts, the session and all that share the damaged segment are removed.
     pub(crate) fn close(&mut self, source: &Source, damage: Option<Damage>) {
         if let Some(damage) = damage {
             let place = source.piece.and_then(|piece| source.entry.place(piece, self.pieces));
@@ -202,6 +211,9 @@ impl Disk {
 
     fn damaged(&mut self, entry: &Arc<Entry>, segment: u64, damage: Damage) {
         let path = segment_path(&self.dir, segment);
+        if !damage.is_lasting() {
+            return (self.notices)(&Notice::NotRead { path, source: damage });
+        }
         (self.notices)(&Notice::Damaged { path, source: damage });
         self.counts.damaged.fetch_add(1, Ordering::Relaxed);
         let spoiled = |listed: &Listed| {

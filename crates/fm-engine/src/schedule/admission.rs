@@ -9,7 +9,6 @@ use fm_model::runner::SessionId;
 
 use super::{Crew, Job, Update, queue::Queue, restore::WORTH_READING};
 use crate::{
-    error::EngineError,
     prefix::{common, of_prompt, of_turns},
     writing::{Mark, Need, Writing},
 };
@@ -70,8 +69,7 @@ impl Crew<'_> {
     fn unpark(&mut self) {
         let now = Instant::now();
         for mut parked in std::mem::take(&mut self.parked) {
-            if parked.job.request.deadline.is_some_and(|deadline| now >= deadline) {
-                let _ = (parked.job.listener)(Update::Failed(EngineError::Late));
+            if parked.job.expires(now) {
                 continue;
             }
             let writer = self.writings.iter().find(|writing| writing.session() == parked.session);
@@ -126,7 +124,7 @@ impl Crew<'_> {
     }
 
     /// The session in memory that a prompt takes most from, and how much.
-    fn there(&mut self, prompt: &[u32]) -> Option<(SessionId, u32)> {
+    pub(super) fn there(&mut self, prompt: &[u32]) -> Option<(SessionId, u32)> {
         let kept = self.prefixes.find(self.runner.as_ref(), prompt);
         kept.into_iter().chain(self.written(prompt)).max_by_key(|(_, tokens)| *tokens)
     }
@@ -164,7 +162,7 @@ impl Crew<'_> {
     }
 
     /// Opens a session that begins with what is `there`.
-    fn begin(&mut self, job: Job, there: Option<(SessionId, u32)>) {
+    pub(super) fn begin(&mut self, job: Job, there: Option<(SessionId, u32)>) {
         let Job { request, mut listener } = job;
         if listener(Update::Started).is_break() {
             return;

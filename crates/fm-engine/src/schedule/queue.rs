@@ -9,7 +9,6 @@ use std::{
 };
 
 use super::{Job, Update};
-use crate::error::EngineError;
 
 /// See the module.
 #[derive(Debug)]
@@ -153,13 +152,7 @@ impl Queue {
 
     /// Lets go of those whose time is over.
     pub(super) fn expire(&self, now: Instant) {
-        self.state().retain(|job| {
-            let late = job.request.deadline.is_some_and(|deadline| now >= deadline);
-            if late {
-                let _ = (job.listener)(Update::Failed(EngineError::Late));
-            }
-            !late
-        });
+        self.state().retain(|job| !job.expires(now));
     }
 
     /// A listener that panicked leaves the queue as it was.
@@ -184,6 +177,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::error::EngineError;
     use crate::generate::Request;
 
     fn job(client: u64, number: usize) -> Job {

@@ -89,7 +89,8 @@ impl Crew<'_> {
         let longer = self.sweeps.are_under_way() && !self.someone_writes();
         let until = Instant::now() + if longer { most } else { SLICE.min(most) };
         while let Some(restore) = self.restores.first_mut() {
-            if (restore.job.listener)(Update::Waiting).is_break() {
+            let job = &mut restore.job;
+            if job.expires(Instant::now()) || (job.listener)(Update::Waiting).is_break() {
                 let Restore { loading, source, .. } = self.restores.remove(0);
                 self.runner.close(loading.session);
                 self.close(&source, None);
@@ -108,11 +109,17 @@ impl Crew<'_> {
                 }
             };
             let Restore { job, loading, source, tokens, started } = self.restores.remove(0);
-            let failed = damage.is_some();
+            let lasting = damage.as_ref().map(Damage::is_lasting);
             self.close(&source, damage);
-            if failed {
+            if let Some(lasting) = lasting {
                 self.runner.close(loading.session);
-                self.place(job);
+                // What stays although it cannot be read would be found again.
+                if lasting {
+                    self.place(job);
+                } else {
+                    let there = self.there(&job.request.prompt[..job.request.prompt.len() - 1]);
+                    self.begin(job, there);
+                }
                 continue;
             }
             self.activity.prefixes.restored_tokens.fetch_add(tokens.into(), Ordering::Relaxed);

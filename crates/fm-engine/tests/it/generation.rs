@@ -6,6 +6,7 @@ use fm_engine::{
     Engine, EngineError, Load,
     generate::{Event, FinishReason, Generated, Generation, Request},
     local::read_stats,
+    memory_plan::PlanError,
     options::EngineOptions,
     session::Conversation,
 };
@@ -248,6 +249,32 @@ fn a_plan_that_cannot_work_is_refused_with_numbers() {
         ..EngineOptions::default()
     };
     assert!(refuse(wide).starts_with("a context of 4096 tokens takes 8.39 MB"));
+}
+
+#[test]
+fn what_a_refusal_says_is_needed_is_enough() {
+    let plan = |options: EngineOptions| {
+        let load = fm_engine::Load::default();
+        let dir = fm_testkit::golden::demo_dir();
+        fm_engine::engine::plan(&dir, &options, load, &places()).map(|planned| planned.plan)
+    };
+    for context in [None, Some(1024)] {
+        let with = |memory| EngineOptions { memory: Some(memory), context, ..Default::default() };
+        let mut memory = 1_000_000;
+        while let Err(EngineError::Plan(error)) = plan(with(memory)) {
+            memory = match error {
+                PlanError::BudgetTooSmall { trunk, state, experts, overhead, .. } => {
+                    assert_eq!(memory, 1_000_000, "one refusal names it");
+                    trunk + state + experts + overhead
+                }
+                PlanError::Context { budget, left, bytes, .. } => budget + bytes - left,
+                error => panic!("{error}"),
+            };
+        }
+        let least = plan(with(memory)).unwrap();
+        assert!(least.total() <= memory, "{context:?}");
+        plan(with(memory - 100_000)).unwrap_err();
+    }
 }
 
 /// Bytes of this process that cannot be paged out.

@@ -29,12 +29,17 @@ fn another_fingerprint_is_another_place() {
     assert_eq!(shelf.notices.lock().unwrap().len(), 1, "the foreign entry");
     other.drain().unwrap();
     assert_eq!(shelf.files().len(), 4);
+    // A directory of somebody else that only looks like one of these.
+    let foreign = shelf.dir.path().join(format!("{:032x}", 3)).join("photo.jpg");
+    fs::create_dir(foreign.parent().unwrap()).unwrap();
+    fs::write(&foreign, vec![0; 1 << 20]).unwrap();
     // Where there is no room for both, the one that is not used goes.
-    let tight = Shelf { bytes_max: shelf.bytes() * 2 / 3, ..shelf };
+    let tight = Shelf { bytes_max: (shelf.bytes() - (1 << 20)) * 2 / 3, ..shelf };
     let scheduler = tight.start_as(&dir, 2).unwrap();
     assert!(answer(&scheduler, request(tokens(1, 140))).restored > 0);
     scheduler.drain().unwrap();
-    assert!(!one.join("lock").exists());
+    assert!(!one.exists());
+    assert!(foreign.exists());
 }
 
 /// What another server of another model uses stays, and counts: all together keep to the limit.

@@ -17,12 +17,15 @@ use fm_model::{
 use super::{
     Damage, Disk, DiskOptions, EntryId, Notice, Segment,
     entry::{Entry, SEGMENT_HEAD},
-    writer::Writer,
+    writer::{NEW, Writer},
 };
 use crate::prefix::{Pin, PrefixCounts};
 
 /// Bytes of an entry that is read at all.
 const ENTRY_BYTES_MAX: u64 = 16 << 20;
+
+/// Whoever has locked this file writes and removes beside it.
+const LOCK: &str = "lock";
 
 /// Why prompts cannot be kept on disk.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +80,9 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 /// Takes the directory; the lock ends with the file, however the program ends.
 fn lock(dir: &Path) -> Result<File, DiskError> {
     let io_error = |source| DiskError::Io { dir: dir.to_path_buf(), source };
-    let file = File::create(dir.join("lock")).map_err(io_error)?;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false);
+    let file = options.open(dir.join(LOCK)).map_err(io_error)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(DiskError::InUse { dir: dir.to_path_buf() }),
@@ -115,7 +120,8 @@ fn found(dir: &Path) -> io::Result<Vec<Found>> {
     files.collect()
 }
 
-/// The directories of other fingerprints, least recently used last.
+/// The directories of other fingerprints, least recently used last. One with anything else in it, whatever it is
+/// called, is somebody else's.
 fn others(root: &Path, own: &Path) -> Vec<Other> {
     let dirs = fs::read_dir(root).into_iter().flatten().flatten().map(|dir| dir.path());
     let is_other = |dir: &PathBuf| {
@@ -126,6 +132,9 @@ fn others(root: &Path, own: &Path) -> Vec<Other> {
         .filter(is_other)
         .filter_map(|dir| {
             let files = found(&dir).ok()?;
+            if !files.iter().all(|file| is_ours(&file.path)) {
+                return None;
+            }
             let used = files.iter().map(|file| file.used).max().unwrap_or(SystemTime::UNIX_EPOCH);
             Some(Other { bytes: files.iter().map(|file| file.bytes).sum(), used, dir })
         })
@@ -139,6 +148,20 @@ fn number(path: &Path, extension: &str) -> Option<u64> {
     let name = path.file_stem()?.to_str()?;
     let named = path.extension().is_some_and(|own| own == extension) && name.len() == 16;
     named.then(|| u64::from_str_radix(name, 16).ok()).flatten()
+}
+
+/// Whether a file is called as those are that prompts are kept in.
+fn is_ours(path: &Path) -> bool {
+    let kinds = ["entry", "segment", NEW];
+    path.file_name() == Some(LOCK.as_ref()) || kinds.iter().any(|of| number(path, of).is_some())
+}
+
+/// Removes the directory of another fingerprint, and no file that is not kept there by us.
+pub(super) fn remove_dir(dir: &Path) -> io::Result<()> {
+    for file in found(dir)?.iter().filter(|file| is_ours(&file.path)) {
+        fs::remove_file(&file.path)?;
+    }
+    fs::remove_dir(dir)
 }
 
 impl Disk {
@@ -188,21 +211,29 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Lists entries whose segments are there, and removes all other files.
+    /// Lists entries whose segments are there, and removes all other files, unless some cannot be read now.
     fn take(&mut self, files: &[Found]) {
         for file in files {
             if let Some(segment) = number(&file.path, "segment") {
                 self.segments.insert(segment, Segment { bytes: file.bytes, references: 0 });
             }
         }
+        let mut all_read = true;
         for file in files {
             let Some(id) = number(&file.path, "entry") else { continue };
+            let path = file.path.clone();
             match self.read(file) {
                 Ok(entry) => {
                     let pin = entry.name.clone().map_or(Pin::None, Pin::Conversation);
                     self.list(EntryId(id), Arc::new(entry), file.bytes, pin);
                 }
-                Err(source) => (self.notices)(&Notice::Damaged { path: file.path.clone(), source }),
+                Err(source) if source.is_lasting() => {
+                    (self.notices)(&Notice::Damaged { path, source });
+                }
+                Err(source) => {
+                    all_read = false;
+                    (self.notices)(&Notice::NotRead { path, source });
+                }
             }
         }
         self.segments.retain(|_, segment| segment.references > 0);
@@ -211,11 +242,8 @@ impl Disk {
             let known = number(&file.path, "entry").is_some_and(|id| listed.contains(&id));
             let segment = number(&file.path, "segment");
             let needed = segment.is_some_and(|name| self.segments.contains_key(&name));
-            let ours = file
-                .path
-                .extension()
-                .is_some_and(|of| of == "entry" || of == "segment" || of == "new");
-            if ours && !known && !needed {
+            let is_lock = file.path.file_name() == Some(LOCK.as_ref());
+            if all_read && is_ours(&file.path) && !is_lock && !known && !needed {
                 // What cannot be removed is tried again at the next start.
                 let _ = fs::remove_file(&file.path);
             }

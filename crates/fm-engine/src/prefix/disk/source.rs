@@ -10,6 +10,7 @@ use std::{
 use fm_model::{
     Runner,
     runner::{Loading, Piece, PieceBytes, RunError},
+    session_file::SessionFileError,
 };
 
 use super::entry::{Entry, Place, SEGMENT_HEAD, segment_head};
@@ -20,7 +21,7 @@ pub(super) const READ_BYTES: usize = 1 << 18;
 /// Bytes that the disk is asked for before they are read, so that it works while others are copied.
 const AHEAD_BYTES: u64 = 8 << 20;
 
-/// What is wrong with a session on disk.
+/// Why a session on disk cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
@@ -33,6 +34,32 @@ pub enum Damage {
     /// The model does not accept it.
     #[error(transparent)]
     Run(#[from] RunError),
+}
+
+impl Damage {
+    /// Whether the files themselves are not what they were. A system that is short of open files or of memory
+    /// says nothing of them.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            Self::Foreign => true,
+            Self::Io(error) | Self::Run(RunError::File(SessionFileError::Io(error))) => {
+                is_lasting(error)
+            }
+            Self::Run(RunError::File(error)) => !matches!(error, SessionFileError::Device(_)),
+            Self::Run(_) => false,
+        }
+    }
+}
+
+/// See [`Damage::is_lasting`].
+fn is_lasting(error: &io::Error) -> bool {
+    let gone = matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound | io::ErrorKind::InvalidData
+    );
+    #[cfg(unix)]
+    let gone = gone || rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::IO);
+    gone
 }
 
 /// See the module.

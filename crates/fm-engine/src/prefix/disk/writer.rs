@@ -18,6 +18,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use super::files::remove_dir;
+
 /// Buffers between the scheduler and the thread.
 pub(crate) const BUFFERS: usize = 3;
 
@@ -124,9 +126,12 @@ impl Drop for Writer {
     }
 }
 
+/// What a file is called that is not complete.
+pub(super) const NEW: &str = "new";
+
 /// The name of a file that is not complete.
 pub(super) fn temporary(path: &Path) -> PathBuf {
-    path.with_extension("new")
+    path.with_extension(NEW)
 }
 
 /// A new file that nobody but its owner reads.
@@ -172,7 +177,7 @@ fn work(orders: &Receiver<Order>, replies: &Sender<Reply>) {
             Order::Cancel => drop(discard(segment.take())),
             Order::Remove(path) => drop(fs::remove_file(path)),
             Order::RemoveDir(path, lock) => {
-                drop(fs::remove_dir_all(path));
+                drop(remove_dir(&path));
                 drop(lock);
             }
             Order::Touch(path, ordered) => {
