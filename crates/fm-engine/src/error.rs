@@ -139,6 +139,7 @@ impl EngineError {
             }
             Self::Format(
                 FormatError::Truncated { .. }
+                | FormatError::Gap { .. }
                 | FormatError::HeaderLength { .. }
                 | FormatError::Gguf { source: GgufError::Short { .. }, .. },
             ) => "download the file again",

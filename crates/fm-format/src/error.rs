@@ -138,6 +138,22 @@ pub enum FormatError {
         second: String,
     },
 
+    /// Bytes that belong to no tensor: those behind them do not lie where the header says.
+    #[error(
+        "{}: {bytes} bytes at offset {offset}, {}, belong to no tensor: the file is damaged",
+        path.display(), place(before.as_deref())
+    )]
+    Gap {
+        /// The file.
+        path: PathBuf,
+        /// Where they are.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+        /// The tensor behind them, if there is one.
+        before: Option<String>,
+    },
+
     /// An element type this build does not know.
     #[error("{}: tensor `{tensor}` has the unknown dtype `{dtype}`", path.display())]
     Dtype {
@@ -273,4 +289,8 @@ pub enum FormatError {
         /// What the manifest says.
         expected: u64,
     },
+}
+
+fn place(before: Option<&str>) -> String {
+    before.map_or_else(|| "at its end".to_owned(), |tensor| format!("before `{tensor}`"))
 }

@@ -82,6 +82,15 @@ pub enum LoadError {
         key: String,
     },
 
+    /// A key without a value that can be computed with.
+    #[error("the GGUF metadata has `{key}` = {found}, expected a finite number")]
+    NotFinite {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: f64,
+    },
+
     /// A key has a value the family has no meaning for.
     #[error("the GGUF metadata has `{key}` = {found}, expected {expected}")]
     KeyValue {

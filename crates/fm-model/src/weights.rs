@@ -56,6 +56,15 @@ impl<'a> Packing<'a> {
     }
 }
 
+/// Whether something is added to what a matrix gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bias {
+    /// Nothing.
+    None,
+    /// A vector, which has to be there.
+    Added,
+}
+
 impl<'a> Weights<'a> {
     pub(crate) fn new(checkpoint: &'a Checkpoint) -> Result<Self, LoadError> {
         let quantization = checkpoint.config.get("quantization");
@@ -149,19 +158,19 @@ impl<'a> Weights<'a> {
         Ok(MatrixRef { name, shape, source, source_rows: rows, rows: all, transform })
     }
 
-    /// A matrix, and its bias if the checkpoint has one.
+    /// A matrix, and its bias. Where there is none to be, a tensor of that name belongs to nothing.
     pub(crate) fn projection(
         &self,
         module: &str,
-        rows: usize,
-        cols: usize,
+        (rows, cols): (usize, usize),
+        bias: Bias,
     ) -> Result<Projection, LoadError> {
         let weight = self.matrix(module, rows, cols)?;
-        let bias = format!("{module}.bias");
-        let bias = if self.has(&bias) {
-            Some(self.vector(&bias, &[rows], VectorTransform::Plain)?)
-        } else {
-            None
+        let bias = match bias {
+            Bias::None => None,
+            Bias::Added => {
+                Some(self.vector(&format!("{module}.bias"), &[rows], VectorTransform::Plain)?)
+            }
         };
         Ok(Projection { weight, bias })
     }

@@ -21,7 +21,7 @@ use crate::{
     error::FormatError,
     quant::{self, FormatKind},
     record::{Extent, FileIndex},
-    source::{Dtype, Tensor, file_prefix, refuse_overlaps},
+    source::{Dtype, Tensor, file_prefix, refuse_gaps, refuse_overlaps},
 };
 
 mod cursor;
@@ -56,6 +56,8 @@ pub struct Header {
     metadata_end: u64,
     /// Where the tensor list ends, and the header with it.
     tensors_end: u64,
+    /// What the places of tensors, and that where their data begins, are multiples of.
+    alignment: u64,
 }
 
 /// Reads the header of one file.
@@ -64,11 +66,17 @@ pub struct Header {
 /// If a count, a size, a type or an offset does not fit the file or contradicts another. Memory is
 /// bounded by a small multiple of the file's length.
 pub fn read_header(path: &Path, file: FileIndex) -> Result<Header, FormatError> {
+    read_part(path, file, ALIGNMENT_DEFAULT)
+}
+
+/// [`read_header`] of a part whose tensors are aligned like this where it does not say so itself.
+fn read_part(path: &Path, file: FileIndex, alignment: u64) -> Result<Header, FormatError> {
     let io_error = |source| FormatError::Io { path: path.into(), source };
     let opened = File::open(path).map_err(io_error)?;
     let file_bytes = opened.metadata().map_err(io_error)?.len();
-    let header = parse(BufReader::new(opened), file_bytes, file).map_err(|e| e.at(path))?;
-    check_extents(path, file_bytes, &header.tensors)?;
+    let header =
+        parse(BufReader::new(opened), file_bytes, file, alignment).map_err(|e| e.at(path))?;
+    check_extents(path, file_bytes, &header)?;
     Ok(header)
 }
 
@@ -87,7 +95,9 @@ pub(super) fn header_length(
     reader: impl Read,
     file_bytes: u64,
 ) -> Result<u64, FormatError> {
-    let header = parse(BufReader::new(reader), file_bytes, FileIndex(0)).map_err(|e| e.at(path))?;
+    // Where tensors lie is not asked here.
+    let header = parse(BufReader::new(reader), file_bytes, FileIndex(0), 1);
+    let header = header.map_err(|e| e.at(path))?;
     Ok(header.tensors_end)
 }
 
@@ -101,7 +111,12 @@ pub fn without_tensors(path: &Path) -> Result<Vec<u8>, FormatError> {
     Ok(bytes)
 }
 
-fn parse(reader: impl Read, file_bytes: u64, file: FileIndex) -> Result<Header, HeaderError> {
+fn parse(
+    reader: impl Read,
+    file_bytes: u64,
+    file: FileIndex,
+    alignment: u64,
+) -> Result<Header, HeaderError> {
     let mut cursor = Cursor::new(reader, file_bytes);
     let found = cursor.array()?;
     if found != MAGIC {
@@ -121,14 +136,14 @@ fn parse(reader: impl Read, file_bytes: u64, file: FileIndex) -> Result<Header, 
     let infos: Result<Vec<_>, _> =
         (0..tensor_count).map(|index| TensorInfo::read(&mut cursor, index)).collect();
     let (infos, tensors_end) = (infos?, cursor.at());
-    let alignment = metadata.unsigned("general.alignment")?.unwrap_or(ALIGNMENT_DEFAULT);
+    let alignment = metadata.unsigned("general.alignment")?.unwrap_or(alignment);
     if !alignment.is_power_of_two() {
         return Err(GgufError::Alignment { found: alignment }.into());
     }
     let data = tensors_end.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
     let placed = infos.into_iter().map(|info| info.tensor(file, data, alignment));
     let tensors = placed.collect::<Result<_, _>>()?;
-    Ok(Header { metadata, tensors, metadata_end, tensors_end })
+    Ok(Header { metadata, tensors, metadata_end, tensors_end, alignment })
 }
 
 /// A tensor as the header has it.
@@ -197,14 +212,16 @@ fn dtype_of(type_id: u32) -> Option<Dtype> {
     TYPES.iter().find(|(id, _)| *id == type_id).map(|(_, dtype)| *dtype)
 }
 
-/// Every tensor lies inside the file, and no two share bytes or a name.
-fn check_extents(path: &Path, file_bytes: u64, tensors: &[Tensor]) -> Result<(), FormatError> {
-    for Tensor { name, extent, .. } in tensors {
+/// Every tensor lies inside the file, no two share bytes, and there are none between them but padding.
+fn check_extents(path: &Path, file_bytes: u64, header: &Header) -> Result<(), FormatError> {
+    for Tensor { name, extent, .. } in &header.tensors {
         let end = extent.offset.saturating_add(extent.bytes);
         if end > file_bytes {
             let (path, tensor) = (path.into(), name.clone());
             return Err(FormatError::Truncated { path, tensor, end, file: file_bytes });
         }
     }
-    refuse_overlaps(path, tensors)
+    refuse_overlaps(path, &header.tensors)?;
+    let data = header.tensors_end..file_bytes;
+    refuse_gaps(path, &header.tensors, data, header.alignment)
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     error::FormatError,
     record::{Extent, FileIndex},
-    source::{Dtype, Tensor, refuse_overlaps},
+    source::{Dtype, Tensor, refuse_gaps, refuse_overlaps},
 };
 
 /// Longest header we accept: the format's own limit.
@@ -23,7 +23,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 ///
 /// # Errors
 /// If the header is longer than the file, is not JSON, or a tensor's offsets do not fit its shape,
-/// another tensor, or the file.
+/// another tensor, or the file, or leave bytes of it to nobody.
 pub fn read_header(path: &Path, file: FileIndex) -> Result<Vec<Tensor>, FormatError> {
     let io_error = |source| FormatError::Io { path: path.into(), source };
     let mut opened = File::open(path).map_err(io_error)?;
@@ -32,6 +32,7 @@ pub fn read_header(path: &Path, file: FileIndex) -> Result<Vec<Tensor>, FormatEr
     let data = Data { path, file, start: 8 + header.len() as u64, file_bytes };
     let tensors = parse_header(&header, &data)?;
     refuse_overlaps(path, &tensors)?;
+    refuse_gaps(path, &tensors, data.start..file_bytes, 1)?;
     Ok(tensors)
 }
 
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn offsets_are_counted_from_the_start_of_the_file() {
-        let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]}}"#;
+        let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},"z":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}"#;
         let tensors = header_of(&with_header(header, 16)).unwrap();
         let offset = 8 + header.len() as u64 + 4;
         assert_eq!(tensors[0].extent, Extent { file: FileIndex(0), offset, bytes: 12 });
@@ -185,6 +186,37 @@ mod tests {
     fn tensors_that_share_bytes_are_refused() {
         let header = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#;
         assert!(matches!(header_of(&with_header(header, 8)), Err(FormatError::Overlap { .. })));
+    }
+
+    #[test]
+    fn bytes_that_belong_to_no_tensor_are_refused() {
+        let header = |a: u64, b: u64| {
+            let tensor = |begin: u64| {
+                format!(r#"{{"dtype":"U8","shape":[4],"data_offsets":[{begin},{}]}}"#, begin + 4)
+            };
+            format!(
+                r#"{{"a":{},"none":{{"dtype":"U8","shape":[0],"data_offsets":[2,2]}},"b":{}}}"#,
+                tensor(a),
+                tensor(b)
+            )
+        };
+        assert_eq!(header_of(&with_header(&header(0, 4), 8)).unwrap().len(), 3);
+        for (header, bytes, gap, before) in [
+            (header(1, 5), 9, (0, 1), Some("a")),
+            (header(0, 6), 10, (4, 2), Some("b")),
+            (header(4, 0), 4096, (8, 4088), None),
+        ] {
+            let error = header_of(&with_header(&header, bytes)).unwrap_err();
+            let FormatError::Gap { offset, bytes, before: named, .. } = error else {
+                panic!("{error}")
+            };
+            assert_eq!((offset - 8 - header.len() as u64, bytes), gap);
+            assert_eq!(named.as_deref(), before);
+        }
+        // A header that is said to be shorter than it is: its padding is taken for data.
+        let mut padded = with_header(&format!("{}    ", header(0, 4)), 8);
+        padded[0] -= 4;
+        assert!(matches!(header_of(&padded), Err(FormatError::Gap { bytes: 4, .. })));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tensors of a checkpoint: names, types, shapes and places, in whatever file they are.
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 use crate::{
     error::FormatError,
@@ -131,6 +131,29 @@ pub(super) fn refuse_overlaps(path: &Path, tensors: &[Tensor]) -> Result<(), For
                 second: pair[1].name.clone(),
             });
         }
+    }
+    Ok(())
+}
+
+/// Every byte of a file's data belongs to a tensor, but for less than `slack` before each and at the end: where
+/// there are others, tensors do not lie where the header says.
+pub(super) fn refuse_gaps(
+    path: &Path,
+    tensors: &[Tensor],
+    data: Range<u64>,
+    slack: u64,
+) -> Result<(), FormatError> {
+    let mut ascending: Vec<&Tensor> = tensors.iter().filter(|t| t.extent.bytes > 0).collect();
+    ascending.sort_by_key(|tensor| tensor.extent.offset);
+    let begins = ascending.iter().map(|tensor| (tensor.extent.offset, Some(*tensor)));
+    let mut at = data.start;
+    for (begin, tensor) in begins.chain([(data.end, None)]) {
+        let bytes = begin.saturating_sub(at);
+        if bytes >= slack {
+            let before = tensor.map(|tensor| tensor.name.clone());
+            return Err(FormatError::Gap { path: path.into(), offset: at, bytes, before });
+        }
+        at = tensor.map_or(at, |tensor| tensor.extent.offset + tensor.extent.bytes);
     }
     Ok(())
 }

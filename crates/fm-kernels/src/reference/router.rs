@@ -34,7 +34,7 @@ impl Scores<'_> {
 }
 
 /// Chooses `ids.len()` experts, written in ascending order, see [`RouterSpec`]; of equal keys the
-/// lower index wins.
+/// lower index wins. Where a key is not a number, no weight is.
 ///
 /// # Panics
 /// If there are not as many experts to choose from.
@@ -67,6 +67,10 @@ pub fn choose(spec: RouterSpec, scores: Scores<'_>, ids: &mut [ExpertIndex], wei
     if softmax {
         let peak = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         weights.iter_mut().for_each(|weight| *weight = (*weight - peak).exp());
+    }
+    // It compares with nothing, and would be passed over: nobody could say what is best.
+    if (0..experts).any(|expert| scores.key(expert).is_nan()) {
+        return weights.fill(f32::NAN);
     }
     let sum = match spec.scale {
         RouterScale::Plain if !softmax => 1.0,
@@ -124,6 +128,23 @@ mod tests {
     fn equal_scores_go_to_the_lower_index() {
         let got = chosen(SOFTMAX, &[0.2, 0.4, 0.2, 0.2], None);
         assert_eq!(got, (vec![0, 1], vec![0.2, 0.4]));
+    }
+
+    #[test]
+    fn what_is_no_number_is_not_passed_over() {
+        for at in 0..4 {
+            let mut broken = [0.25; 4];
+            broken[at] = f32::NAN;
+            for spec in [SOFTMAX, RouterSpec { scoring: RouterScoring::SoftmaxOfChosen, ..SOFTMAX }]
+            {
+                let weights = chosen(spec, &broken, None).1;
+                assert!(weights.iter().all(|weight| weight.is_nan()), "{at}: {weights:?}");
+            }
+            let groups = Some(RouterGroups { count: 2, chosen: 1 });
+            let spec = RouterSpec { scoring: RouterScoring::Sigmoid, groups, ..SOFTMAX };
+            let weights = chosen(spec, &[0.25; 4], Some(&broken)).1;
+            assert!(weights.iter().all(|weight| weight.is_nan()), "{at}: {weights:?}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use fm_kernels::backend::AttentionShape;
 use crate::{
     error::LoadError,
     spec::{AttentionSpec, Rotary, VectorTransform},
+    weights::Bias,
 };
 
 use super::{config::TrunkConfig, decoder_frame::LayerSite};
@@ -17,6 +18,8 @@ pub(super) struct Attention<'a> {
     pub(super) norm: QueryKeyNorm,
     /// The latest positions that a row sees, if not all.
     pub(super) window: Option<usize>,
+    /// Of all four projections.
+    pub(super) bias: Bias,
     /// The tensor with one more score of every head, if there is one.
     pub(super) sinks: Option<&'a str>,
 }
@@ -45,10 +48,12 @@ impl Attention<'_> {
         let heads = self.trunk.num_attention_heads;
         let kv_heads = self.trunk.num_key_value_heads;
         let module = |name: &str| layer.name(&format!("self_attn.{name}"));
+        let projection =
+            |name: &str, rows, cols| weights.projection(&module(name), (rows, cols), self.bias);
         let (q, gate) = match self.output_gate {
-            OutputGate::None => (weights.projection(&module("q_proj"), heads * dim, hidden)?, None),
+            OutputGate::None => (projection("q_proj", heads * dim, hidden)?, None),
             OutputGate::PerHead => {
-                let both = weights.projection(&module("q_proj"), 2 * heads * dim, hidden)?;
+                let both = projection("q_proj", 2 * heads * dim, hidden)?;
                 let half = |at: usize| {
                     let begin = |head: usize| (2 * head + at) * dim;
                     both.select((0..heads).map(|head| begin(head)..begin(head) + dim).collect())
@@ -79,9 +84,9 @@ impl Attention<'_> {
             rotary: self.rotary,
             q,
             gate,
-            k: weights.projection(&module("k_proj"), kv_heads * dim, hidden)?,
-            v: weights.projection(&module("v_proj"), kv_heads * dim, hidden)?,
-            o: weights.projection(&module("o_proj"), hidden, heads * dim)?,
+            k: projection("k_proj", kv_heads * dim, hidden)?,
+            v: projection("v_proj", kv_heads * dim, hidden)?,
+            o: projection("o_proj", hidden, heads * dim)?,
             sinks: sinks.transpose()?,
             q_norm: norm("q_norm.weight", heads)?,
             k_norm: norm("k_norm.weight", kv_heads)?,

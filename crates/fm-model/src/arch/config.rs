@@ -4,7 +4,10 @@ use fm_format::record::DIM_MAX;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::error::{FieldValue, LoadError};
+use crate::{
+    error::{FieldValue, LoadError},
+    weights::Bias,
+};
 
 use super::experts::ExpertDims;
 
@@ -133,6 +136,7 @@ pub(super) struct TrunkConfig {
     pub(super) tie_word_embeddings: Option<bool>,
     #[serde(default)]
     pub(super) use_sliding_window: bool,
+    attention_bias: Option<bool>,
 }
 
 fn silu() -> String {
@@ -144,6 +148,15 @@ impl TrunkConfig {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
 
+    /// Whether projections of attention have a bias, and what is meant where nobody says so.
+    pub(super) fn attention_bias(&self, default: Bias) -> Bias {
+        match self.attention_bias {
+            Some(true) => Bias::Added,
+            Some(false) => Bias::None,
+            None => default,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), LoadError> {
         check_dims(&[
             ("hidden_size", self.hidden_size),
@@ -153,6 +166,12 @@ impl TrunkConfig {
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim()),
         ])?;
+        require(
+            (0.0..1.0).contains(&self.rms_norm_eps),
+            "rms_norm_eps",
+            f64::from(self.rms_norm_eps),
+            "expected at least 0 and less than 1",
+        )?;
         let context = self.max_position_embeddings as usize;
         require(context > 0, "max_position_embeddings", context, "expected at least 1")?;
         require(

@@ -75,9 +75,8 @@ pub(super) fn describe(
     let mla = mla.check(&trunk, &rope)?;
     let routing = moe.routing()?;
     let dense = moe.dense_layers(trunk.num_hidden_layers, dense_default)?;
-    let ahead = moe.num_nextn_predict_layers.unwrap_or(1);
-    let ahead = (0..ahead).map(|i| format!("{}layers.{}.", NAMES.0, trunk.num_hidden_layers + i));
-    let ahead: Vec<String> = ahead.collect();
+    let weights = Weights::new(checkpoint)?;
+    let ahead = moe.layers_ahead(&weights, trunk.num_hidden_layers)?;
     let frame = Frame {
         model_type,
         trunk: &trunk,
@@ -86,7 +85,7 @@ pub(super) fn describe(
         norm: VectorTransform::Plain,
         skipped: &ahead.iter().map(String::as_str).collect::<Vec<_>>(),
     };
-    let spec = decoder_frame::describe(Weights::new(checkpoint)?, &frame, |layer| {
+    let spec = decoder_frame::describe(weights, &frame, |layer| {
         let mixer = MixerSpec::Mla(Box::new(mla.describe(layer)?));
         let (ffn, records) = moe.describe(layer, routing, dense[layer.index])?;
         Ok(LayerHalves { mixer, ffn, records })
@@ -95,6 +94,15 @@ pub(super) fn describe(
 }
 
 impl GroupedConfig {
+    /// Prefixes of the layers that predict further tokens, and have a norm for those that came before.
+    fn layers_ahead(&self, weights: &Weights<'_>, first: usize) -> Result<Vec<String>, LoadError> {
+        let count = self.num_nextn_predict_layers.unwrap_or(1);
+        let fits = count <= usize::from(u16::MAX);
+        require(fits, "num_nextn_predict_layers", count, "at most 65535")?;
+        let prefixes = (first..first + count).map(|layer| format!("{}layers.{layer}.", NAMES.0));
+        Ok(prefixes.filter(|prefix| weights.has(&format!("{prefix}enorm.weight"))).collect())
+    }
+
     fn routing(&self) -> Result<RouterSpec, LoadError> {
         let (experts, top_k) = (self.n_routed_experts, self.num_experts_per_tok);
         require((1..=65535).contains(&experts), "n_routed_experts", experts, "from 1 to 65535")?;
@@ -108,6 +116,12 @@ impl GroupedConfig {
             Some(true) | None => RouterScale::Renormalised,
         };
         let factor = self.routed_scaling_factor;
+        require(
+            factor > 0.0 && factor.is_finite(),
+            "routed_scaling_factor",
+            f64::from(factor),
+            "expected a number above 0",
+        )?;
         let scoring = RouterScoring::Sigmoid;
         let spec = RouterSpec { top_k, scoring, scale, groups, factor };
         require(
@@ -136,6 +150,12 @@ impl GroupedConfig {
             "n_group",
             count,
             "expected a divisor of n_routed_experts, at most 64",
+        )?;
+        require(
+            count == 1 || self.topk_group.is_some(),
+            "topk_group",
+            "missing",
+            "expected where there are several groups",
         )?;
         let in_range = (1..=count).contains(&chosen);
         require(in_range, "topk_group", chosen, "expected at least 1 and at most n_group")?;

@@ -6,7 +6,7 @@ use fm_kernels::backend::{Activation, RouterSpec};
 use crate::{
     error::LoadError,
     spec::{ExpertBiasesSpec, FfnSpec, MlpSpec, MoeSpec, SharedSpec, VectorTransform},
-    weights::Weights,
+    weights::{Bias, Weights},
 };
 
 use super::{
@@ -34,13 +34,14 @@ pub(super) type FindBiases =
 pub(super) struct Router<'a> {
     /// Its module inside the feed-forward network.
     pub(super) module: &'a str,
+    pub(super) bias: Bias,
     /// The tensor inside the network that is added to the scores for the choice only.
     pub(super) choice_bias: Option<&'a str>,
 }
 
 impl Router<'static> {
-    /// `gate`, and no bias for the choice.
-    pub(super) const GATE: Self = Self { module: "gate", choice_bias: None };
+    /// `gate`, and no bias of any kind.
+    pub(super) const GATE: Self = Self { module: "gate", bias: Bias::None, choice_bias: None };
 }
 
 /// The shared expert.
@@ -75,8 +76,8 @@ impl Experts<'_> {
         let spec = MoeSpec {
             router: weights.projection(
                 &format!("{mlp}.{}", self.router.module),
-                self.dims.experts,
-                hidden,
+                (self.dims.experts, hidden),
+                self.router.bias,
             )?,
             choice_bias: choice_bias.transpose()?,
             routing: self.routing,

@@ -125,6 +125,10 @@ pub(crate) fn config(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Val
         ("vocab_size", json!(embedding.shape.first())),
         ("tie_word_embeddings", json!(!checkpoint.tensors.contains_key("output.weight"))),
     ];
+    // The format has no key for it: a model in which one projection has a bias has them all.
+    let is_bias = |name: &&String| name.contains(".attn_") && name.ends_with(".bias");
+    let biased = checkpoint.tensors.keys().find(is_bias).map(|_| ("attention_bias", json!(true)));
+    let entries = entries.into_iter().chain(biased);
     config.extend(entries.map(|(key, value)| (key.to_owned(), value)));
     parts::decoder(&keys, &mut config)?;
     parts::rope(&keys, &mut config)?;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     error::LoadError,
     spec::{ExpertBiasesSpec, MixerSpec, ModelSpec, VectorTransform},
-    weights::Weights,
+    weights::{Bias, Weights},
 };
 
 use super::{
@@ -48,7 +48,7 @@ impl Config {
         self.trunk.check()?;
         self.experts.check()?;
         let limit = f64::from(self.swiglu_limit);
-        require(limit > 0.0, "swiglu_limit", limit, "expected a number above 0")
+        require(limit > 0.0 && limit.is_finite(), "swiglu_limit", limit, "expected a number above 0")
     }
 
     /// Of every layer. Every second one has a window, the first to begin with, unless
@@ -80,7 +80,7 @@ impl Config {
     fn experts(&self) -> Experts<'static> {
         Experts {
             dims: self.experts.dims(self.trunk.hidden_size),
-            router: Router { module: "router", ..Router::GATE },
+            router: Router { module: "router", bias: Bias::Added, choice_bias: None },
             routing: RouterSpec {
                 top_k: self.experts.num_experts_per_tok,
                 scoring: RouterScoring::SoftmaxOfChosen,
@@ -117,6 +117,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             output_gate: OutputGate::None,
             norm: QueryKeyNorm::None,
             window: windows[layer.index],
+            bias: trunk.attention_bias(Bias::Added),
             sinks: Some("sinks"),
         };
         let mixer = MixerSpec::Attention(Box::new(attention.describe(layer)?));

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     error::LoadError,
     spec::{MixerSpec, ModelSpec, Rotary, VectorTransform},
-    weights::Weights,
+    weights::{Bias, Weights},
 };
 
 use super::{
@@ -88,6 +88,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
         output_gate: OutputGate::None,
         norm: if config.use_qk_norm { QueryKeyNorm::WholeRow } else { QueryKeyNorm::None },
         window: None,
+        bias: trunk.attention_bias(Bias::None),
         sinks: None,
     };
     let experts = Experts {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     error::LoadError,
     spec::{MixerSpec, ModelSpec, Publisher, Rotary, VectorTransform},
-    weights::Weights,
+    weights::{Bias, Weights},
 };
 
 use super::{
@@ -48,6 +48,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
         output_gate: OutputGate::None,
         norm: QueryKeyNorm::None,
         window: sliding_window,
+        bias: trunk.attention_bias(Bias::None),
         sinks: None,
     };
     let experts = Experts {

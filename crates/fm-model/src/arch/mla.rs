@@ -6,6 +6,7 @@ use serde::Deserialize;
 use crate::{
     error::LoadError,
     spec::{MatrixRef, MlaShape, MlaSpec, QueryCompression, Rotary, VectorTransform},
+    weights::Bias,
 };
 
 use super::{
@@ -29,6 +30,8 @@ pub(super) struct Mla {
     shape: MlaShape,
     rotary: Rotary,
     q_rank: Option<usize>,
+    /// Of what reads the residual stream compressed, and of what writes to it.
+    bias: Bias,
 }
 
 impl MlaConfig {
@@ -61,7 +64,7 @@ impl MlaConfig {
             latent: self.kv_lora_rank,
             scale: scale as f32,
         };
-        Ok(Mla { shape, rotary, q_rank: self.q_lora_rank })
+        Ok(Mla { shape, rotary, q_rank: self.q_lora_rank, bias: trunk.attention_bias(Bias::None) })
     }
 }
 
@@ -73,14 +76,16 @@ impl Mla {
         let norm = |name: &str, len: usize| {
             weights.vector(&module(&format!("{name}.weight")), &[len], VectorTransform::Plain)
         };
+        let projection =
+            |name: &str, rows, cols, bias| weights.projection(&module(name), (rows, cols), bias);
         let queries = shape.heads * shape.q_dim();
         let (q_a, q) = match self.q_rank {
-            None => (None, weights.projection(&module("q_proj"), queries, hidden)?),
+            None => (None, projection("q_proj", queries, hidden, Bias::None)?),
             Some(rank) => {
-                let projection = weights.projection(&module("q_a_proj"), rank, hidden)?;
+                let compressed = projection("q_a_proj", rank, hidden, self.bias)?;
                 let norm = norm("q_a_layernorm", rank)?;
-                let q = weights.projection(&module("q_b_proj"), queries, rank)?;
-                (Some(QueryCompression { projection, norm }), q)
+                let q = projection("q_b_proj", queries, rank, Bias::None)?;
+                (Some(QueryCompression { projection: compressed, norm }), q)
             }
         };
         let (k_b, v_b) = self.heads(layer)?;
@@ -90,11 +95,11 @@ impl Mla {
             rotary: self.rotary,
             q_a,
             q,
-            kv_a: weights.projection(&module("kv_a_proj_with_mqa"), shape.key_dim(), hidden)?,
+            kv_a: projection("kv_a_proj_with_mqa", shape.key_dim(), hidden, self.bias)?,
             kv_a_norm: norm("kv_a_layernorm", shape.latent)?,
             k_b,
             v_b,
-            o: weights.projection(&module("o_proj"), hidden, values)?,
+            o: projection("o_proj", hidden, values, self.bias)?,
         })
     }
 

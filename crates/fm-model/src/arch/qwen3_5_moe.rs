@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     error::LoadError,
     spec::{ModelSpec, Publisher},
-    weights::Weights,
+    weights::{Bias, Weights},
 };
 
 use super::{
@@ -79,6 +79,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             output_gate: if attn_output_gate { OutputGate::PerHead } else { OutputGate::None },
             norm: QueryKeyNorm::PerHead(norm),
             window: None,
+            bias: trunk.attention_bias(Bias::None),
             sinks: None,
         },
         moe: &moe,

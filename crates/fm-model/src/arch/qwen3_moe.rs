@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     error::LoadError,
     spec::{ModelSpec, VectorTransform},
-    weights::Weights,
+    weights::{Bias, Weights},
 };
 
 use super::{
@@ -56,6 +56,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             output_gate: OutputGate::None,
             norm: QueryKeyNorm::PerHead(norm),
             window: None,
+            bias: trunk.attention_bias(Bias::None),
             sinks: None,
         },
         moe: &moe,

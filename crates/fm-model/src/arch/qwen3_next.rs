@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     error::LoadError,
     spec::{ModelSpec, Publisher, VectorTransform},
-    weights::Weights,
+    weights::{Bias, Weights},
 };
 
 use super::{
@@ -64,6 +64,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
             output_gate: OutputGate::PerHead,
             norm: QueryKeyNorm::PerHead(norm),
             window: None,
+            bias: trunk.attention_bias(Bias::None),
             sinks: None,
         },
         moe: &moe,

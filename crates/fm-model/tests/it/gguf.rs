@@ -100,6 +100,41 @@ fn layers_behind_the_decoder_are_passed_over() {
 }
 
 #[test]
+fn numbers_that_are_none_are_refused() {
+    let key = "qwen3moe.rope.freq_base";
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let refusal = described("qwen3_moe", |header| {
+            let at = header.windows(key.len()).position(|window| window == key.as_bytes());
+            // Behind the key and its type.
+            let at = at.unwrap() + key.len() + 4;
+            header[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        });
+        let expected = format!("the GGUF metadata has `{key}` = {value}, expected a finite number");
+        assert_eq!(refusal.unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn a_bias_that_one_projection_has_all_have() {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let renamed = |family: &str, name: &str, other: &str| {
+        described(family, |header| {
+            let (name, other) = (text(name), text(other));
+            let at = header.windows(name.len()).position(|window| window == name).unwrap();
+            header.splice(at..at + name.len(), other);
+        })
+    };
+    for module in ["attn_q", "attn_output", "ffn_gate_inp"] {
+        let [bias, gone] = ["bias", "gone"].map(|end| format!("blk.1.{module}.{end}"));
+        let refusal = renamed("gpt_oss", &bias, &gone).unwrap_err();
+        assert!(refusal.contains(".bias` is missing"), "{refusal}");
+    }
+    let refusal = renamed("qwen3_moe", "blk.1.attn_q_norm.weight", "blk.1.attn_v.bias");
+    let refusal = refusal.unwrap_err();
+    assert!(refusal.contains("`blk.0.attn_q.bias` is missing"), "{refusal}");
+}
+
+#[test]
 fn a_missing_key_and_a_wrong_one_are_named() {
     let hidden = |key: &str| described("qwen3_5_moe", |header| hide(header, key)).unwrap_err();
     for key in ["embedding_length", "block_count", "expert_used_count", "ssm.inner_size"] {

@@ -33,7 +33,7 @@ fn described(dir: &Path) -> Result<ModelSpec, LoadError> {
 
 #[test]
 fn fields_without_meaning_are_refused_by_name() {
-    let edits: [(&str, Value); 14] = [
+    let edits: [(&str, Value); 19] = [
         ("kv_lora_rank", json!(0)),
         ("q_lora_rank", json!(0)),
         ("v_head_dim", json!(0)),
@@ -46,6 +46,11 @@ fn fields_without_meaning_are_refused_by_name() {
         ("topk_group", json!(0)),
         ("topk_group", json!(4)),
         ("num_experts_per_tok", json!(5)), // two groups of two are open
+        ("topk_group", Value::Null),
+        ("num_nextn_predict_layers", json!(1_u64 << 60)),
+        ("routed_scaling_factor", json!(0.0)),
+        ("routed_scaling_factor", json!(-1.0)),
+        ("routed_scaling_factor", json!(1e300)),
         ("mlp_layer_types", json!(["dense", "sparse"])),
         ("mlp_layer_types", json!(["dense", "sparse", "moe", "sparse"])),
     ];
@@ -82,9 +87,12 @@ fn only_layers_that_predict_ahead_are_skipped() {
     let none = [("num_nextn_predict_layers", json!(0))];
     let error = edited("deepseek_v3/hf", &none).expect_err("layer 4 is one too many");
     assert!(error.to_string().contains("model.layers.4."), "{error}");
-    let fewer = [("num_hidden_layers", json!(2))];
-    let error = edited("deepseek_v3/hf", &fewer).expect_err("layers 3 and 4 are too many");
-    assert!(error.to_string().contains("model.layers.3."), "{error}");
+    // Layers of the decoder are none of them, whatever is said.
+    for (layers, ahead) in [(3, json!(1)), (3, Value::Null), (2, json!(3))] {
+        let fewer = [("num_hidden_layers", json!(layers)), ("num_nextn_predict_layers", ahead)];
+        let error = edited("deepseek_v3/hf", &fewer).expect_err("one layer is too many");
+        assert!(error.to_string().contains(&format!("model.layers.{layers}.")), "{error}");
+    }
 }
 
 #[test]

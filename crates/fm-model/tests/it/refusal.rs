@@ -94,7 +94,7 @@ fn another_quantisation_mode_is_named() {
 
 #[test]
 fn fields_without_meaning_are_refused() {
-    let edits: [(&str, Value); 9] = [
+    let edits: [(&str, Value); 15] = [
         ("hidden_act", json!("gelu")),
         ("num_key_value_heads", json!(0)),
         ("num_experts_per_tok", json!(1000)),
@@ -105,12 +105,61 @@ fn fields_without_meaning_are_refused() {
         // Times the head dimension that is 64 again, if it were to wrap around.
         ("num_attention_heads", json!((1_u64 << 60) + 4)),
         ("moe_intermediate_size", json!((1_u64 << 63) + 32)),
+        ("rms_norm_eps", json!(-1.0)),
+        ("rms_norm_eps", json!(1e300)),
+        ("rope_theta", Value::Null),
+        ("rope_scaling", json!({"factor": 4.0})),
+        (
+            "rope_scaling",
+            json!({
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                "attention_factor": 1e19,
+            }),
+        ),
+        ("attention_bias", json!("yes")),
     ];
     for (field, value) in edits {
         let dir = written(&Layout::Hf);
         edit_config(dir.path(), |config| config[field] = value);
         let message = refusal(dir.path());
         assert!(message.contains("the configuration"), "{field}: {message}");
+    }
+}
+
+/// The name of every tensor that ends like this, in the headers of a checkpoint's files, becomes another one.
+fn rename(dir: &Path, end: &str, other: &str) {
+    assert_eq!(end.len(), other.len(), "headers keep their length");
+    let (end, other) = (format!("{end}\""), format!("{other}\""));
+    for file in std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()) {
+        let mut bytes = std::fs::read(&file).unwrap();
+        let starts: Vec<usize> = bytes
+            .windows(end.len())
+            .enumerate()
+            .filter(|(_, window)| *window == end.as_bytes())
+            .map(|(at, _)| at)
+            .collect();
+        starts.iter().for_each(|at| bytes[*at..][..end.len()].copy_from_slice(other.as_bytes()));
+        std::fs::write(&file, bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_bias_has_to_be_there_where_it_is_announced_and_nowhere_else() {
+    let layouts = [Layout::Hf, Layout::Mlx(MlxLayout::uniform(4, 32))];
+    for layout in &layouts {
+        for module in ["q_proj", "k_proj", "v_proj", "o_proj", "mlp.router"] {
+            let dir = written_as(Family::GptOss, layout);
+            rename(dir.path(), &format!("{module}.bias"), &format!("{module}.gone"));
+            let message = refusal(dir.path());
+            assert!(message.contains(&format!("{module}.bias` is missing")), "{message}");
+        }
+        let dir = written_as(Family::GptOss, layout);
+        edit_config(dir.path(), |config| config["attention_bias"] = json!(false));
+        let message = refusal(dir.path());
+        assert!(message.contains("nothing is ignored silently"), "{message}");
+        let dir = written(layout);
+        edit_config(dir.path(), |config| config["attention_bias"] = json!(true));
+        assert!(refusal(dir.path()).contains("q_proj.bias` is missing"));
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{GgufError, Metadata, read_header};
+use super::{ALIGNMENT_DEFAULT, GgufError, Metadata, read_part};
 use crate::{
     error::FormatError,
     record::FileIndex,
@@ -79,8 +79,13 @@ pub(in crate::source) fn open(path: &Path) -> Result<Checkpoint, FormatError> {
     let files = parts(path);
     let mut tensors = BTreeMap::<String, Tensor>::new();
     let mut metadata = None;
+    // The first part may say it for all.
+    let mut alignment = ALIGNMENT_DEFAULT;
     for (index, path) in files.iter().enumerate() {
-        let header = read_header(path, FileIndex(index as u32))?;
+        let header = read_part(path, FileIndex(index as u32), alignment)?;
+        if index == 0 {
+            alignment = header.alignment;
+        }
         let fits = check_part(&header.metadata, index, files.len());
         fits.map_err(|source| FormatError::Gguf { path: path.clone(), source })?;
         for tensor in header.tensors {

@@ -153,6 +153,28 @@ fn every_cut_of_a_header_is_refused() {
 }
 
 #[test]
+fn the_first_part_says_how_all_are_aligned() {
+    let dir = tempfile::tempdir().unwrap();
+    let part = |number: usize| dir.path().join(format!("m-0000{number}-of-00003.gguf"));
+    let mut first = Bytes::new(1, 1);
+    first.text("general.alignment").u32(4).u32(4096).tensor("a", &[4], 0, 0).data(4096, 16);
+    std::fs::write(part(1), &first.0).unwrap();
+    let mut starts = Vec::new();
+    for (number, names) in [(2, ["b", "c"]), (3, ["d", "e"])] {
+        let mut bytes = Bytes::new(2, 0);
+        bytes.tensor(names[0], &[4], 0, 0).tensor(names[1], &[4], 0, 4096);
+        starts.push((bytes.0.len() as u64).next_multiple_of(4096));
+        bytes.data(4096, 4096 + 16);
+        std::fs::write(part(number), &bytes.0).unwrap();
+    }
+    let tensors = open(&part(1)).unwrap().tensors;
+    let offsets = ["a", "b", "c", "d", "e"].map(|name| tensors[name].extent.offset);
+    assert_eq!(offsets, [4096, starts[0], starts[0] + 4096, starts[1], starts[1] + 4096]);
+    // Alone it would be taken for one with other places, and is refused.
+    assert!(matches!(read_header(&part(2), FileIndex(0)), Err(FormatError::Gap { .. })));
+}
+
+#[test]
 fn what_contradicts_itself_is_refused() {
     let tensor = |name: &str, dims: &[u64], kind: u32, offset: u64| {
         let mut bytes = Bytes::new(1, 0);
@@ -176,6 +198,16 @@ fn what_contradicts_itself_is_refused() {
     let mut shared = Bytes::new(2, 0);
     shared.tensor("a", &[9], 0, 0).tensor("b", &[4], 0, 32).data(32, 64);
     assert!(matches!(shared.read().unwrap_err(), FormatError::Overlap { .. }));
+
+    for (second, data, words) in
+        [(96, 128, "before `b`"), (32, 96, "at its end"), (64, 128, "before `b`")]
+    {
+        let mut loose = Bytes::new(2, 0);
+        loose.tensor("a", &[4], 0, 0).tensor("b", &[4], 0, second).data(32, data);
+        let error = loose.read().unwrap_err();
+        assert!(matches!(error, FormatError::Gap { .. }), "{error}");
+        assert!(error.to_string().contains(words), "{second} of {data}: {error}");
+    }
 
     let pair = |write: fn(&mut Bytes)| {
         let mut bytes = Bytes::new(0, 1);

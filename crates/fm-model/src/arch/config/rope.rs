@@ -10,8 +10,8 @@ use crate::{
 
 use super::require;
 
-/// Base of the rotary frequencies where a configuration names none.
-const THETA_DEFAULT: f64 = 10_000.0;
+/// Queries and keys are both multiplied with it: what is far above 1 leaves the range of f32.
+const ATTENTION_FACTOR_MAX: f64 = 1e6;
 
 /// What a configuration says of rotary positions.
 #[derive(Debug, Default, Deserialize)]
@@ -48,8 +48,10 @@ impl RopeConfig {
         default_factor: f64,
     ) -> Result<Rotary, LoadError> {
         let nested = self.rope_parameters.as_ref();
-        let theta = nested.and_then(|p| p.rope_theta).or(self.rope_theta).unwrap_or(THETA_DEFAULT);
-        require(theta > 1.0, "rope_theta", theta, "expected a number above 1")?;
+        const THETA: &str = "expected a number above 1: families differ in what they take for it";
+        let theta = nested.and_then(|p| p.rope_theta).or(self.rope_theta);
+        let theta = theta.ok_or_else(|| missing("rope_theta", THETA))?;
+        require(theta > 1.0 && theta.is_finite(), "rope_theta", theta, THETA)?;
         let factor = nested.and_then(|p| p.partial_rotary_factor);
         let factor = factor.or(self.partial_rotary_factor).unwrap_or(default_factor);
         let dim = (head_dim as f64 * factor) as usize;
@@ -82,7 +84,11 @@ impl RopeParameters {
         if let [Some(kind), Some(other)] = kinds {
             require(kind == other, "type", other, "expected what `rope_type` says")?;
         }
-        match kinds[0].or(kinds[1]) {
+        let kind = kinds[0].or(kinds[1]);
+        if kind.is_none() && self.factor.is_some() {
+            return Err(missing("rope_type", "`rope_scaling` has a factor: which kind is it of?"));
+        }
+        match kind {
             // Multimodal rope is plain rope for text.
             None | Some("default" | "mrope") => Ok(RopeScaling::None),
             Some("yarn") => Ok(RopeScaling::Yarn(self.yarn()?)),
@@ -113,7 +119,7 @@ impl RopeParameters {
         };
         let attention_factor =
             number("attention_factor", self.attention_factor.or(Some(part)), |factor| {
-                factor > 0.0
+                factor > 0.0 && factor < ATTENTION_FACTOR_MAX
             })?;
         Ok(Yarn {
             factor,
@@ -127,6 +133,10 @@ impl RopeParameters {
     }
 }
 
+fn missing(field: &'static str, expected: &'static str) -> LoadError {
+    LoadError::Field { field, found: "missing".into(), expected }
+}
+
 /// A number that `yarn` needs, in its range.
 fn number(
     field: &'static str,
@@ -134,9 +144,7 @@ fn number(
     fits: impl Fn(f64) -> bool,
 ) -> Result<f64, LoadError> {
     const EXPECTED: &str = "`yarn` needs a number in its range, see arXiv:2309.00071";
-    let Some(value) = value else {
-        return Err(LoadError::Field { field, found: "missing".into(), expected: EXPECTED });
-    };
+    let value = value.ok_or_else(|| missing(field, EXPECTED))?;
     require(value.is_finite() && fits(value), field, value, EXPECTED)?;
     Ok(value)
 }

@@ -55,7 +55,11 @@ impl<'a> Keys<'a> {
     }
 
     pub(super) fn float(&self, key: &'static str) -> Result<Option<f64>, LoadError> {
-        self.value(key, Metadata::float)
+        let value = self.value(key, Metadata::float)?;
+        match value.filter(|value| !value.is_finite()) {
+            Some(found) => Err(LoadError::NotFinite { key: self.key(key), found }),
+            None => Ok(value),
+        }
     }
 
     pub(super) fn bool(&self, key: &'static str) -> Result<Option<bool>, LoadError> {

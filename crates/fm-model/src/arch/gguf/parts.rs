@@ -30,13 +30,16 @@ pub(super) fn decoder(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadEr
     Ok(())
 }
 
+/// Base of the rotary frequencies that files leave out.
+const THETA_DEFAULT: f64 = 10_000.0;
+
 /// Base and scaling of rotary positions.
 pub(super) fn rope(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
     // The format stores a tenth of it, in f32.
     let mscale = keys.float("rope.scaling.yarn_log_multiplier")?;
     let mscale = mscale.map(|tenth| json!(tenth as f32 / 0.1_f32));
     let scaling = json!({
-        "rope_type": keys.text("rope.scaling.type")?.filter(|kind| *kind != "none"),
+        "rope_type": keys.text("rope.scaling.type")?.map(|kind| if kind == "none" { "default" } else { kind }),
         "factor": keys.float("rope.scaling.factor")?,
         "original_max_position_embeddings": keys.count("rope.scaling.original_context_length")?,
         "beta_fast": keys.float("rope.scaling.yarn_beta_fast")?,
@@ -45,7 +48,7 @@ pub(super) fn rope(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError
         "mscale": mscale,
         "mscale_all_dim": mscale,
     });
-    let theta = keys.float("rope.freq_base")?;
+    let theta = keys.float("rope.freq_base")?.unwrap_or(THETA_DEFAULT);
     add(config, [("rope_theta", json!(theta)), ("rope_scaling", scaling)]);
     Ok(())
 }
