@@ -1,6 +1,6 @@
 //! Why a model cannot be opened or run, with what may help.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{error::Error, path::PathBuf, sync::Arc};
 
 use fm_format::{FormatError, source::gguf::GgufError};
 use fm_kernels::DeviceError;
@@ -15,6 +15,16 @@ use crate::{
     backends::NumericsMismatch, eval::EvalError, grammar::GrammarError, memory_plan::PlanError,
     sampler::NotANumber, session::ConversationError,
 };
+
+/// An error with its causes, in one line: the address of what could not be read is in the last one, and what a
+/// template has against a conversation.
+pub fn chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let mut words: Vec<String> = causes.map(ToString::to_string).collect();
+    // Transparent errors say what their cause says.
+    words.dedup();
+    words.join(": ")
+}
 
 /// Why a model cannot be opened or run.
 #[derive(Debug, thiserror::Error)]

@@ -454,7 +454,8 @@ fn bounded(schema: Value) -> Value {
     schema
 }
 
-fn depth(value: &Value) -> usize {
+/// Lists and objects within each other.
+pub fn depth(value: &Value) -> usize {
     let deepest = match value {
         Value::Array(list) => list.iter().map(depth).max(),
         Value::Object(map) => map.values().map(depth).max(),

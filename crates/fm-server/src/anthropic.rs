@@ -17,9 +17,6 @@ use crate::{
     turns,
 };
 
-/// Messages of a request.
-const MESSAGES_MAX: usize = 4096;
-
 /// Fields that never change an answer.
 const TOLERATED: &[&str] = &[
     "metadata",
@@ -84,11 +81,7 @@ pub(crate) fn conversation(
     fields: &mut Fields,
     manner: &mut Manner,
 ) -> Result<Conversation, Problem> {
-    let list = fields.list("messages", MESSAGES_MAX)?;
-    let list = list.ok_or_else(|| Wrong::Missing.at("messages"))?;
-    if list.is_empty() {
-        return Err(Wrong::Empty.at("messages"));
-    }
+    let list = fields.messages()?;
     let mut messages = Vec::new();
     if let Some(system) = fields.take("system") {
         messages.extend(content::read("system", &system, "system")?);

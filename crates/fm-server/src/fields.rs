@@ -18,6 +18,9 @@ const VALUES_MAX: usize = 1 << 18;
 /// Lists and objects of a body: each takes some hundred bytes.
 const NESTS_MAX: usize = 1 << 16;
 
+/// Messages of a request.
+const MESSAGES_MAX: usize = 4096;
+
 /// Bytes of what a client calls something: a model, its conversation, itself. Names are kept with every text.
 pub(crate) const NAME_MAX: usize = 1 << 10;
 
@@ -188,6 +191,15 @@ impl Fields {
             Some(Value::Array(list)) if list.len() <= max => Ok(Some(list)),
             Some(Value::Array(_)) => Err(Wrong::Many(max).at(self.path_of(field))),
             Some(_) => Err(Wrong::Kind("a list").at(self.path_of(field))),
+        }
+    }
+
+    /// `messages`, of which there is one at least.
+    pub(crate) fn messages(&mut self) -> Result<Vec<Value>, Problem> {
+        match self.list("messages", MESSAGES_MAX)? {
+            None => Err(Wrong::Missing.at("messages")),
+            Some(list) if list.is_empty() => Err(Wrong::Empty.at("messages")),
+            Some(list) => Ok(list),
         }
     }
 

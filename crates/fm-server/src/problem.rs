@@ -1,9 +1,7 @@
 //! Why a request is not answered, before an interface gives it its own shape.
 
-use std::error::Error;
-
 use axum::http::StatusCode;
-use fm_engine::{EngineError, grammar::GrammarError, schedule::Refused};
+use fm_engine::{EngineError, error::chain, grammar::GrammarError, schedule::Refused};
 use fm_text::TextError;
 
 /// See the module.
@@ -163,15 +161,6 @@ impl Wrong {
 /// Where it ceases to be one, and why; JSON may be nested 127 deep.
 fn reason(error: Option<&serde_json::Error>) -> String {
     error.map_or_else(String::new, |error| format!(": {error}"))
-}
-
-/// An error with its causes, in one line: the address of what could not be read is in the last one, and
-/// what a template has against a conversation.
-fn chain(error: &dyn Error) -> String {
-    let causes = std::iter::successors(Some(error), |&error| error.source());
-    let mut words: Vec<String> = causes.map(ToString::to_string).collect();
-    words.dedup();
-    words.join(": ")
 }
 
 impl From<EngineError> for Problem {

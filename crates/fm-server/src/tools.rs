@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
+use fm_engine::grammar::{DEPTH_MAX, depth};
 use fm_text::{
     Message,
     tools::{Callable, valid_name},
@@ -21,10 +22,7 @@ use crate::{
 const TOOLS_MAX: usize = 512;
 
 /// Bytes of all of them: what they say is part of every prompt.
-const BYTES_MAX: usize = 2 << 20;
-
-/// Lists and objects within each other, in a tool.
-const DEPTH_MAX: usize = 64;
+pub(crate) const BYTES_MAX: usize = 2 << 20;
 
 /// Types of the Responses API that agents send with every request and a model can do without: whoever
 /// serves the original runs them, or the model writes something else than JSON for them.
@@ -311,14 +309,6 @@ fn name_of(fields: &mut Fields) -> Result<String, Problem> {
         return Err(Wrong::Kind(letters).at(fields.path_of("name")));
     }
     Ok(name)
-}
-
-fn depth(value: &Value) -> usize {
-    match value {
-        Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
-        Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
-        _ => 0,
-    }
 }
 
 /// The calls of a conversation: ids and functions.

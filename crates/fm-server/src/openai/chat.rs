@@ -28,9 +28,6 @@ use crate::{
     tools::Tools,
 };
 
-/// Messages of a request.
-const MESSAGES_MAX: usize = 4096;
-
 const PATH: &str = "/v1/chat/completions";
 
 /// See [`Manner`]: each is some 80 bytes of the response.
@@ -124,11 +121,7 @@ pub(crate) fn conversation(
     fields: &mut Fields,
     manner: &mut Manner,
 ) -> Result<Conversation, Problem> {
-    let list = fields.list("messages", MESSAGES_MAX)?;
-    let list = list.ok_or_else(|| Wrong::Missing.at("messages"))?;
-    if list.is_empty() {
-        return Err(Wrong::Empty.at("messages"));
-    }
+    let list = fields.messages()?;
     let messages = list.into_iter().enumerate().map(|(at, value)| message::read(value, at));
     let mut conversation =
         Conversation { messages: messages.collect::<Result<_, _>>()?, ..Conversation::default() };

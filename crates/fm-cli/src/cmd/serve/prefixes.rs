@@ -11,6 +11,7 @@ use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use fm_engine::{
     bytes::Bytes,
+    error::chain,
     generate::Request,
     schedule::{DiskOptions, Driven, Job, ScheduleOptions, Scheduler, Update},
 };
@@ -92,12 +93,6 @@ pub(super) fn start(
         let driven = Driven { disk: None, ..*driven };
         Ok(Scheduler::start(driven, schedule).map_err(|(error, _)| error)?)
     })
-}
-
-/// An error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// What is computed before the first client comes: of files, and of the system message.
