@@ -15,6 +15,7 @@ use axum::{
     },
 };
 use futures_core::Stream;
+use serde::Serialize;
 use serde_json::Value;
 use tokio::time::{Interval, interval};
 
@@ -54,8 +55,13 @@ impl Out {
 
     /// An event whose name is the `type` of its data.
     pub(crate) fn named(&mut self, data: &Value) {
-        let name = data["type"].as_str().unwrap_or_default();
-        self.0.push_back(Event::default().event(name).data(data.to_string()));
+        self.event(data["type"].as_str().unwrap_or_default(), data);
+    }
+
+    /// An event with a name.
+    pub(crate) fn event(&mut self, name: &str, data: &impl Serialize) {
+        let event = Event::default().event(name).json_data(data);
+        self.0.push_back(event.expect("its keys are texts"));
     }
 
     /// A comment, which clients skip.

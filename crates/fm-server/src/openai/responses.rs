@@ -1,6 +1,7 @@
 //! `POST /v1/responses`, without a memory: what a response is about comes with its request.
 
 mod items;
+mod repeated;
 mod writer;
 
 use std::sync::Arc;
@@ -9,18 +10,17 @@ use axum::{
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use self::writer::Writer;
+use self::{repeated::Repeated, writer::Writer};
 use super::{refuse, thinking};
 use crate::{
     answer::Answer,
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
-    bodies::BODY_MAX,
-    fields::{Fields, NAME_MAX},
+    fields::Fields,
     kept::CallIds,
     model::Conversation,
-    problem::{Problem, Wrong},
+    problem::Problem,
     serve::{self, App},
     stream, structured,
     tools::{Namespaces, Tools},
@@ -46,31 +46,13 @@ const TOLERATED: &[&str] = &[
     "max_tool_calls",
 ];
 
-/// What a response repeats of its request, if the request says it, and how many bytes of that. What the prompt has
-/// too is as long as that may be.
-const REPEATED: &[(&str, usize)] = &[
-    ("instructions", BODY_MAX),
-    ("max_output_tokens", NAME_MAX),
-    ("metadata", 64 * NAME_MAX),
-    ("parallel_tool_calls", NAME_MAX),
-    ("prompt_cache_key", NAME_MAX),
-    ("reasoning", NAME_MAX),
-    ("safety_identifier", NAME_MAX),
-    ("text", 128 * NAME_MAX),
-    ("tool_choice", 128 * NAME_MAX),
-    ("tools", BODY_MAX),
-    ("top_logprobs", NAME_MAX),
-    ("user", NAME_MAX),
-];
-
 /// What the response needs to know of the request.
 struct Form {
     app: Arc<App>,
     id: String,
     ids: CallIds,
     created_unix: u64,
-    /// Fields of the request, in their places.
-    repeated: Map<String, Value>,
+    repeated: Repeated,
     stream: bool,
     namespaces: Namespaces,
     left_out: Vec<&'static str>,
@@ -103,12 +85,12 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let model = &app.model;
     let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
-    let mut repeated = repeated(&fields, &name)?;
+    let mut repeated = Repeated::of(&fields, &name)?;
     let mut manner = Manner::take(&mut fields, model)?;
     let sampling = manner.sampling;
     for (name, value) in [("temperature", sampling.temperature), ("top_p", sampling.top_p)] {
         // The nearest number of f64 to one of f32 has digits that nobody wrote.
-        repeated.insert(name.to_owned(), ((f64::from(value) * 1e6).round() / 1e6).into());
+        repeated.set(name, &((f64::from(value) * 1e6).round() / 1e6).into());
     }
     let max_tokens = fields.count("max_output_tokens", 1..=TOKENS_MAX)?;
     manner.max_tokens = max_tokens.map(|max| max as usize);
@@ -131,39 +113,6 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let (app, created_unix) = (Arc::clone(app), serve::now_unix());
     let form = Form { app, id, ids, created_unix, repeated, stream, namespaces, left_out };
     Ok((ask, form))
-}
-
-/// All fields that responses have, as the request says or as they are without it.
-fn repeated(fields: &Fields, model: &str) -> Result<Map<String, Value>, Problem> {
-    let mut all = json!({
-        "instructions": null,
-        "max_output_tokens": null,
-        "metadata": {},
-        "model": model,
-        "parallel_tool_calls": true,
-        "previous_response_id": null,
-        "reasoning": {"effort": null, "summary": null},
-        "store": false,
-        "temperature": null,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_logprobs": 0,
-        "top_p": null,
-        "truncation": "disabled",
-    });
-    for (field, max) in REPEATED {
-        let Some(value) = fields.peek(field) else { continue };
-        let bytes = || value.as_str().map_or_else(|| value.to_string().len(), str::len);
-        if *max < BODY_MAX && bytes() > *max {
-            return Err(Wrong::Large(*max).at(*field));
-        }
-        all[*field] = value.clone();
-    }
-    Ok(match all {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    })
 }
 
 /// `include`: what it can name is there anyway or never, but for one.

@@ -254,6 +254,26 @@ fn names_and_what_is_repeated_are_short() {
             let (status, said) = ask(field, value);
             assert!(status == 400 && said.contains("it may have at most"), "{field}: {said}");
         }
+        // Tools that the model is not told of, what else a tool says, and what the prompt has too.
+        let tool =
+            |kind: &str, bytes: usize| json!([{"type": kind, "name": "f", "x": "x".repeat(bytes)}]);
+        for (field, value) in [
+            ("tools", tool("web_search", 2 << 20)),
+            ("tools", tool("function", 2 << 20)),
+            ("instructions", "x".repeat((2 << 20) + 1).into()),
+        ] {
+            let told = format!("{field}: it may have at most 2097152 bytes");
+            assert_eq!(ask(field, value), (400, told));
+        }
+        let (status, said) = ask("tools", tool("web_search", 2_097_100));
+        assert!(status == 200, "{said}");
+        let mut both = body.clone();
+        both["instructions"] = "x".repeat(1 << 20).into();
+        both["tools"] = tool("web_search", 1 << 20);
+        let both = post(server.at, path, &both);
+        let error = &both.json()["error"];
+        assert_eq!((both.status, &error["param"]), (400, &json!("tools")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("more than 2 MiB"), "{error}");
         assert_eq!(ask("user", "x".repeat(1024).into()).0, 200);
         // As much as the original takes, whatever the letters.
         let metadata = (0..16).map(|n| (n.to_string(), "東".repeat(512).into()));

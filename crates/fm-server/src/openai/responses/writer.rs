@@ -10,9 +10,10 @@
 
 use fm_engine::generate::FinishReason;
 use fm_text::{Channel, Tokenizer};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::Form;
+use super::{Form, repeated::Repeated};
 use crate::{
     answer::{CallPiece, Piece, Requested, TokenOdds},
     openai::{error, odds::Entries},
@@ -116,6 +117,40 @@ impl Item {
     }
 }
 
+/// A response as it is so far: what tells of it is written once, and the output.
+#[derive(Serialize)]
+pub(super) struct Frame<'w> {
+    id: &'w str,
+    object: &'static str,
+    created_at: u64,
+    status: &'static str,
+    background: bool,
+    error: Value,
+    incomplete_details: Value,
+    output: Vec<Value>,
+    usage: Value,
+    #[serde(flatten)]
+    repeated: &'w Repeated,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completed_at: Option<u64>,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    timings: Value,
+}
+
+#[derive(Serialize)]
+struct Event<F> {
+    r#type: String,
+    sequence_number: u64,
+    #[serde(flatten)]
+    fields: F,
+}
+
+/// The fields of an event of a whole response.
+#[derive(Serialize)]
+struct Whole<'w> {
+    response: Frame<'w>,
+}
+
 impl Writer {
     pub(super) fn new(form: Form) -> Self {
         let (output, odds) = (Vec::new(), Vec::new());
@@ -132,18 +167,21 @@ impl Writer {
     }
 
     /// The response as it is now that all is written.
-    pub(super) fn response(&mut self, requested: &Requested) -> Value {
+    pub(super) fn response(&mut self, requested: &Requested) -> Frame<'_> {
         self.leave(&mut Out::default());
+        self.end(requested)
+    }
+
+    fn end(&self, requested: &Requested) -> Frame<'_> {
         let (status, reason) = self.status();
-        let mut response = self.frame(status);
-        if let Some(reason) = reason {
-            response["incomplete_details"] = json!({"reason": reason});
-        } else {
-            response["completed_at"] = serve::now_unix().into();
+        let reason = reason.map(|reason| json!({"reason": reason}));
+        Frame {
+            completed_at: reason.is_none().then(serve::now_unix),
+            incomplete_details: reason.unwrap_or_default(),
+            usage: usage(requested),
+            timings: requested.timings(),
+            ..self.frame(status)
         }
-        response["usage"] = usage(requested);
-        response["timings"] = requested.timings();
-        response
     }
 
     fn status(&self) -> (&'static str, Option<&'static str>) {
@@ -153,40 +191,38 @@ impl Writer {
         }
     }
 
-    fn frame(&self, status: &str) -> Value {
+    fn frame(&self, status: &'static str) -> Frame<'_> {
         let output = self.output.iter().map(|(item, status)| item.value(status, &self.form));
-        let mut frame = json!({
-            "id": self.form.id,
-            "object": "response",
-            "created_at": self.form.created_unix,
-            "status": status,
-            "background": false,
-            "error": null,
-            "incomplete_details": null,
-            "output": output.collect::<Value>(),
-            "usage": null,
-        });
-        for (name, value) in &self.form.repeated {
-            frame[name] = value.clone();
+        Frame {
+            id: &self.form.id,
+            object: "response",
+            created_at: self.form.created_unix,
+            status,
+            background: false,
+            error: Value::Null,
+            incomplete_details: Value::Null,
+            output: output.collect(),
+            usage: Value::Null,
+            repeated: &self.form.repeated,
+            completed_at: None,
+            timings: Value::Null,
         }
-        frame
     }
 
     /// An event of the response as it is so far.
     fn going(&mut self, out: &mut Out, kind: &str) {
-        let frame = self.frame("in_progress");
-        self.event(out, kind, json!({"response": frame}));
+        let number = self.count();
+        tell(out, (kind, number), Whole { response: self.frame("in_progress") });
     }
 
     fn event(&mut self, out: &mut Out, kind: &str, fields: Value) {
-        let mut event = Map::new();
-        event.insert("type".to_owned(), format!("response.{kind}").into());
-        event.insert("sequence_number".to_owned(), self.events.into());
-        if let Value::Object(fields) = fields {
-            event.extend(fields);
-        }
+        tell(out, (kind, self.count()), fields);
+    }
+
+    /// The number of the event that comes now.
+    fn count(&mut self) -> u64 {
         self.events += 1;
-        out.named(&event.into());
+        self.events - 1
     }
 
     /// An event of the item that is open.
@@ -287,6 +323,11 @@ impl Writer {
     }
 }
 
+fn tell(out: &mut Out, (kind, number): (&str, u64), fields: impl Serialize) {
+    let name = format!("response.{kind}");
+    out.event(&name, &Event { r#type: name.clone(), sequence_number: number, fields });
+}
+
 fn usage(requested: &Requested) -> Value {
     let Requested { prompt_tokens, written_tokens, thinking_tokens, cached_tokens, .. } = requested;
     json!({
@@ -324,18 +365,19 @@ impl Encode for Writer {
             }
             Piece::Failed(problem) => {
                 self.close_item(out, "incomplete");
-                let mut frame = self.frame("failed");
                 let error = &error(&problem)["error"];
                 let code = error["code"].as_str().unwrap_or("server_error");
-                frame["error"] = json!({"code": code, "message": error["message"]});
-                self.event(out, "failed", json!({"response": frame}));
+                let error = json!({"code": code, "message": error["message"]});
+                let number = self.count();
+                let response = Frame { error, ..self.frame("failed") };
+                tell(out, ("failed", number), Whole { response });
             }
         }
     }
 
     fn close(&mut self, out: &mut Out, requested: &Requested) {
-        let (kind, _) = self.status();
-        let response = self.response(requested);
-        self.event(out, kind, json!({"response": response}));
+        self.leave(out);
+        let number = self.count();
+        tell(out, (self.status().0, number), Whole { response: self.end(requested) });
     }
 }
