@@ -32,9 +32,27 @@ pub(crate) struct Bodies {
 }
 
 /// A body, and its share until it has been read.
+#[derive(Debug)]
 pub(crate) struct Taken {
-    pub(crate) bytes: Vec<u8>,
+    bytes: Vec<u8>,
     share: Option<OwnedSemaphorePermit>,
+}
+
+impl Taken {
+    /// Reads it in this place, beside the thread of the network. Who waits for that and leaves is forgotten, but
+    /// place and share are taken until it has been read all the same.
+    pub(crate) async fn read<T: Send + 'static>(
+        self,
+        place: OwnedSemaphorePermit,
+        read: impl FnOnce(&[u8]) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let work = move || {
+            // By their names: a closure takes no more of what is around it.
+            let (Self { bytes, share: _share }, _place) = (self, place);
+            read(&bytes)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| Problem::Gone)?
+    }
 }
 
 impl Default for Bodies {
@@ -109,5 +127,38 @@ async fn next(body: &mut Body) -> Result<Option<Bytes>, Problem> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, task::Poll};
+
+    use super::*;
+
+    #[test]
+    fn who_leaves_has_a_share_until_the_body_has_been_read() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (bodies, places) = (Bodies::default(), Arc::new(Semaphore::new(1)));
+            let body = bodies.take(Body::from(vec![0; FREE + 1000])).await.unwrap();
+            let left = || (bodies.room.available_permits(), places.available_permits());
+            let place = Arc::clone(&places).acquire_owned().await.unwrap();
+            let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
+            let mut reading = Box::pin(body.read(place, move |bytes| {
+                begin.send(bytes.len()).unwrap();
+                let _ = ended.recv();
+                Ok(())
+            }));
+            let polled = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
+            assert!(polled.is_pending());
+            assert_eq!(begun.recv(), Ok(FREE + 1000));
+            drop(reading);
+            assert_eq!(left(), (ALL_MAX - 1000, 0));
+            drop(end);
+            while left() != (ALL_MAX, 1) {
+                tokio::task::yield_now().await;
+            }
+        });
     }
 }

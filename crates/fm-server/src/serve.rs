@@ -372,17 +372,15 @@ pub(crate) async fn prepare<T: Send + 'static>(
         .map_err(|_| Problem::BodyTooSlow)??;
     let arrived = Instant::now();
     let place = Arc::clone(places).acquire_owned().await.map_err(|_| Problem::Gone)?;
-    let app = Arc::clone(app);
-    let work = move || {
-        let _place = place;
-        let mut fields =
-            Fields::parse(&body.bytes)?.of_peer(peer.map(|peer| peer.address), arrived);
+    let (app, address) = (Arc::clone(app), peer.map(|peer| peer.address));
+    let read = move |body: &[u8]| {
+        let mut fields = Fields::parse(body)?.of_peer(address, arrived);
         if let Some(session) = session {
             fields.add(SESSION_FIELD, &session);
         }
         read(&app, fields)
     };
-    tokio::task::spawn_blocking(work).await.map_err(|_| Problem::Gone)?
+    body.read(place, read).await
 }
 
 /// A whole answer.
