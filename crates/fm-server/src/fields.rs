@@ -2,12 +2,14 @@
 //! for is found.
 
 use std::{
+    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     net::IpAddr,
     ops::RangeInclusive,
     time::Instant,
 };
 
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::problem::{Problem, Wrong};
@@ -43,7 +45,8 @@ impl Fields {
         if values > VALUES_MAX || nests > NESTS_MAX {
             return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
         }
-        match serde_json::from_slice(body) {
+        let mut json = serde_json::Deserializer::from_slice(body);
+        match Plain.deserialize(&mut json).and_then(|value| json.end().map(|()| value)) {
             Ok(Value::Object(map)) => {
                 Ok(Self { map, path: String::new(), peer: None, arrived: None })
             }
@@ -247,6 +250,66 @@ fn bits(number: f64) -> Option<u64> {
     negative.then_some((number as i64).cast_unsigned())
 }
 
+/// JSON as it is written. To `serde_json`'s own reader an object with one key of its own stands for the JSON in a
+/// text, where its feature `raw_value` is on: values that nobody has counted.
+struct Plain;
+
+impl<'de> DeserializeSeed<'de> for Plain {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Value, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Plain {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(value) = list.next_element_seed(Self)? {
+            all.push(value);
+        }
+        Ok(all.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut all = Map::new();
+        while let Some(key) = map.next_key()? {
+            all.insert(key, map.next_value_seed(Self)?);
+        }
+        Ok(all.into())
+    }
+}
+
 /// How many values, and lists and objects, a body has at most.
 fn size(body: &[u8]) -> (usize, usize) {
     let (mut values, mut nests, mut in_text, mut escaped) = (1, 0, false, false);
@@ -347,6 +410,10 @@ mod tests {
             let text = format!("{{\"a\": \"\\\\\\\"{many}\"}}");
             assert!(Fields::parse(text.as_bytes()).is_ok(), "a text may spell anything");
         }
+        // What `serde_json` means by this key is not what a client may mean.
+        let hidden = "1,".repeat(VALUES_MAX);
+        let hidden = format!(r#"{{"a": {{"$serde_json::private::RawValue": "[{hidden}1]"}}}}"#);
+        assert!(fields(&hidden).take("a").unwrap().is_object());
         let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
         assert!(matches!(Fields::parse(deep.as_bytes()), Err(Problem::Body { source: Some(_) })));
     }
