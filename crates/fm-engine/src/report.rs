@@ -30,7 +30,7 @@ pub struct RunOutput {
     pub text: Option<String>,
     /// What the model thought before it.
     pub thinking: Option<String>,
-    /// `stop`, `length`, `context` or `cancelled`.
+    /// [`FinishReason::name`](crate::generate::FinishReason::name).
     pub finish_reason: &'static str,
     /// How it went.
     pub report: Report,

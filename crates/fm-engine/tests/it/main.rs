@@ -15,6 +15,7 @@ mod packed;
 mod prefix;
 mod prefix_disk;
 mod prefix_places;
+mod report_document;
 mod sameness;
 mod schedule;
 mod stalls;
