@@ -24,6 +24,8 @@ pub(crate) struct TextStream<'t> {
     detokenizer: Detokenizer<'t>,
     splitter: AnswerSplitter,
     channels: Option<&'static Channels>,
+    /// Whether the model may call, and has not been left to choose yet what comes behind a thought that was closed.
+    chooses: bool,
     /// What the prompt has begun the answer with, until it has been read.
     opening: Option<String>,
     /// What marks calls.
@@ -69,6 +71,7 @@ impl<'t> TextStream<'t> {
             detokenizer: Detokenizer::new(tokenizer, SpecialText::Skip).keeping(&marks),
             splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
             channels,
+            chooses: request.answer.calls.is_some(),
             opening: Some(request.opening.clone()).filter(|opening| !opening.is_empty()),
             marks: request.answer.dialect.map_or_else(Vec::new, Dialect::first_marks),
             constrained: request.constraint.as_ref().map(|_| request.constrained),
@@ -102,17 +105,18 @@ impl<'t> TextStream<'t> {
         self.detokenizer.ill_formed()
     }
 
-    /// The tokens that close a thinking block.
-    pub(crate) fn think_end(&self) -> Result<Vec<u32>, EngineError> {
-        match self.channels {
-            None => self.tokens(&[thinking::CLOSE_LINES]),
+    /// The tokens that close a thinking block. In channels a call is a message beside the answer's: a model that may
+    /// call chooses which comes, but once, as it may choose to think on.
+    pub(crate) fn think_end(&mut self) -> Result<Vec<u32>, EngineError> {
+        let Some(Channels { end, again, answer, .. }) = self.channels else {
+            return self.tokens(&[thinking::CLOSE_LINES]);
+        };
+        let chooses = std::mem::take(&mut self.chooses);
+        match self.constrained {
             // What follows is the grammar's.
-            Some(channels)
-                if matches!(self.constrained, Some(Constrained::Calls | Constrained::Either)) =>
-            {
-                self.tokens(&[channels.end])
-            }
-            Some(Channels { end, again, answer, .. }) => self.tokens(&[end, again, answer]),
+            Some(Constrained::Calls | Constrained::Either) => self.tokens(&[end]),
+            None if chooses => self.tokens(&[end, again]),
+            _ => self.tokens(&[end, again, answer]),
         }
     }
 

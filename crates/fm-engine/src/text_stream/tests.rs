@@ -260,6 +260,26 @@ fn a_call_that_breaks_off_behind_the_start_of_a_stop_string_is_text() {
     assert_eq!((finish, answer.as_str(), calls.len()), (None, text, 0));
 }
 
+/// It may choose to think on, and would do so for ever.
+#[test]
+fn a_model_that_may_call_chooses_once_what_comes_behind_a_closed_thought() {
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": {}}});
+    let dialect = DIALECTS.iter().find(|dialect| dialect.name == "harmony");
+    let tokenizer = &VOCABULARY.tokenizer;
+    for calls in [None, Some(Definitions::new(std::slice::from_ref(&tool)).into())] {
+        let may_call = calls.is_some();
+        let answer = AnswerForm { dialect, calls };
+        let request = Request { answer, ..Request::default() };
+        let mut stream = TextStream::new(tokenizer, &request).unwrap();
+        for chooses in [may_call, false, false] {
+            let answer = if chooses { "" } else { "<|channel|>final<|message|>" };
+            let want = format!("<|end|><|start|>assistant{answer}");
+            let want = tokenizer.encode(&want, SpecialTokens::Parse).unwrap();
+            assert_eq!(stream.think_end().unwrap(), want);
+        }
+    }
+}
+
 /// Tags may be special tokens, which are no text as a rule.
 #[test]
 fn a_thinking_block_may_stand_between_special_tokens() {

@@ -215,3 +215,27 @@ fn an_answer_of_a_given_form_stands_in_its_channel_behind_a_thought() {
         assert!(serde_json::from_str::<Value>(&generated.text.unwrap()).is_ok());
     }
 }
+
+#[test]
+fn a_thought_that_is_closed_for_the_model_may_be_followed_by_a_call() {
+    let mut channels = channels();
+    let think = "<|channel|>analysis<|message|>";
+    let end = channels.id("<|end|>");
+    // What the model wants to say all the time: a call begins with it.
+    let wish = channels.tokens(" to=functions.")[0];
+    let message = channels.tokens("<|end|><|start|>assistant");
+    let answer = channels.tokens("<|channel|>final<|message|>");
+    for (calls, behind) in [(Some(&[tool()][..]), vec![wish]), (None, answer)] {
+        let mut request = channels.request(Grammar::Json, Constrained::Answer, 3);
+        request.constraint = None;
+        request.answer.calls = calls.map(|tools| Arc::new(Definitions::new(tools)));
+        request.think_budget = Some(7);
+        request.prompt.extend(channels.tokens(think));
+        think.clone_into(&mut request.opening);
+        request.bias = vec![(wish, 100.0), (end, -100.0)];
+        request.max_tokens = Some(40);
+        let tokens = channels.run(request).tokens;
+        let at = tokens.iter().position(|token| *token == end).unwrap();
+        assert!(tokens[at..].starts_with(&[message.clone(), behind].concat()), "{tokens:?}");
+    }
+}
