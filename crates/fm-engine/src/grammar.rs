@@ -8,6 +8,7 @@
 //! Parsing, regular expressions and the walk over the trie are `llguidance`'s; what is ours is which
 //! tokens are letters, how much a grammar may cost, and that nobody waits for it.
 
+mod compiling;
 mod follower;
 mod intersections;
 mod numbers;
@@ -16,11 +17,7 @@ mod trie;
 
 use std::{
     fmt,
-    sync::{
-        Arc, LazyLock, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{self, RecvTimeoutError},
-    },
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -33,6 +30,7 @@ use llguidance::{
 use serde_json::{Value, json};
 
 use self::{
+    compiling::{COMPILING_MAX, Compilations},
     follower::Heard,
     recent::{Key, Recent},
     trie::{Letters, Words},
@@ -54,10 +52,7 @@ pub const DEPTH_MAX: usize = 64;
 /// Brackets of a grammar or an expression that are open at once.
 const BRACKETS_MAX: usize = 500;
 
-/// Grammars that are compiled at once, and how long somebody waits for one. A compilation cannot be
-/// broken off; its work is limited, here and by `intersections` and `numbers`, so a slow one ends after some
-/// seconds.
-const COMPILING_MAX: usize = 2;
+/// How long somebody waits for a grammar.
 const COMPILE_WAIT: Duration = Duration::from_secs(5);
 
 /// Stack of a thread that compiles or follows a grammar; it recurses with the depth of the grammar.
@@ -122,8 +117,8 @@ pub enum GrammarError {
     /// No text at all, or only the empty one.
     #[error("there is no text that it allows, but perhaps the empty one")]
     Nothing,
-    /// It has not been compiled in time.
-    #[error("it is too complex: compiling it takes more than {COMPILE_WAIT:?}")]
+    /// It has not been compiled in time, but may be soon.
+    #[error("compiling it takes more than {COMPILE_WAIT:?}; try again in a moment")]
     TooSlow,
     /// Others are compiled.
     #[error("{COMPILING_MAX} complex grammars are being compiled; try again later")]
@@ -155,8 +150,7 @@ type Built = Result<Words, GrammarError>;
 /// A model's vocabulary, as grammars need it. Built when the first grammar comes.
 pub struct Grammars {
     words: LazyLock<Built, Box<dyn FnOnce() -> Built + Send>>,
-    /// Bound: [`COMPILING_MAX`].
-    compiling: AtomicUsize,
+    compiling: Compilations,
     recent: Recent,
 }
 
@@ -178,7 +172,7 @@ struct Compiled {
 
 impl fmt::Debug for Grammars {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammars").field("compiling", &self.compiling).finish_non_exhaustive()
+        f.debug_struct("Grammars").finish_non_exhaustive()
     }
 }
 
@@ -209,59 +203,31 @@ impl Grammars {
 
     fn with(build: impl FnOnce() -> Built + Send + 'static) -> Arc<Self> {
         let words = LazyLock::new(Box::new(build) as Box<_>);
-        Arc::new(Self { words, compiling: AtomicUsize::new(0), recent: Recent::default() })
+        Arc::new(Self { words, compiling: Compilations::default(), recent: Recent::default() })
     }
 
     /// Compiles a grammar, unless it has been compiled of late, to find out whether it can be followed.
     ///
     /// # Errors
-    /// If it is too large, does not parse, says what is not supported, or allows nothing.
+    /// If it is too large, does not parse, says what is not supported, or allows nothing; or if it takes long: then it
+    /// is there for who asks again.
     pub fn constraint(self: &Arc<Self>, grammar: Grammar) -> Result<Constraint, GrammarError> {
-        grammar.check_size()?;
-        let key = Key::of(&grammar);
-        let compiled = if let Some(compiled) = self.recent.get(&key) {
-            compiled
-        } else {
-            let compiled = Arc::new(self.compile(grammar)?);
-            self.recent.put(key, &compiled);
-            compiled
-        };
-        Ok(Constraint { grammars: Arc::clone(self), compiled })
+        self.constraint_within(grammar, COMPILE_WAIT)
     }
 
-    /// Compiles on a thread of its own, for as long as somebody may wait.
-    fn compile(self: &Arc<Self>, grammar: Grammar) -> Result<Compiled, GrammarError> {
-        let taken = self.compiling.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
-            (count < COMPILING_MAX).then_some(count + 1)
-        });
-        taken.map_err(|_| GrammarError::Busy)?;
-        let (send, result) = mpsc::sync_channel(1);
-        let (own, place) = (Arc::clone(self), Compiling(Arc::clone(self)));
-        let compile = move || {
-            let compiled = own.words().and_then(|words| Compiled::new(grammar, words));
-            drop(place);
-            // Whoever waited may have gone.
-            let _ = send.send(compiled);
-        };
-        spawn(compile).map_err(|_| GrammarError::Gone)?;
-        match result.recv_timeout(COMPILE_WAIT) {
-            Ok(compiled) => compiled,
-            Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow),
-            Err(RecvTimeoutError::Disconnected) => Err(GrammarError::Gone),
-        }
+    fn constraint_within(
+        self: &Arc<Self>,
+        grammar: Grammar,
+        wait: Duration,
+    ) -> Result<Constraint, GrammarError> {
+        grammar.check_size()?;
+        let recent = self.recent.get(&Key::of(&grammar));
+        let compiled = recent.map_or_else(|| self.compile(grammar, wait), Ok)?;
+        Ok(Constraint { grammars: Arc::clone(self), compiled })
     }
 
     fn words(&self) -> Result<&Words, GrammarError> {
         self.words.as_ref().map_err(Clone::clone)
-    }
-}
-
-/// A place among those that compile.
-struct Compiling(Arc<Grammars>);
-
-impl Drop for Compiling {
-    fn drop(&mut self) {
-        self.0.compiling.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

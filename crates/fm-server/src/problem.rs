@@ -216,6 +216,7 @@ impl Problem {
             }
             Self::Grammar { source, .. } => match source {
                 GrammarError::Busy => StatusCode::TOO_MANY_REQUESTS,
+                GrammarError::TooSlow => StatusCode::SERVICE_UNAVAILABLE,
                 GrammarError::Gone | GrammarError::Vocabulary { .. } => {
                     StatusCode::INTERNAL_SERVER_ERROR
                 }
@@ -236,6 +237,28 @@ impl Problem {
             | Self::TooLong { field, .. } => Some(field),
             Self::NoTools | Self::NoDialect => Some("tools"),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{anthropic, openai};
+
+    #[test]
+    fn a_grammar_that_takes_long_is_asked_for_again() {
+        let slow = Problem::Grammar { field: "tools".to_owned(), source: GrammarError::TooSlow };
+        for (refused, kind) in [
+            (openai::refuse(&slow), openai::error(&slow)["error"]["type"] == "server_error"),
+            (
+                anthropic::refuse(&slow),
+                anthropic::error(&slow)["error"]["type"] == "overloaded_error",
+            ),
+        ] {
+            assert!(kind);
+            assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(refused.headers()["retry-after"], "5");
         }
     }
 }

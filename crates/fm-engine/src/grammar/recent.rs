@@ -24,7 +24,7 @@ struct Entry {
 
 /// What a grammar is known by: its kind and its text. Schemas that are equal as JSON may differ in the
 /// order of their properties, which is that of the answer.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 pub(super) struct Key(Discriminant<Grammar>, String);
 
 impl Key {

@@ -1,6 +1,6 @@
 //! Masks against a second opinion, and what is refused.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, sync::mpsc};
 
 use super::*;
 
@@ -138,19 +138,6 @@ fn a_thread_that_is_gone_is_an_error_and_one_that_is_late_is_none() {
 }
 
 #[test]
-fn no_more_are_compiled_at_once_than_may_be() {
-    let grammars = grammars(&demo());
-    grammars.compiling.store(COMPILING_MAX, Ordering::Relaxed);
-    assert_eq!(grammars.constraint(Grammar::Json).map(drop), Err(GrammarError::Busy));
-    grammars.compiling.store(COMPILING_MAX - 1, Ordering::Relaxed);
-    for _ in 0..3 {
-        grammars.constraint(Grammar::Json).unwrap();
-        assert!(grammars.constraint(Grammar::Regex("(".to_owned())).is_err());
-    }
-    assert_eq!(grammars.compiling.load(Ordering::Relaxed), COMPILING_MAX - 1);
-}
-
-#[test]
 fn what_was_compiled_of_late_is_not_compiled_again() {
     let grammars = grammars(&demo());
     let schema = |first: &str, second: &str| {
@@ -170,7 +157,7 @@ fn what_was_compiled_of_late_is_not_compiled_again() {
     }
     assert_eq!(grammars.recent.len(), recent::ENTRIES_MAX);
     assert!(!same(&first, &compile(schema("a", "b"))), "the oldest are gone");
-    let mut large = grammars.compile(Grammar::Json).unwrap();
+    let mut large = Compiled::new(Grammar::Json, grammars.words().unwrap()).unwrap();
     large.bytes = RECENT_BYTES - Key::of(&Grammar::Json).bytes();
     grammars.recent.put(Key::of(&Grammar::Json), &Arc::new(large));
     assert_eq!(grammars.recent.len(), 1, "there is room for this one alone");
