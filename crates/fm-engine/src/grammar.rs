@@ -140,6 +140,9 @@ pub enum GrammarError {
         "the text is longer than its grammar can be followed: what it counts takes too many states"
     )]
     Exhausted,
+    /// A token came before there was room for it: a mask would be one of another text.
+    #[error("the thread that follows the grammar has not heard of every token")]
+    Unheard,
     /// The thread that follows the grammar is gone.
     #[error("the thread that follows the grammar broke off")]
     Gone,

@@ -7,7 +7,7 @@
 //! ```
 
 use std::{
-    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
     time::Duration,
 };
 
@@ -51,6 +51,8 @@ pub(crate) struct Follower {
     heard: Receiver<Heard>,
     /// The latest message after the latest token.
     latest: Option<Heard>,
+    /// Whether there was no room for a message: what the thread says is about another text then.
+    unheard: bool,
     pub(crate) newlines: Vec<u32>,
     pub(crate) think: Option<u32>,
     /// Of a text that is JSON.
@@ -108,19 +110,25 @@ impl Follower {
 
     pub(super) fn of(tell: SyncSender<Told>, heard: Receiver<Heard>) -> Self {
         let closers = Closers::default();
-        Self { tell, heard, latest: None, newlines: Vec::new(), think: None, closers }
+        let (latest, unheard) = (None, false);
+        Self { tell, heard, latest, unheard, newlines: Vec::new(), think: None, closers }
     }
 
     /// The text goes on with a token of the latest mask.
     pub(crate) fn accept(&mut self, token: u32) {
         self.latest = None;
-        // Whether the thread is there is heard from it, or rather not.
-        let _ = self.tell.try_send(Told::Token(token));
+        self.tell(Told::Token(token));
     }
 
     /// The text goes round in this circle: the mask after the next one says whether the grammar lets it.
-    pub(crate) fn ask(&self, circle: &[u32]) {
-        let _ = self.tell.try_send(Told::Circle(circle.to_vec()));
+    pub(crate) fn ask(&mut self, circle: &[u32]) {
+        self.tell(Told::Circle(circle.to_vec()));
+    }
+
+    fn tell(&mut self, message: Told) {
+        // Whether the thread is there is heard from it, or rather not.
+        let sent = self.tell.try_send(message);
+        self.unheard |= matches!(sent, Err(TrySendError::Full(_)));
     }
 
     /// Whether it does, by the latest mask.
@@ -161,6 +169,9 @@ impl Follower {
     }
 
     fn hear(&mut self, wait: Duration) -> Result<bool, GrammarError> {
+        if self.unheard {
+            return Err(GrammarError::Unheard);
+        }
         match self.heard.recv_timeout(wait) {
             Ok(Heard::Stuck(error)) => Err(error),
             Ok(heard) => {

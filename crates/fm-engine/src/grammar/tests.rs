@@ -138,6 +138,18 @@ fn a_thread_that_is_gone_is_an_error_and_one_that_is_late_is_none() {
 }
 
 #[test]
+fn a_token_that_the_thread_has_no_room_for_is_an_error_and_no_mask_of_another_text() {
+    let (tell, _told) = mpsc::sync_channel(1);
+    let (say, heard) = mpsc::sync_channel(2);
+    let mut follower = Follower::of(tell, heard);
+    follower.accept(1);
+    follower.accept(2);
+    say.send(Heard::Complete).map_err(drop).unwrap();
+    assert_eq!(follower.is_complete(Duration::ZERO), Err(GrammarError::Unheard));
+    assert_eq!(follower.mask(Duration::ZERO).map(drop), Err(GrammarError::Unheard));
+}
+
+#[test]
 fn what_was_compiled_of_late_is_not_compiled_again() {
     let grammars = grammars(&demo());
     let schema = |first: &str, second: &str| {
