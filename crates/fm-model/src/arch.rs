@@ -62,5 +62,7 @@ pub fn config(checkpoint: &Checkpoint) -> Result<Cow<'_, Value>, LoadError> {
 }
 
 fn model_type(config: &Value) -> &str {
-    config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default()
+    let named = config.get("model_type").and_then(|value| value.as_str()).unwrap_or_default();
+    // The language half of a model that also sees, saved by itself.
+    named.strip_suffix("_text").unwrap_or(named)
 }

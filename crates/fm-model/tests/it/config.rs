@@ -93,6 +93,20 @@ mod qwen3_5_moe {
     }
 
     #[test]
+    fn the_language_half_may_have_been_saved_by_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        TinyModel::new(Family::Qwen3_5Moe).write(dir.path(), &Layout::Hf, 1);
+        let whole = described(dir.path());
+        edit_config(dir.path(), |config| {
+            *config = config["text_config"].take();
+            config["model_type"] = json!("qwen3_5_moe_text");
+        });
+        let half = described(dir.path());
+        assert_eq!(half.model_type, whole.model_type);
+        assert_eq!(format!("{:?}", half.layers), format!("{:?}", whole.layers));
+    }
+
+    #[test]
     fn the_outer_tie_word_embeddings_decides() {
         for tied in [false, true] {
             let model = TinyModel { tie_embeddings: tied, ..TinyModel::new(Family::Qwen3_5Moe) };

@@ -114,6 +114,25 @@ fn numbers_that_are_none_are_refused() {
     }
 }
 
+/// It is 1 in files that have it; another one would change what scaled positions are multiplied with.
+#[test]
+fn a_factor_for_scaled_positions_is_neutral_or_refused() {
+    let key = "gpt-oss.rope.scaling.attn_factor";
+    let with = |factor: f32| {
+        described("gpt_oss", |header| {
+            add(header, key, factor.to_bits());
+            header[PAIRS + 8 + key.len()] = 6; // f32
+        })
+    };
+    let plain = described("gpt_oss", |_| ()).unwrap();
+    let factor = |spec: &ModelSpec| {
+        let layer = format!("{:?}", spec.layers[0].mixer);
+        layer.split("attention_factor: ").nth(1).unwrap().split(',').next().unwrap().to_owned()
+    };
+    assert_eq!(factor(&with(1.0).unwrap()), factor(&plain));
+    assert!(with(2.0).unwrap_err().contains("rope.scaling.attn_factor"));
+}
+
 #[test]
 fn a_bias_that_one_projection_has_all_have() {
     let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();

@@ -38,13 +38,18 @@ pub(super) fn rope(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError
     // The format stores a tenth of it, in f32.
     let mscale = keys.float("rope.scaling.yarn_log_multiplier")?;
     let mscale = mscale.map(|tenth| json!(tenth as f32 / 0.1_f32));
+    // Readers multiply theirs with it, which is what `attention_factor` replaces.
+    const FACTOR: &str = "rope.scaling.attn_factor";
+    if let Some(found) = keys.float(FACTOR)?.filter(|factor| *factor != 1.0) {
+        let expected = "expected 1: no published file has another";
+        return Err(LoadError::Field { field: FACTOR, found: found.into(), expected });
+    }
     let scaling = json!({
         "rope_type": keys.text("rope.scaling.type")?.map(|kind| if kind == "none" { "default" } else { kind }),
         "factor": keys.float("rope.scaling.factor")?,
         "original_max_position_embeddings": keys.count("rope.scaling.original_context_length")?,
         "beta_fast": keys.float("rope.scaling.yarn_beta_fast")?,
         "beta_slow": keys.float("rope.scaling.yarn_beta_slow")?,
-        "attention_factor": keys.float("rope.scaling.attn_factor")?,
         "mscale": mscale,
         "mscale_all_dim": mscale,
     });
