@@ -72,7 +72,7 @@ fn model_arg() -> clap::Arg {
         .value_name("MODEL")
         .help(
             "Directory of a checkpoint as published or of a converted model, a GGUF file, or the \
-             ORG/NAME of a model that was pulled",
+             ORG/NAME of a model that was pulled, also as ORG/NAME@REVISION or ORG/NAME/FILE",
         )
         .required(true)
         .value_parser(clap::value_parser!(std::path::PathBuf))
