@@ -6,6 +6,7 @@ mod config;
 mod console;
 mod flags;
 mod hub;
+mod input;
 mod places;
 mod version;
 

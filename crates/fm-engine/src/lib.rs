@@ -19,7 +19,6 @@ pub mod look_ahead;
 pub mod machine;
 pub mod measure;
 pub mod memory_plan;
-pub mod new_file;
 pub mod options;
 mod prefix;
 pub mod pressure;

@@ -10,11 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fm_format::new_file::NewFile;
 use fm_model::runner::{RunError, SessionId};
 use fm_text::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::{engine::Engine, error::EngineError, new_file::NewFile};
+use crate::{engine::Engine, error::EngineError};
 
 /// Version of the first line.
 const VERSION: u32 = 1;
@@ -91,6 +92,15 @@ impl Conversation {
         let mut file = BufReader::new(File::open(path).map_err(io_error)?);
         let mut line = Vec::new();
         file.read_until(b'\n', &mut line).map_err(io_error)?;
+    /// Says whether a conversation could be saved as `path`, before the work whose result it is.
+    ///
+    /// # Errors
+    /// If no file can be made there.
+    pub fn check(path: &Path) -> Result<(), EngineError> {
+        let io_error = |source| ConversationError::Io { path: path.to_path_buf(), source };
+        Ok(NewFile::create(path).map(drop).map_err(io_error)?)
+    }
+
         let conversation: Self = serde_json::from_slice(&line)
             .ok()
             .filter(|conversation: &Self| conversation.version == VERSION)

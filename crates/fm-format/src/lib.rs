@@ -7,6 +7,7 @@
 pub mod container;
 pub mod error;
 pub mod key;
+pub mod new_file;
 pub mod quant;
 pub mod record;
 pub mod source;

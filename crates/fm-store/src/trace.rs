@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fm_format::{key::ExpertIndex, record::Catalog};
+use fm_format::{key::ExpertIndex, new_file::NewFile, record::Catalog};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -131,10 +131,10 @@ impl TraceHeader {
     }
 }
 
-/// Writes a trace as it happens.
+/// Writes a trace as it happens, under a temporary name until it is complete.
 pub struct TraceWriter {
     path: PathBuf,
-    out: Box<dyn Write + Send>,
+    out: NewFile,
     hash: Xxh3Default,
     scores: bool,
     frames: u64,
@@ -155,10 +155,10 @@ impl TraceWriter {
     /// If the file cannot be written.
     pub fn create(path: &Path, header: &TraceHeader) -> Result<Self, TraceError> {
         let io = |source| TraceError::Io { path: path.into(), source };
-        let file = File::create(path).map_err(io)?;
+        let out = NewFile::create(path).map_err(io)?;
         let mut writer = Self {
             path: path.into(),
-            out: Box::new(io::BufWriter::new(file)),
+            out,
             hash: Xxh3Default::new(),
             scores: header.scores,
             frames: 0,
@@ -199,7 +199,7 @@ impl TraceWriter {
         self.put()
     }
 
-    /// Ends the trace.
+    /// Ends the trace and puts it in its place.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -210,7 +210,8 @@ impl TraceWriter {
         let checksum = self.hash.digest();
         self.frame.extend_from_slice(&checksum.to_le_bytes());
         self.put()?;
-        self.out.flush().map_err(|source| TraceError::Io { path: self.path.clone(), source })
+        let Self { path, out, .. } = self;
+        out.finish().map_err(|source| TraceError::Io { path, source })
     }
 
     fn put(&mut self) -> Result<(), TraceError> {

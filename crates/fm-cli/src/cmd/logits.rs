@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::Context;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use fm_engine::{Engine, EngineError, Load, new_file::NewFile, options::ENGINE};
-use fm_format::key::LayerIndex;
+use fm_engine::{Engine, EngineError, Load, options::ENGINE};
+use fm_format::{key::LayerIndex, new_file::NewFile};
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use serde_json::json;
 

@@ -1,14 +1,10 @@
 //! One line, a hint, an exit code; never a panic.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{fs, path::Path};
 
-use fm_testkit::golden::{copy_files, demo_dir, golden_dir, workspace_dir};
+use fm_testkit::golden::{copy_files, demo_dir, golden_dir};
 
-use crate::{flash_moe, stderr, stdout};
+use crate::{flash_moe, program, stderr, stdout};
 
 /// Exit code and stderr of an invocation that must fail, with the temporary directory named `TMP`.
 fn failure(args: &[&str], directory: Option<&Path>) -> String {
@@ -149,14 +145,6 @@ fn more_slots_than_bytes_can_be_counted_are_all_there_is_room_for() {
     assert_eq!(plan(&["--slots", "18446744073709551615"]), plan(&[]));
 }
 
-/// `flash-moe` with a home of its own and nobody who types.
-fn at_home(command: &[&str], home: &Path) -> Command {
-    let mut program = Command::new(env!("CARGO_BIN_EXE_flash-moe"));
-    program.args(command).current_dir(workspace_dir()).env_clear().env("HOME", home);
-    program.stdin(Stdio::null());
-    program
-}
-
 /// Where stderr takes nothing, the work and its exit code are as ever.
 #[cfg(target_os = "linux")]
 #[test]
@@ -185,7 +173,7 @@ fn a_stderr_that_is_full_is_no_error() {
     for (command, code) in commands {
         let home = tempfile::tempdir().unwrap();
         let full = fs::File::create("/dev/full").unwrap();
-        let output = at_home(command, home.path()).stderr(full).output().unwrap();
+        let output = program(home.path()).args(command).stderr(full).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{command:?}: {}", stdout(&output));
     }
 }
@@ -203,7 +191,7 @@ fn a_reader_that_goes_away_is_no_error() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let home = tempfile::tempdir().unwrap();
-        let output = at_home(command, home.path()).stdout(writer).output().unwrap();
+        let output = program(home.path()).args(command).stdout(writer).output().unwrap();
         let said = stderr(&output);
         assert!(output.status.success() && !said.contains("panicked"), "{command:?}: {said}");
     }

@@ -14,21 +14,24 @@ mod profile;
 mod report;
 mod serve;
 
-use std::process::{Command, Output, Stdio};
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+};
 
 use fm_testkit::golden::workspace_dir;
 
 /// Runs the program in the root of the workspace, with a home of its own.
 fn flash_moe(args: &[&str]) -> Output {
     let home = tempfile::tempdir().unwrap();
-    Command::new(env!("CARGO_BIN_EXE_flash-moe"))
-        .args(args)
-        .current_dir(workspace_dir())
-        .env_clear()
-        .env("HOME", home.path())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
+    program(home.path()).args(args).output().unwrap()
+}
+
+/// The program in the root of the workspace, with a home of its own and nobody who types.
+fn program(home: &Path) -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_flash-moe"));
+    program.current_dir(workspace_dir()).env_clear().env("HOME", home).stdin(Stdio::null());
+    program
 }
 
 fn stdout(output: &Output) -> String {

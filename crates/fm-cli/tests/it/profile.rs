@@ -104,3 +104,39 @@ fn what_is_no_trace_is_refused() {
     fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
     refused(&[trace], 1, "is damaged: the file ends");
 }
+
+#[test]
+fn a_recording_that_fails_leaves_the_earlier_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    let out = path.to_str().unwrap();
+    record(&path, &[5, 6, 7]);
+    let before = fs::read(&path).unwrap();
+    let fails = |tokens: &str, out: &str| {
+        let tokens = ["--prompt-tokens", tokens, "--out", out, "--memory", "300MB"];
+        let output = flash_moe(&[&["profile", "record", "models/demo"], &tokens[..]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        stderr(&output)
+    };
+    assert!(fails("5,6,99999", out).contains("token 99999 is not in the vocabulary"));
+    assert_eq!(fs::read(&path).unwrap(), before);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing beside it");
+    assert!(fails("5", "/nowhere/x").contains("cannot transfer the trace /nowhere/x"));
+}
+
+#[test]
+fn a_text_comes_from_stdin_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (text, out) = (dir.path().join("text"), dir.path().join("trace"));
+    fs::write(&text, "There once was a robot").unwrap();
+    let args = ["profile", "record", "models/demo", "--prompt-file", "-", "--memory", "300MB"];
+    let output = crate::program(dir.path())
+        .args(args)
+        .arg("--out")
+        .arg(&out)
+        .stdin(fs::File::open(&text).unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(out.exists());
+}

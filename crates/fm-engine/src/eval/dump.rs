@@ -14,11 +14,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fm_format::new_file::NewFile;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::{Cutting, EvalError, Logits, Text, Window};
-use crate::{error::EngineError, new_file::NewFile};
+use crate::error::EngineError;
 
 const MAGIC: [u8; 8] = *b"fm-eval\0";
 /// The version this build writes, and the only one it reads.

@@ -1,6 +1,6 @@
 //! `profile record`: a text through the model, and what its routers chose into a file.
 
-use std::{fs, ops::ControlFlow, path::PathBuf};
+use std::{ops::ControlFlow, path::PathBuf};
 
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
@@ -12,7 +12,7 @@ use crate::{
     cmd::{model_arg, model_path},
     console::{self, Unit},
     flags::{self, Usage},
-    places,
+    input, places,
 };
 
 pub(super) fn command() -> Command {
@@ -23,10 +23,14 @@ pub(super) fn command() -> Command {
         .about("Write the experts that a text uses to a trace")
         .long_about(
             "Computes a text, token by token as in decoding, and writes which experts every layer \
-             used to a trace for `profile replay`. docs/trace.md describes the file.",
+             used to a trace for `profile replay`. A text that is longer than the context goes on \
+             in a new session each time. docs/trace.md describes the file.",
         )
         .arg(model_arg())
-        .arg(valued("prompt-file", "FILE", "The text, bytes as they are"))
+        .arg(
+            valued("prompt-file", "FILE", "The text, bytes as they are; `-` is stdin")
+                .value_parser(value_parser!(PathBuf)),
+        )
         .arg(valued("prompt-tokens", "IDS", "The tokens, as 5,17,9"))
         .group(ArgGroup::new("text").args(["prompt-file", "prompt-tokens"]).required(true))
         .arg(
@@ -68,9 +72,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     if let Some(most) = matches.get_one::<usize>("tokens") {
         tokens.truncate(*most);
     }
-    if tokens.is_empty() {
-        return Err(EngineError::EmptyPrompt.into());
-    }
+    check(&tokens, engine.runner.vocab())?;
     let mut header = engine.trace_header().clone();
     header.scores = matches.get_flag("scores");
     let out: &PathBuf = matches.get_one("out").expect("clap requires it");
@@ -78,17 +80,29 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     engine.record(Some(writer)).map_err(EngineError::from)?;
     let chunk = usize::from(*matches.get_one::<u16>("chunk").expect("it has a default"));
     let generate = matches.get_one::<usize>("generate").copied().unwrap_or(0);
-    let last = Walk::new(&mut engine, tokens.len() + generate)?.along(&tokens, chunk, generate);
-    engine.record(None).map_err(EngineError::from)?;
-    last.with_context(|| format!("recording {}", out.display()))
+    // A trace that is not ended is never put in its place.
+    Walk::new(&mut engine, tokens.len() + generate)?
+        .along(&tokens, chunk, generate)
+        .with_context(|| format!("recording {}", out.display()))?;
+    Ok(engine.record(None).map_err(EngineError::from)?)
+}
+
+fn check(tokens: &[u32], vocab: usize) -> anyhow::Result<()> {
+    if tokens.is_empty() {
+        return Err(Usage("the text has no token".to_owned()).into());
+    }
+    match tokens.iter().find(|token| **token as usize >= vocab) {
+        Some(&token) => Err(EngineError::UnknownToken { token, vocab }.into()),
+        None => Ok(()),
+    }
 }
 
 fn tokens(engine: &Engine, matches: &ArgMatches) -> anyhow::Result<Vec<u32>> {
     if let Some(tokens) = matches.get_one::<String>("prompt-tokens") {
         return Ok(flags::parse_tokens(tokens).map_err(Usage)?);
     }
-    let file: &String = matches.get_one("prompt-file").expect("clap requires one of both");
-    let text = fs::read_to_string(file).with_context(|| format!("reading {file}"))?;
+    let file: &PathBuf = matches.get_one("prompt-file").expect("clap requires one of both");
+    let text = input::text(file)?;
     let tokenizer = engine
         .tokenizer
         .as_ref()
