@@ -30,14 +30,14 @@ struct Row {
     complete: bool,
     /// Why it does not run.
     problem: Option<String>,
-    path: Option<std::path::PathBuf>,
+    path: Option<String>,
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let cache = hub::cache()?;
     let rows: Vec<Row> = cache.list()?.into_iter().map(|cached| Row::of(&cache, cached)).collect();
     if matches.get_flag("json") {
-        let (schema, cache) = ("flash-moe.list/1", cache.root());
+        let (schema, cache) = ("flash-moe.list/1", cache.root().display().to_string());
         return console::print_json(&json!({"schema": schema, "cache": cache, "models": rows}));
     }
     if rows.is_empty() {
@@ -67,6 +67,7 @@ impl Row {
             Err((complete, problem)) => (None, complete, Some(problem)),
         };
         let Cached { id, revision, path, bytes } = cached;
+        let path = path.map(|path| path.display().to_string());
         Self { name: id.to_string(), revision, bytes, kind, complete, problem, path }
     }
 }

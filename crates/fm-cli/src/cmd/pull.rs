@@ -178,7 +178,7 @@ impl Progress {
                 "file": file.name,
                 "expected": file.checksum.digits(),
                 "found": found,
-                "kept": kept,
+                "kept": kept.display().to_string(),
             }),
             Event::Done { file } => json!({"event": "done", "file": file.name}),
             _ if here.latest.is_some_and(|latest| latest.elapsed() < LINE_EVERY) => return Ok(()),
@@ -251,7 +251,7 @@ impl View {
         match self {
             Self::Lines => console::print_json_line(&json!({
                 "event": "pulled",
-                "path": pulled.path,
+                "path": pulled.path.display().to_string(),
                 "fetched": pulled.fetched,
                 "bytes": need.bytes,
             }))?,

@@ -51,10 +51,10 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         if matches.get_flag("json") {
             console::print_json(&json!({
                 "schema": "flash-moe.record/1",
-                "model": dir,
+                "model": dir.display().to_string(),
                 "experts": written.records,
                 "tensors": written.tensors,
-                "checksums": written.path,
+                "checksums": written.path.display().to_string(),
             }))?;
         }
         console::say!(
@@ -91,7 +91,7 @@ fn things(report: &Report) -> u64 {
 fn as_json(dir: &Path, report: &Report) -> serde_json::Value {
     json!({
         "schema": "flash-moe.verify/1",
-        "model": dir,
+        "model": dir.display().to_string(),
         "experts": report.records,
         "tensors": report.tensors,
         "files": report.files,

@@ -10,6 +10,7 @@ mod eval;
 mod help;
 mod hub;
 mod packed;
+mod paths;
 mod profile;
 mod report;
 mod serve;
