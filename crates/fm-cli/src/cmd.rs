@@ -92,6 +92,11 @@ fn model_path(matches: &ArgMatches) -> anyhow::Result<PathBuf> {
 
 /// Where a model lies: what was given if it exists, or else the hub's model of that name.
 fn resolve(given: &Path) -> anyhow::Result<PathBuf> {
+    // The system takes `model.gguf/` for a directory.
+    let plain: PathBuf = given.components().collect();
+    if plain.is_file() {
+        return Ok(plain);
+    }
     match hub::name_of(given) {
         Some(name) => Ok(hub::cache()?.resolve(&name)?),
         None => Ok(given.to_path_buf()),

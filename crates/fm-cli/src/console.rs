@@ -16,6 +16,7 @@ use std::{
 use fm_convert::ConvertError;
 use fm_engine::EngineError;
 use fm_hub::HubError;
+use fm_model::LoadError;
 use fm_server::ServeError;
 use fm_text::Channel;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -238,3 +239,6 @@ pub(crate) fn print_json_line(value: &serde_json::Value) -> io::Result<()> {
     writeln!(stdout, "{value}")?;
     stdout.flush()
 }
+        ConvertError::Format(error) | ConvertError::Load(LoadError::Format(error)) => {
+            return error.hint();
+        }

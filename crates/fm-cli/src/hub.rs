@@ -145,6 +145,9 @@ pub(crate) fn hint(error: &HubError) -> Option<Cow<'static, str>> {
         HubError::NotCached { id, .. } => {
             format!("`flash-moe pull {id}` downloads it; a path would have to exist").into()
         }
+        HubError::FileNotCached { name, .. } => {
+            format!("`flash-moe pull {name}` downloads it").into()
+        }
         HubError::Connect { .. } => {
             "check the network; behind a mirror, give --endpoint or set HF_ENDPOINT".into()
         }

@@ -33,6 +33,20 @@ pub enum FormatError {
         found: u64,
     },
 
+    /// Nothing is there.
+    #[error("{} does not exist", path.display())]
+    NotThere {
+        /// The path.
+        path: PathBuf,
+    },
+
+    /// A file that is no model by itself.
+    #[error("{} is a file, and no GGUF file", path.display())]
+    PlainFile {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// The directory holds no weights.
     #[error(
         "no model found: {} has neither config.json with safetensors beside it nor a GGUF file",
@@ -293,4 +307,35 @@ pub enum FormatError {
 
 fn place(before: Option<&str>) -> String {
     before.map_or_else(|| "at its end".to_owned(), |tensor| format!("before `{tensor}`"))
+}
+
+/// What helps against wrong bytes.
+pub const MEND: &str = "check the disk (`flash-moe verify` re-reads the whole model), then delete this \
+                        file and convert again into the same directory, or download it again: a pulled \
+                        model with `rm` and `pull`";
+
+impl FormatError {
+    /// What the user could do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::NotThere { .. } | Self::PlainFile { .. } | Self::NoModel { .. } => {
+                "give the directory that holds config.json and the *.safetensors files, a converted \
+                 model, or a GGUF file"
+            }
+            Self::Truncated { .. }
+            | Self::Gap { .. }
+            | Self::HeaderLength { .. }
+            | Self::Gguf { source: GgufError::Short { .. }, .. } => "download the file again",
+            Self::FileLength { .. } => {
+                "download the file again, or convert again into the same directory: that writes what \
+                 is missing"
+            }
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                "a file of the model is missing: download it, or convert again into the same directory"
+            }
+            Self::TensorCorrupt { .. } => MEND,
+            Self::SeveralModels { .. } => "name one of the files",
+            _ => return None,
+        })
+    }
 }

@@ -52,10 +52,24 @@ impl Checkpoint {
     /// If a file is missing, unreadable, truncated or contradicts itself. Every count and offset
     /// is checked against the file before anything is allocated for it.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
-        if path.is_file() && gguf::is_gguf(path) {
-            return gguf::open(path);
+        match fs::metadata(path) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                Err(FormatError::NotThere { path: path.into() })
+            }
+            Ok(found) if found.is_file() => {
+                if gguf::is_gguf(path) || gguf::has_magic(path) {
+                    gguf::open(path)
+                } else {
+                    Err(FormatError::PlainFile { path: path.into() })
+                }
+            }
+            _ => Self::open_dir(path),
         }
-        Self::open_dir(path)
     }
 
     fn open_dir(dir: &Path) -> Result<Self, FormatError> {
@@ -125,7 +139,7 @@ fn file_prefix(path: &Path, bytes: u64) -> Result<Vec<u8>, FormatError> {
 /// # Errors
 /// If it cannot be read, or is longer than the file.
 pub fn header_bytes(path: &Path) -> Result<Vec<u8>, FormatError> {
-    if gguf::is_gguf(path) {
+    if gguf::is_gguf(path) || gguf::has_magic(path) {
         gguf::header_bytes(path)
     } else if path.extension().is_some_and(|extension| extension == "bin") {
         packed::header_bytes(path)

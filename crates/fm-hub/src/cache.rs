@@ -100,9 +100,13 @@ impl Cache {
         let commit = fs::read_to_string(self.reference(&name.id, revision));
         let commit = commit.map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
         let snapshot = self.snapshot_dir(&name.id, &commit);
-        let given = name.file.as_ref().map_or_else(|| snapshot.clone(), |file| snapshot.join(file));
-        if commit.is_empty() || !given.exists() {
+        if commit.is_empty() || !snapshot.exists() {
             return Err(missing());
+        }
+        let given = name.file.as_ref().map_or_else(|| snapshot.clone(), |file| snapshot.join(file));
+        if let Some(file) = name.file.clone().filter(|_| !given.exists()) {
+            let (name, id) = (name.to_string(), name.id.clone());
+            return Err(HubError::FileNotCached { name, id, file });
         }
         model_in(&given, &name.id)?.ok_or_else(missing)
     }

@@ -27,6 +27,16 @@ pub enum HubError {
         /// Where it would be.
         cache: PathBuf,
     },
+    /// A file that did not come with the others of its repository.
+    #[error("{id} is here without {file}")]
+    FileNotCached {
+        /// What was asked for, with revision and file.
+        name: String,
+        /// The repository.
+        id: RepoId,
+        /// The file.
+        file: String,
+    },
     /// The address of the hub is none.
     #[error("`{endpoint}` is no address of a hub: it begins with https:// or http://")]
     Endpoint {

@@ -271,3 +271,28 @@ fn nothing_is_removed_unasked() {
     assert!(stderr(&output).contains("give --yes"));
     assert!(stdout(&user.succeeds(&["list"])).contains("no model"));
 }
+
+#[test]
+fn a_file_that_is_missing_from_a_model_that_is_here_is_named() {
+    let user = User::of(demo());
+    user.succeeds(&["pull", REPO, "--include", "config.json"]);
+    let file = format!("{REPO}/Q4/x.gguf");
+    let said = stderr(&user.runs(&["inspect", &file]));
+    assert!(said.contains(&format!("{REPO} is here without Q4/x.gguf")), "{said}");
+    assert!(said.contains(&format!("hint: `flash-moe pull {file}` downloads it")), "{said}");
+}
+
+#[test]
+fn whoever_reads_one_event_and_goes_is_no_error() {
+    use std::io::{BufRead, BufReader};
+    let user = User::of(demo());
+    let mut pull = Command::new(env!("CARGO_BIN_EXE_flash-moe"));
+    pull.args(["pull", REPO, "--json"]).env_clear().env("HOME", user.home.path());
+    pull.env("HF_ENDPOINT", user.hub.endpoint()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut pull = pull.spawn().unwrap();
+    let mut first = String::new();
+    BufReader::with_capacity(1, pull.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.contains("\"plan\""), "{first}");
+    let output = pull.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+}

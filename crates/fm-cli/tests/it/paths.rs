@@ -2,9 +2,9 @@
 
 use std::{ffi::OsStr, fs};
 
-use fm_testkit::golden::{copy_files, demo_dir};
+use fm_testkit::golden::{copy_files, demo_dir, golden_dir};
 
-use crate::{program, stderr, stdout};
+use crate::{flash_moe, program, stderr, stdout};
 
 /// A name that is no text.
 #[cfg(unix)]
@@ -45,4 +45,55 @@ fn a_prompt_is_read_from_a_file_whatever_its_name() {
     run(&["--prompt-file".as_ref(), file.as_os_str()]);
     run(&["--prompt".as_ref(), "x".as_ref(), "--system".as_ref(), file.as_os_str()]);
     run(&["--prompt".as_ref(), "x".as_ref(), "--system".as_ref(), "-".as_ref()]);
+}
+
+fn refusal(args: &[&str]) -> String {
+    let output = flash_moe(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    stderr(&output)
+}
+
+#[test]
+fn a_file_that_is_no_model_says_what_to_give() {
+    for file in ["models/demo/model.safetensors", "models/demo/config.json", "README.md"] {
+        let said = refusal(&["run", file, "--prompt", "x"]);
+        assert!(said.contains(&format!("error: {file} is a file")), "{said}");
+        assert!(said.contains("hint: give the directory"), "{said}");
+        assert!(refusal(&["verify", file]).contains("hint: give the directory"));
+    }
+}
+
+#[test]
+fn a_path_to_nothing_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    for command in [
+        &["run", "/nope", "--prompt", "x"] as &[&str],
+        &["inspect", "/nope"],
+        &["verify", "/nope"],
+        &["convert", "/nope", out.to_str().unwrap()],
+    ] {
+        let said = refusal(command);
+        assert!(said.contains("error: /nope does not exist"), "{said}");
+        assert!(said.contains("hint: "), "{said}");
+    }
+}
+
+#[test]
+fn a_gguf_file_is_known_by_its_first_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (plain, named) = (dir.path().join("x.bin"), dir.path().join("x.gguf/"));
+    fs::copy(golden_dir("qwen3_moe").join("q8_0.gguf"), &plain).unwrap();
+    fs::copy(&plain, dir.path().join("x.gguf")).unwrap();
+    for file in [plain, named] {
+        let (file, home) = (file.to_str().unwrap(), dir.path());
+        let run = |args: &[&str]| {
+            let output = program(home).args(args).output().unwrap();
+            assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        };
+        run(&["inspect", file]);
+        run(&["run", file, "--prompt", "Hi", "--raw", "--max-tokens", "1", "--memory", "300MB"]);
+        run(&["verify", "--record", file]);
+        run(&["verify", file]);
+    }
 }

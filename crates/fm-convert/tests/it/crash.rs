@@ -48,7 +48,11 @@ impl Undisturbed {
                 files.remove(Path::new("convert.journal"));
                 assert!(files == self.files, "{when}: a container that is not whole");
             }
-            Err(FormatError::Unfinished { .. } | FormatError::NoModel { .. }) => {}
+            Err(
+                FormatError::Unfinished { .. }
+                | FormatError::NoModel { .. }
+                | FormatError::NotThere { .. },
+            ) => {}
             Err(error) => panic!("{when}: {error}"),
         }
     }

@@ -33,6 +33,7 @@ mod tests;
 
 pub use error::GgufError;
 pub use metadata::{Metadata, Numbers, Value};
+pub(in crate::source) use split::has_magic;
 pub(super) use split::{find, open};
 pub use split::{is_gguf, part_name};
 

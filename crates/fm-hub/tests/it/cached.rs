@@ -88,7 +88,10 @@ fn a_gguf_model_is_found_wherever_it_lies_and_chosen_by_its_name() {
     assert_eq!(cache.resolve(&name("a/b/x-Q8.gguf")).unwrap(), whole);
     assert_eq!(cache.resolve(&name("a/b/Q4")).unwrap(), parts[0]);
     assert_eq!(cache.resolve(&name("a/b@main/Q4")).unwrap(), parts[0]);
-    for missing in ["a/b/Q5", "a/b@v2", "a/c"] {
+    let error = cache.resolve(&name("a/b@main/Q5")).unwrap_err();
+    assert!(matches!(error, HubError::FileNotCached { .. }), "{error}");
+    assert_eq!(error.to_string(), "a/b is here without Q5");
+    for missing in ["a/b@v2", "a/b@v2/Q5", "a/c"] {
         let error = cache.resolve(&name(missing)).unwrap_err();
         assert!(matches!(error, HubError::NotCached { .. }), "{missing}: {error}");
     }

@@ -2,11 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
+    io::Read,
     path::{Path, PathBuf},
 };
 
-use super::{ALIGNMENT_DEFAULT, GgufError, Metadata, read_part};
+use super::{ALIGNMENT_DEFAULT, GgufError, MAGIC, Metadata, read_part};
 use crate::{
     error::FormatError,
     record::FileIndex,
@@ -32,6 +33,12 @@ pub fn part_name(name: &str) -> Option<(&str, u32, u32)> {
 /// Whether a path looks like a GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// Whether a file begins like a GGUF file, whatever it is called.
+pub(in crate::source) fn has_magic(path: &Path) -> bool {
+    let mut found = [0; MAGIC.len()];
+    File::open(path).and_then(|mut file| file.read_exact(&mut found)).is_ok() && found == MAGIC
 }
 
 /// The one model among the GGUF files of a directory, if there is one: its first file.
