@@ -8,9 +8,9 @@ use fm_hub::{Cache, Token};
 const NAME: &str = "flash-moe";
 
 /// `$XDG_x_HOME/flash-moe`, or `~/fallback/flash-moe`.
-fn xdg(variable: &str, fallback: &str) -> Option<PathBuf> {
-    let explicit = env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(fallback));
+fn xdg(name: &str, fallback: &str) -> Option<PathBuf> {
+    let explicit = variable(name).filter(|path| path.is_absolute());
+    let home = || variable("HOME").map(|home| home.join(fallback));
     Some(explicit.or_else(home)?.join(NAME))
 }
 

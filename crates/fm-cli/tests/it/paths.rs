@@ -1,6 +1,6 @@
 //! Names of files and directories that are not what they should be.
 
-use std::{ffi::OsStr, fs};
+use std::{ffi::OsStr, fs, path::Path};
 
 use fm_testkit::golden::{copy_files, demo_dir, golden_dir};
 
@@ -96,4 +96,18 @@ fn a_gguf_file_is_known_by_its_first_bytes() {
         run(&["verify", "--record", file]);
         run(&["verify", file]);
     }
+}
+
+#[test]
+fn an_empty_home_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fs::canonicalize(demo_dir()).unwrap();
+    let output = program(Path::new(""))
+        .args(["run", model.to_str().unwrap(), "--prompt", "Hi", "--max-tokens", "1"])
+        .args(["--memory", "300MB"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is written where it stood");
 }
