@@ -21,7 +21,7 @@ use fm_server::ServeError;
 use fm_text::Channel;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::hub;
+use crate::{hub, places};
 
 const DIM: &str = "\x1b[2m";
 const RESET: &str = "\x1b[0m";
@@ -42,25 +42,49 @@ pub(crate) fn say_part(words: fmt::Arguments<'_>) {
 /// Prints a streamed answer.
 #[derive(Debug)]
 pub(crate) struct AnswerStream {
-    colour: bool,
+    thoughts: Thoughts,
     latest: Option<Channel>,
     ends_with_newline: bool,
 }
 
+/// How what was thought is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thoughts {
+    Dimmed,
+    Plain,
+    Hidden,
+}
+
 impl AnswerStream {
+    /// Shows what was thought on stderr.
     pub(crate) fn new() -> Self {
-        Self { colour: io::stderr().is_terminal(), latest: None, ends_with_newline: true }
+        let dimmed = io::stderr().is_terminal() && places::colour();
+        Self::with(if dimmed { Thoughts::Dimmed } else { Thoughts::Plain })
+    }
+
+    /// Shows the answer alone.
+    pub(crate) fn of_answer() -> Self {
+        Self::with(Thoughts::Hidden)
+    }
+
+    fn with(thoughts: Thoughts) -> Self {
+        Self { thoughts, latest: None, ends_with_newline: true }
     }
 
     /// Shows a piece of text where its channel belongs.
     pub(crate) fn show(&mut self, channel: Channel, text: &str) -> io::Result<()> {
+        if channel == Channel::Thinking && self.thoughts == Thoughts::Hidden {
+            return Ok(());
+        }
         if self.latest == Some(Channel::Thinking) && channel == Channel::Answer {
             // The answer starts on a line of its own where both meet on one screen.
             say!("");
         }
         self.latest = Some(channel);
         match channel {
-            Channel::Thinking if self.colour => say_part(format_args!("{DIM}{text}{RESET}")),
+            Channel::Thinking if self.thoughts == Thoughts::Dimmed => {
+                say_part(format_args!("{DIM}{text}{RESET}"));
+            }
             Channel::Thinking => say_part(format_args!("{text}")),
             Channel::Answer => {
                 self.ends_with_newline = text.ends_with('\n');
@@ -130,7 +154,19 @@ impl Lines {
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 /// What a shell expects of a program that Ctrl-C ended: 128 + SIGINT.
-const INTERRUPTED: i32 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// The user has ended the work, and what there was of it has been shown.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 impl Interrupt {
     /// Takes Ctrl-C over; where that fails, it ends the program the hard way as before.
@@ -145,7 +181,7 @@ impl Interrupt {
         let installed = ctrlc::set_handler(move || {
             if handler.swap(true, Ordering::SeqCst) {
                 #[allow(clippy::exit)] // the user has asked twice
-                std::process::exit(INTERRUPTED);
+                std::process::exit(i32::from(INTERRUPTED));
             }
             also();
         });

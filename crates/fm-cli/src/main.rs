@@ -20,6 +20,10 @@ fn main() -> ExitCode {
     match cmd::dispatch(&matches) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if console::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<console::Interrupted>() => {
+            console::say!("{error}");
+            ExitCode::from(console::INTERRUPTED)
+        }
         Err(error) => {
             console::say!("error: {error:#}");
             if let Some(hint) = console::hint(&error) {

@@ -1,6 +1,11 @@
 //! Where the program looks and writes: the only file that knows the environment.
 
-use std::{env, fs, path::PathBuf};
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use fm_engine::Places;
 use fm_hub::{Cache, Token};
@@ -34,6 +39,15 @@ pub(crate) fn system_files() -> Vec<PathBuf> {
 /// Where prompts that have been computed are kept.
 pub(crate) fn prefix_dir() -> Option<PathBuf> {
     Some(xdg("XDG_CACHE_HOME", ".cache")?.join("prefixes"))
+}
+
+/// Whether a terminal is to show colours, as `NO_COLOR` (<https://no-color.org>) and `TERM` say.
+pub(crate) fn colour() -> bool {
+    shows_colour(variable("NO_COLOR").as_deref(), env::var_os("TERM").as_deref())
+}
+
+fn shows_colour(refused: Option<&Path>, terminal: Option<&OsStr>) -> bool {
+    refused.is_none() && terminal.is_none_or(|terminal| terminal != "dumb")
 }
 
 /// The file of this program.
@@ -75,4 +89,17 @@ pub(crate) fn hub_token() -> Option<Token> {
 /// The address of the hub: `$HF_ENDPOINT`, or the one everybody knows.
 pub(crate) fn hub_endpoint() -> String {
     env::var("HF_ENDPOINT").ok().filter(|url| !url.is_empty()).unwrap_or_else(|| HUB.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_can_be_refused() {
+        assert!(shows_colour(None, Some("xterm".as_ref())));
+        assert!(shows_colour(None, None));
+        assert!(!shows_colour(Some("1".as_ref()), Some("xterm".as_ref())));
+        assert!(!shows_colour(None, Some("dumb".as_ref())));
+    }
 }

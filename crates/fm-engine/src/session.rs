@@ -48,6 +48,14 @@ pub enum ConversationError {
         /// The file.
         path: PathBuf,
     },
+    /// What the model remembers cannot be written.
+    #[error("cannot transfer the session {}", path.display())]
+    Unsaved {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: RunError,
+    },
     /// The model does not accept what follows.
     #[error("the session {} cannot be continued", path.display())]
     Refused {
@@ -79,8 +87,18 @@ impl Conversation {
         let mut file = NewFile::create(path).map_err(io_error)?;
         serde_json::to_writer(&mut file, self).map_err(|error| io_error(error.into()))?;
         file.write_all(b"\n").map_err(io_error)?;
-        engine.runner.save(session, &mut file)?;
+        let unsaved = |source| ConversationError::Unsaved { path: path.to_path_buf(), source };
+        engine.runner.save(session, &mut file).map_err(unsaved)?;
         Ok(file.finish().map_err(io_error)?)
+    }
+
+    /// Says whether a conversation could be saved as `path`, before the work whose result it is.
+    ///
+    /// # Errors
+    /// If no file can be made there.
+    pub fn check(path: &Path) -> Result<(), EngineError> {
+        let io_error = |source| ConversationError::Io { path: path.to_path_buf(), source };
+        Ok(NewFile::create(path).map(drop).map_err(io_error)?)
     }
 
     /// Reads a conversation and opens its session.
@@ -92,15 +110,6 @@ impl Conversation {
         let mut file = BufReader::new(File::open(path).map_err(io_error)?);
         let mut line = Vec::new();
         file.read_until(b'\n', &mut line).map_err(io_error)?;
-    /// Says whether a conversation could be saved as `path`, before the work whose result it is.
-    ///
-    /// # Errors
-    /// If no file can be made there.
-    pub fn check(path: &Path) -> Result<(), EngineError> {
-        let io_error = |source| ConversationError::Io { path: path.to_path_buf(), source };
-        Ok(NewFile::create(path).map(drop).map_err(io_error)?)
-    }
-
         let conversation: Self = serde_json::from_slice(&line)
             .ok()
             .filter(|conversation: &Self| conversation.version == VERSION)

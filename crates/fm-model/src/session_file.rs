@@ -28,7 +28,7 @@ const MARKS_MAX: usize = 4096;
 #[non_exhaustive]
 pub enum SessionFileError {
     /// Reading or writing failed.
-    #[error("cannot transfer the session")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// Not a session at all, or of an unknown version.
     #[error("this is not a saved session of this version")]

@@ -1,11 +1,15 @@
 //! Answers: what goes to stdout, what goes to stderr, and what is kept in a session.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
 
-use fm_testkit::golden::{Golden, demo_dir, golden_dir};
+use fm_testkit::golden::{Golden, demo_dir, golden_dir, workspace_dir};
 use fm_text::Tokenizer;
 
-use crate::{flash_moe, stderr, stdout};
+use crate::{flash_moe, program, stderr, stdout};
 
 const PLAN: [&str; 6] = ["--memory", "300MB", "--threads", "2", "--context", "512"];
 
@@ -26,6 +30,47 @@ fn the_answer_alone_is_on_stdout() {
     let (quiet, rest) =
         run(&["--prompt", "What is the capital of Japan?", "--greedy", "--no-think", "--quiet"]);
     assert_eq!((quiet.as_str(), rest.as_str()), ("The capital of Japan is Tokyo.\n", ""));
+}
+
+#[test]
+fn quiet_is_the_answer_without_what_was_thought() {
+    let (answer, rest) = run(&["--prompt", "What is the capital of Japan?", "--greedy", "--quiet"]);
+    assert_eq!((answer.as_str(), rest.as_str()), ("The capital of Japan is Tokyo.\n", ""));
+}
+
+#[test]
+fn a_prompt_may_begin_with_a_dash() {
+    run(&["-p", "- buy milk", "--max-tokens", "1", "--stop", "- x"]);
+    run(&["-p", "milk", "--max-tokens", "4", "--regex", "-1"]);
+}
+
+/// Ctrl-C in the middle of an answer.
+#[cfg(unix)]
+#[test]
+fn an_answer_that_was_cut_says_so() {
+    use std::io::Read;
+    for json in [&[] as &[&str], &["--json"]] {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = program(home.path());
+        command.args(["run", "models/demo", "--raw", "--prompt", "There once was a"]);
+        command.args(["--max-tokens", "100000000", "--device", "reference"]).args(json).args(PLAN);
+        let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = running.stdout.take().unwrap();
+        let mut first = [0; 1];
+        if json.is_empty() {
+            stdout.read_exact(&mut first).unwrap();
+        } else {
+            // Nothing is said before the end: long enough for the weights, far from the end.
+            std::thread::sleep(std::time::Duration::from_millis(700));
+        }
+        let interrupt = Command::new("kill").args(["-INT", &running.id().to_string()]).status();
+        assert!(interrupt.unwrap().success());
+        let mut rest = String::new();
+        stdout.read_to_string(&mut rest).unwrap();
+        let output = running.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+        assert!(stderr(&output).ends_with("interrupted\n"), "{}", stderr(&output));
+    }
 }
 
 #[test]
@@ -108,15 +153,25 @@ fn raw_text_after_a_chat_is_no_turn_of_it() {
     assert_eq!(kept(&file).0, ["user", "assistant", "user", "assistant"]);
 }
 
+/// A file that may not grow stands for a full disk.
+#[cfg(target_os = "linux")]
 #[test]
 fn an_answer_that_cannot_be_kept_is_shown() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("missing/talk");
+    let file = dir.path().join("talk");
     let args = ["run", "models/demo", "--prompt", "Hi", "--json", "--max-tokens", "3"];
     let session = ["--session", file.to_str().unwrap()];
-    let output = flash_moe(&[&args, session.as_slice(), &PLAN].concat());
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_flash-moe"))
+        .args([&args, session.as_slice(), &PLAN].concat())
+        .current_dir(workspace_dir())
+        .env("HOME", dir.path())
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("cannot transfer the session"), "{}", stderr(&output));
+    let named = format!("cannot transfer the session {}", file.display());
+    assert!(stderr(&output).contains(&named), "{}", stderr(&output));
     let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(shown["tokens"].as_array().map(Vec::len), Some(3));
 }

@@ -1,0 +1,130 @@
+//! The prompt: what the user gave, and what the model sees of it.
+
+use std::{
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use clap::{Arg, ArgMatches, value_parser};
+use fm_engine::{Engine, EngineError, session::Conversation};
+use fm_text::{Message, RenderRequest, SpecialTokens};
+
+use super::valued;
+use crate::{
+    flags::{self, Usage},
+    input,
+};
+
+pub(super) fn args() -> [Arg; 5] {
+    let file = |name, help| valued(name, "FILE", help).value_parser(value_parser!(PathBuf));
+    [
+        Arg::new("stdin")
+            .value_name("-")
+            .help("Read the prompt from stdin")
+            .value_parser(["-"])
+            .hide_possible_values(true)
+            .conflicts_with_all(["prompt", "prompt-file", "prompt-tokens"]),
+        valued(
+            "prompt",
+            "TEXT",
+            "What to say; `-` reads stdin, and so does no prompt at all where stdin is no terminal",
+        )
+        .short('p')
+        .allow_hyphen_values(true),
+        file("prompt-file", "Take the prompt from a file, bytes as they are; `-` is stdin")
+            .conflicts_with("prompt"),
+        valued("prompt-tokens", "IDS", "Start from these tokens, as 5,17,9").conflicts_with_all([
+            "prompt",
+            "prompt-file",
+            "system",
+        ]),
+        file("system", "Take the system message from a file; `-` is stdin").conflicts_with("raw"),
+    ]
+}
+
+/// What the user gave as prompt.
+pub(super) enum Input {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Input {
+    pub(super) fn read(matches: &ArgMatches) -> anyhow::Result<Self> {
+        if let Some(tokens) = matches.get_one::<String>("prompt-tokens") {
+            return Ok(Self::Tokens(flags::parse_tokens(tokens).map_err(Usage)?));
+        }
+        if let Some(text) = matches.get_one::<String>("prompt").filter(|text| *text != "-") {
+            return Ok(Self::Text(text.clone()));
+        }
+        let stdin = Path::new("-");
+        let file = matches.get_one::<PathBuf>("prompt-file").filter(|file| *file != stdin);
+        let bytes = if let Some(file) = file {
+            input::bytes(file)?
+        } else {
+            let asked = ["stdin", "prompt", "prompt-file"].iter().any(|id| matches.contains_id(id));
+            if !asked && io::stdin().is_terminal() {
+                return Err(EngineError::EmptyPrompt.into());
+            }
+            if matches.get_one::<PathBuf>("system").is_some_and(|file| file == stdin) {
+                return Err(Usage("stdin is the system message: give a --prompt".into()).into());
+            }
+            input::stdin()?
+        };
+        String::from_utf8(bytes).map(Self::Text).context("the prompt is not UTF-8")
+    }
+}
+
+/// A prompt as the model sees it.
+pub(super) struct Prompt {
+    pub(super) tokens: Vec<u32>,
+    /// The rendered text, if there is one.
+    pub(super) text: Option<String>,
+}
+
+pub(super) fn tokens_of(
+    engine: &Engine,
+    matches: &ArgMatches,
+    input: &Input,
+    conversation: &mut Conversation,
+) -> anyhow::Result<Prompt> {
+    let text = match input {
+        Input::Tokens(tokens) => {
+            let tokens = [conversation.tokens.as_slice(), tokens].concat();
+            return Ok(Prompt { tokens, text: None });
+        }
+        Input::Text(text) if text.is_empty() => return Err(EngineError::EmptyPrompt.into()),
+        Input::Text(text) => text,
+    };
+    let path = || engine.path.clone();
+    let tokenizer =
+        engine.tokenizer.as_ref().ok_or_else(|| EngineError::NoTokenizer { path: path() })?;
+    if matches.get_flag("raw") {
+        let tokens = tokenizer.encode(text, SpecialTokens::Parse).map_err(EngineError::from)?;
+        // What goes on has its beginning already.
+        let past = &conversation.tokens;
+        let past = if past.is_empty() { tokenizer.prefix() } else { past };
+        let tokens = [past, &tokens].concat();
+        return Ok(Prompt { tokens, text: Some(text.clone()) });
+    }
+    let template =
+        engine.template.as_ref().ok_or_else(|| EngineError::NoTemplate { path: path() })?;
+    if let Some(file) = matches.get_one::<PathBuf>("system") {
+        let system = input::text(file)?;
+        conversation.messages.retain(|message| message.role != "system");
+        conversation.messages.insert(0, Message::new("system", system));
+    }
+    conversation.messages.push(Message::new("user", text.as_str()));
+    let enable_thinking = match (matches.get_flag("think"), matches.get_flag("no-think")) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    };
+    let mut messages = conversation.messages.clone();
+    messages.iter_mut().for_each(|message| message.guard(tokenizer));
+    let request = RenderRequest { enable_thinking, ..RenderRequest::new(&messages) };
+    let rendered = template.render(&request).map_err(EngineError::from)?;
+    let special = SpecialTokens::ParseTemplate;
+    let tokens = tokenizer.encode(&rendered, special).map_err(EngineError::from)?;
+    Ok(Prompt { tokens, text: Some(rendered) })
+}

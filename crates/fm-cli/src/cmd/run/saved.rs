@@ -1,0 +1,89 @@
+//! The conversation of `--session`: continued, and saved.
+
+use std::path::PathBuf;
+
+use clap::ArgMatches;
+use fm_engine::{
+    Engine, EngineError,
+    generate::{FinishReason, Generated},
+    session::Conversation,
+};
+use fm_text::Message;
+
+use super::input::Prompt;
+use crate::console;
+
+pub(super) type Session = fm_model::runner::SessionId;
+
+/// Whether there will be a place for the conversation, asked before the work.
+pub(super) fn check(matches: &ArgMatches) -> Result<(), EngineError> {
+    matches.get_one::<PathBuf>("session").map_or(Ok(()), |path| Conversation::check(path))
+}
+
+/// The conversation of `--session`, if the file is there, and its session.
+pub(super) fn continue_or_open(
+    engine: &mut Engine,
+    matches: &ArgMatches,
+) -> anyhow::Result<(Conversation, Option<Session>)> {
+    match matches.get_one::<PathBuf>("session").filter(|path| path.exists()) {
+        Some(path) => {
+            let (conversation, session) = Conversation::load(engine, path)?;
+            Ok((conversation, Some(session)))
+        }
+        None => Ok((Conversation::default(), None)),
+    }
+}
+
+/// The saved session if the prompt continues it token by token, else a fresh one: a template may
+/// write earlier turns differently than they were generated.
+pub(super) fn reuse(
+    engine: &mut Engine,
+    session: Option<Session>,
+    conversation: &Conversation,
+    prompt: &Prompt,
+) -> anyhow::Result<Session> {
+    if let Some(session) = session {
+        let held = engine.runner.position(session).map_err(EngineError::from)? as usize;
+        let continues = held < prompt.tokens.len()
+            && conversation.tokens.get(..held) == prompt.tokens.get(..held);
+        if continues {
+            return Ok(session);
+        }
+        console::say!(
+            "note: the template changed earlier turns, so the conversation is computed anew"
+        );
+        engine.runner.close(session);
+    }
+    Ok(engine.runner.open(engine.plan.context).map_err(EngineError::from)?)
+}
+
+pub(super) fn save(
+    engine: &mut Engine,
+    matches: &ArgMatches,
+    mut conversation: Conversation,
+    (prompt, generated): (&[u32], &Generated),
+    session: Session,
+) -> anyhow::Result<()> {
+    let Some(path) = matches.get_one::<PathBuf>("session") else { return Ok(()) };
+    let messages = &mut conversation.messages;
+    let asked = messages.last().is_some_and(|message| message.role == "user");
+    // A question without an answer is no turn. Raw text that was read to its end is worth keeping.
+    let read = !asked && generated.finish != FinishReason::Cancelled;
+    if generated.tokens.is_empty() && !read {
+        console::say!("note: nothing was generated, so {} was not written", path.display());
+        return Ok(());
+    }
+    if asked {
+        let mut answer = Message::new("assistant", generated.text.clone().unwrap_or_default());
+        answer.reasoning_content.clone_from(&generated.thinking);
+        messages.push(answer);
+    } else if !messages.is_empty() {
+        // Nobody says it in terms of the template, which could not write it again.
+        console::say!(
+            "note: raw text is no part of the chat: a turn without --raw goes on before it"
+        );
+    }
+    let tokens = [prompt, &generated.tokens].concat();
+    Conversation::new(conversation.messages, tokens).save(engine, session, path)?;
+    Ok(())
+}
