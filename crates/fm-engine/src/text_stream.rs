@@ -126,11 +126,15 @@ impl<'t> TextStream<'t> {
         Ok(self.tokens(&[close])?.first().copied())
     }
 
-    /// The tokens before a text that a grammar knows nothing of, where it has a channel of its own.
-    pub(crate) fn start(&self, thinking: ThinkingState) -> Result<Vec<u32>, EngineError> {
+    /// The tokens before a text that a grammar knows nothing of, where it has a channel of its own;
+    /// and those that close a thinking block that the prompt has opened, where none is wanted.
+    pub(crate) fn start(&self, request: &Request) -> Result<Vec<u32>, EngineError> {
+        let thoughtless = request.think_budget == Some(0);
+        let closed = thoughtless || request.thinking == ThinkingState::Closed;
         match self.channels.filter(|_| self.constrained == Some(Constrained::Answer)) {
+            None if thoughtless && self.splitter.is_thinking() => self.think_end(),
             None => Ok(Vec::new()),
-            Some(channels) if thinking == ThinkingState::Closed => self.tokens(&[channels.answer]),
+            Some(channels) if closed => self.tokens(&[channels.answer]),
             Some(channels) => self.tokens(&[channels.think]),
         }
     }

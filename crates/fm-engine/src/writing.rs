@@ -141,7 +141,7 @@ impl<'t, S: Hear> Writing<'t, S> {
         let checked = request.check(vocab).and_then(|()| {
             let text =
                 tokenizer.map(|tokenizer| TextStream::new(tokenizer, &request)).transpose()?;
-            let start = text.as_ref().map(|text| text.start(request.thinking)).transpose()?;
+            let start = text.as_ref().map(|text| text.start(&request)).transpose()?;
             let forced = start.unwrap_or_default().into_iter().rev().collect();
             let closer = text.as_ref().map(TextStream::closer).transpose()?.flatten();
             let closers = request.eos.iter().copied().chain(closer).collect();

@@ -166,6 +166,11 @@ fn a_think_budget_closes_the_block_and_an_answer_follows() {
     assert!(short_thinking.len() < long.len(), "{short_thinking} / {long}");
     assert!(!short.text.unwrap().is_empty());
     assert_eq!(short.finish, FinishReason::Stop);
+    let none = Request { think_budget: Some(0), ..chat(&engine, "What is 7 plus 5?", true) };
+    let none = quietly(&mut engine, none).unwrap();
+    // The tokens that close the block are the text's own, and no thought.
+    assert_eq!(none.thinking.unwrap_or_default().trim(), "");
+    assert!(!none.text.unwrap().is_empty());
 }
 
 #[test]
