@@ -260,13 +260,14 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Prints a value as JSON, on one line for programs, indented for people.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    if stdout.is_terminal() {
-        serde_json::to_writer_pretty(&mut stdout, value)?;
+    let written = if stdout.is_terminal() {
+        serde_json::to_writer_pretty(&mut stdout, value)
     } else {
-        serde_json::to_writer(&mut stdout, value)?;
-    }
-    writeln!(stdout)?;
-    Ok(())
+        serde_json::to_writer(&mut stdout, value)
+    };
+    // As what it was: `is_broken_pipe` looks for it.
+    written.map_err(io::Error::from)?;
+    Ok(writeln!(stdout)?)
 }
 
 /// Prints a value as one line of JSON: of a stream of them.

@@ -75,12 +75,19 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let view = if matches.get_flag("json") { View::Lines } else { View::bars(need) };
     view.begin(&pull, need)?;
     let progress = Progress { need, view, here: Mutex::default() };
+    let unsaid = Mutex::new(None);
     let pulled = pull.run(&|event| {
-        if interrupt.is_set() || progress.show(event).is_err() {
+        if let Err(error) = progress.show(event) {
+            *unsaid.lock().expect("nothing panics with it") = Some(error);
             return ControlFlow::Break(());
         }
-        ControlFlow::Continue(())
-    })?;
+        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    // Nobody has cancelled a pull that ended because nothing could be said of it.
+    if let Some(error) = unsaid.into_inner().expect("nothing panics with it") {
+        return Err(error.into());
+    }
+    let pulled = pulled?;
     progress.view.end(&pulled, need)?;
     warn(&pulled.path, &cache.resolve(&name));
     Ok(())

@@ -196,3 +196,5 @@ fn a_reader_that_goes_away_is_no_error() {
         assert!(output.status.success() && !said.contains("panicked"), "{command:?}: {said}");
     }
 }
+        &["plan", "models/demo", "--json"],
+        &["inspect", "models/demo", "--json"],
