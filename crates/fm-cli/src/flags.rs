@@ -78,3 +78,11 @@ pub(crate) fn parse_tokens(text: &str) -> Result<Vec<u32>, String> {
     let numbers = text.split(',').map(str::trim).filter(|number| !number.is_empty());
     numbers.map(|number| number.parse().map_err(|_| format!("`{number}` is no token"))).collect()
 }
+
+/// A number that may not be 0.
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("it takes a number from 1 on".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}

@@ -19,7 +19,10 @@ use fm_engine::{EngineError, options::ENGINE};
 
 use self::{output::Output, setup::Setup};
 use super::{json_arg, model_arg};
-use crate::{console, flags};
+use crate::{
+    console,
+    flags::{self, positive},
+};
 
 /// Tokens of the prompt that is taken in by default.
 const PREFILL: usize = 512;
@@ -68,13 +71,6 @@ fn count(name: &'static str, value: &'static str, help: &'static str) -> Arg {
 
 fn list(name: &'static str, help: &'static str) -> Arg {
     count(name, "N,…", help).value_delimiter(',').action(ArgAction::Append)
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("it takes a number from 1 on".to_owned()),
-        Ok(number) => Ok(number),
-    }
 }
 
 /// More sessions than any machine has memory for.

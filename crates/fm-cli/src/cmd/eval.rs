@@ -85,6 +85,7 @@ pub(super) fn command() -> Command {
                 "TEXT",
                 "What stands between documents that know nothing of each other",
             )
+            .allow_hyphen_values(true)
             .value_parser(NonEmptyStringValueParser::new()),
         )
         .arg(count(
@@ -95,7 +96,13 @@ pub(super) fn command() -> Command {
             "warm-up",
             "Tokens of context for windows inside a document [default: a quarter of a window]",
         ))
-        .arg(count("tokens", "Stop after this many tokens of the text [default: all]"))
+        .arg(
+            count(
+                "tokens",
+                "Stop after this many tokens of the text [default: all, or the dump's]",
+            )
+            .value_parser(flags::positive),
+        )
         .arg(json_arg());
     flags::add(command, &ENGINE, "Engine")
 }
@@ -127,6 +134,13 @@ impl Against {
         }
         Ok(Some(Self::Model(resolve(&path)?)))
     }
+
+    fn dumped(&self) -> Option<&DumpHeader> {
+        match self {
+            Self::Dump(dump) => Some(&dump.header),
+            _ => None,
+        }
+    }
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
@@ -136,13 +150,15 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let path = model_path(matches)?;
     let mut options = flags::engine_options(matches)?;
     let cutting = cut(matches, &path, &mut options, against.as_ref())?;
+    let dumped = against.as_ref().and_then(Against::dumped).map(DumpHeader::tokens);
+    let most = matches.get_one("tokens").copied().or(dumped);
     if matches!(against, Some(Against::Numerics(_) | Against::Exact | Against::Model(_))) {
         // Two models side by side share the memory.
         let limits = MemoryLimits::read(&places::places().root);
         options.memory = Some(options.memory.unwrap_or_else(|| default_budget(&limits)) / 2);
     }
     let mut engine = open(&path, &options, against.is_some())?;
-    let tokenized = |engine: &Engine| tokenize(matches, engine, &read, cutting);
+    let tokenized = |engine: &Engine| tokenize(matches, engine, &read, (cutting, most));
     let text = tokenized(&engine)?;
     let mut other = match &against {
         Some(Against::Numerics(numerics)) => {
@@ -211,10 +227,7 @@ fn cut(
     options: &mut EngineOptions,
     against: Option<&Against>,
 ) -> anyhow::Result<Cutting> {
-    let dumped = match against {
-        Some(Against::Dump(dump)) => Some(dump.header.cutting),
-        _ => None,
-    };
+    let dumped = against.and_then(Against::dumped).map(|dumped| dumped.cutting);
     let context = match options.context {
         Some(context) => context as usize,
         None => plan(path, options, LOAD, &places::places())?.spec.context_max as usize,
@@ -249,7 +262,7 @@ fn tokenize(
     matches: &ArgMatches,
     engine: &Engine,
     text: &str,
-    cutting: Cutting,
+    (cutting, most): (Cutting, Option<usize>),
 ) -> anyhow::Result<Text> {
     let none = || EvalError::NoTokenizer { path: engine.path.clone() };
     let tokenizer = engine.tokenizer.as_ref().ok_or_else(none).map_err(EngineError::from)?;
@@ -257,7 +270,7 @@ fn tokenize(
         Some(between) => text.split(between.as_str()).collect(),
         None => vec![text],
     };
-    let mut left = matches.get_one("tokens").copied().unwrap_or(usize::MAX);
+    let mut left = most.unwrap_or(usize::MAX);
     let mut documents = Vec::new();
     for part in parts {
         let mut tokens = tokenizer.encode(part, SpecialTokens::Parse).map_err(EngineError::from)?;

@@ -33,6 +33,9 @@ fn a_dump_is_something_to_compare_with() {
     let same = json(&[text.as_slice(), &["--against", dump]].concat());
     assert_eq!((&same["window"], &same["warm_up"]), (&64.into(), &16.into()));
     assert_eq!(same["perplexity"], written["perplexity"]);
+    // And how much of it there was.
+    let whole = ["models/demo", "--text", TEXT, "--split", "<|endoftext|>", "--against", dump];
+    assert_eq!(json(&whole)["perplexity"], written["perplexity"]);
     assert_eq!(
         (&same["against"]["kl_max"], &same["against"]["numerics"]),
         (&0.0.into(), &"int15".into())

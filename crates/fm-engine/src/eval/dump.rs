@@ -57,6 +57,11 @@ impl DumpHeader {
         Self { model, numerics, lossy, vocab, cutting, tokens, text: hash_of(text) }
     }
 
+    /// Tokens of the text.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// Bytes of a whole dump; `None` if they cannot be counted.
     fn file_bytes(&self, header_bytes: usize, windows: usize, scored: usize) -> Option<u64> {
         let rows = (scored as u64).checked_mul(self.vocab as u64)?.checked_mul(4)?;
