@@ -226,7 +226,8 @@ pub struct ReadAhead {
     /// Records that were read before their layer asked for them: those of a guess, and in large
     /// batches those of the next layer.
     pub foreseen_records: u64,
-    /// Of these, the ones that were asked for before they had to go.
+    /// Records that were asked for before they had to go; no more than were read, although some of
+    /// them may have been read before what is counted here began.
     pub foreseen_used: u64,
     /// Bytes of the others. Those still waiting to come true count.
     pub foreseen_wasted_bytes: u64,
@@ -236,17 +237,22 @@ impl ReadAhead {
     /// Of what a store did, and how it stands now.
     pub fn of(engine: &Engine, store: Stats) -> Self {
         let in_force = engine.looks_ahead();
-        let wasted = store.foreseen_records.saturating_sub(store.foreseen_used);
+        let foreseen_used = came_true(&store);
+        let wasted = store.foreseen_records - foreseen_used;
         let record_bytes = store.read_bytes as f64 / store.records_read.max(1) as f64;
         Self {
             look_ahead: engine.look_ahead.name(),
             look_ahead_in_force: in_force.mode.name(),
             look_ahead_gain: in_force.gain,
             foreseen_records: store.foreseen_records,
-            foreseen_used: store.foreseen_used,
+            foreseen_used,
             foreseen_wasted_bytes: (wasted as f64 * record_bytes) as u64,
         }
     }
+}
+
+fn came_true(store: &Stats) -> u64 {
+    store.foreseen_used.min(store.foreseen_records)
 }
 
 impl fmt::Display for ReadAhead {
@@ -366,5 +372,17 @@ impl fmt::Display for Report {
             writeln!(f, "lossy       {lossy}")?;
         }
         write!(f, "verdict     {}", self.verdict)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_comes_true_than_was_read_ahead() {
+        // What was read before a window may be used in it.
+        let store = Stats { foreseen_records: 7, foreseen_used: 19, ..Stats::default() };
+        assert_eq!(came_true(&store), 7);
     }
 }
