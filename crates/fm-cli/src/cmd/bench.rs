@@ -81,22 +81,38 @@ fn sessions(text: &str) -> Result<usize, String> {
     within.ok_or_else(|| format!("it takes a number from 1 to {SESSIONS_MAX}"))
 }
 
+/// What takes no tokens.
+const WITHOUT_TEXT: [&str; 3] = ["io-only", "moe-only", "kernels"];
+
 fn workload_args() -> [Arg; 10] {
     [
-        list("prefill", "Take in prompts of these lengths"),
-        count("decode", "N", "Write N tokens per repeat [default: 64]"),
-        list("context-at", "Write at these positions [default: 16]"),
+        list(
+            "prefill",
+            "Take in prompts of these lengths [default: 512; none with --decode or --context-at]",
+        )
+        .conflicts_with_all(PARTS),
+        count("decode", "N", "Write N tokens per repeat [default: 64]")
+            .conflicts_with_all(WITHOUT_TEXT),
+        list("context-at", "Write at these positions [default: 16]")
+            .conflicts_with_all(WITHOUT_TEXT)
+            .conflicts_with("turns"),
         valued("sessions", "N", "Write in N sessions at once")
             .value_parser(sessions)
+            .conflicts_with_all(WITHOUT_TEXT)
             .default_value("1"),
-        switch("same-text", "Give all sessions the same prompt").requires("sessions"),
+        switch("same-text", "Give all sessions the same prompt")
+            .requires("sessions")
+            .conflicts_with_all(WITHOUT_TEXT),
         count("repeats", "N", "Measurements that must count, of at most twice as many")
             .default_value("5"),
         valued("warm-up", "N", "Take in N tokens before anything is measured [default: 512]")
-            .value_parser(value_parser!(usize)),
-        switch("cold", "Forget all experts before every prompt: each one that it needs is read"),
+            .value_parser(value_parser!(usize))
+            .conflicts_with_all(PARTS),
+        switch("cold", "Forget all experts before every prompt: each one that it needs is read")
+            .conflicts_with_all(PARTS),
         valued("text", "FILE", "Take prompts from a text instead of the vocabulary's order")
-            .value_parser(value_parser!(PathBuf)),
+            .value_parser(value_parser!(PathBuf))
+            .conflicts_with_all(WITHOUT_TEXT),
         valued("layer", "N", "The layer of --moe-only [default: the first with experts]")
             .value_parser(value_parser!(u16))
             .requires("moe-only"),

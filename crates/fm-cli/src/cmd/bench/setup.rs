@@ -10,6 +10,7 @@ use fm_engine::{
     limits::Watched,
     machine::{held_bytes, peak_held_bytes},
     measure::{Prober, walk::Walk},
+    memory_plan::PlanError,
     options::EngineOptions,
     warm_start::WarmStart,
 };
@@ -17,7 +18,11 @@ use fm_model::load::WeightMemory;
 use fm_text::SpecialTokens;
 
 use super::{DECODE, DEPTH, PREFILL, numbers};
-use crate::{cmd::model_path, flags, places};
+use crate::{
+    cmd::model_path,
+    flags::{self, Usage},
+    places,
+};
 
 /// Tokens that the user says in a turn of a conversation.
 pub(super) const TURN_PROMPT: usize = 32;
@@ -113,10 +118,31 @@ impl Setup {
     }
 
     /// Reads headers and plans memory.
-    pub(super) fn plan(&self) -> Result<Planned, EngineError> {
+    pub(super) fn plan(&self) -> anyhow::Result<Planned> {
         let sessions = self.work.sessions;
         let load = Load { sessions, logits_rows: sessions, ..Load::default() };
-        plan(&self.path, &self.options, load, &self.places)
+        match plan(&self.path, &self.options, load, &self.places) {
+            Err(EngineError::Plan(PlanError::LongerThanModel { wanted, model })) => {
+                Err(too_short(wanted as usize, model))
+            }
+            planned => Ok(planned?),
+        }
+    }
+}
+
+fn too_short(needed: usize, context: u32) -> anyhow::Error {
+    Usage(format!(
+        "what is to be measured has up to {needed} tokens, the context {context}: lower --prefill, \
+         --context-at, --decode, --repeats or --turns"
+    ))
+    .into()
+}
+
+impl Setup {
+    /// Refuses what does not fit a context that was asked for.
+    pub(super) fn check_context(&self, context: u32) -> anyhow::Result<()> {
+        let needed = self.work.context();
+        if needed > context as usize { Err(too_short(needed, context)) } else { Ok(()) }
     }
 }
 
@@ -228,9 +254,12 @@ impl Bench {
     }
 }
 
-fn tokens_of(engine: &Engine, text: &str) -> Result<Vec<u32>, EngineError> {
+fn tokens_of(engine: &Engine, text: &str) -> anyhow::Result<Vec<u32>> {
     let no_tokenizer = || EngineError::NoTokenizer { path: engine.path.clone() };
     let tokenizer = engine.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
-    let tokens = tokenizer.encode(text, SpecialTokens::Parse)?;
-    if tokens.is_empty() { Err(EngineError::EmptyPrompt) } else { Ok(tokens) }
+    let tokens = tokenizer.encode(text, SpecialTokens::Parse).map_err(EngineError::from)?;
+    if tokens.is_empty() {
+        return Err(Usage("--text has no token".to_owned()).into());
+    }
+    Ok(tokens)
 }

@@ -20,6 +20,7 @@ use super::{
 /// Everything that was asked for, prompts first.
 pub(super) fn speed(setup: Setup) -> anyhow::Result<(Output, anyhow::Result<()>)> {
     let planned = setup.plan()?;
+    setup.check_context(planned.plan.context)?;
     let spec = planned.spec.clone();
     let about = About::new(&setup, &planned);
     let mut bench = Bench::open(setup, planned)?;
