@@ -206,7 +206,7 @@ pub(crate) fn progress(what: &'static str, unit: Unit) -> ProgressBar {
 pub(crate) fn hidden_bar(what: String, unit: Unit) -> ProgressBar {
     let amounts = match unit {
         Unit::Share => "{percent:>3} %",
-        Unit::Bytes => "{bytes} of {total_bytes} · {bytes_per_sec}",
+        Unit::Bytes => "{decimal_bytes} of {decimal_total_bytes} · {decimal_bytes_per_sec}",
     };
     let template = format!("{{msg}} {{wide_bar:.cyan}} {amounts} · {{eta}} left");
     let style = ProgressStyle::with_template(&template)

@@ -255,10 +255,23 @@ impl Catalog {
         &self.files[file.0 as usize]
     }
 
+    /// Bytes that all records take up in their files.
+    pub fn file_bytes(&self) -> u64 {
+        let layers = self.layers.iter().flatten();
+        layers.flat_map(|layer| &layer.records).map(Record::file_bytes).sum()
+    }
+
     /// Bytes that all records take up in slots.
     pub fn bytes(&self) -> u64 {
         let layers = self.layers.iter().flatten();
         layers.map(|l| l.layout.bytes() as u64 * l.records.len() as u64).sum()
+    }
+}
+
+impl Record {
+    /// Bytes that it takes up in its files.
+    pub fn file_bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.extent.bytes).sum()
     }
 }
 

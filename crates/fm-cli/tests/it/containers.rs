@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{flash_moe, stderr, stdout};
+use crate::{flash_moe, program, stderr, stdout};
 
 fn logits_hash(model: &str, more: &[&str]) -> String {
     let args = [
@@ -57,7 +57,9 @@ fn a_container_has_the_same_bits_and_notices_a_wrong_one() {
     assert_eq!(logits_hash(container, &["--slots", "4", "--io", "direct"]), want);
     assert_eq!(logits_hash("models/demo", &["--slots", "4", "--prefill-chunk", "3"]), want);
 
-    assert!(flash_moe(&["verify", container]).status.success());
+    let verified = flash_moe(&["verify", container]);
+    assert!(verified.status.success());
+    assert!(stderr(&verified).contains(" 7.83 MB in all"), "{}", stderr(&verified));
     flip_a_bit(&dir.path().join("pebble/experts/layer-003.bin"), 70_000);
     let verified = flash_moe(&["verify", container]);
     assert_eq!(verified.status.code(), Some(1));
@@ -130,4 +132,23 @@ fn a_model_without_checksums_says_how_to_get_them() {
     let output = flash_moe(&["verify", "models/demo"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("hint: `flash-moe verify --record MODEL`"));
+}
+
+/// Slots are padded; files are what people compare.
+#[test]
+fn sizes_are_those_of_the_files() {
+    let home = tempfile::tempdir().unwrap();
+    let json = |args: &[&str]| -> Value {
+        let output = program(home.path()).args(args).arg("--json").output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_str(&stdout(&output)).unwrap()
+    };
+    let megabytes = |bytes: &Value| (bytes.as_f64().unwrap() / 1e5).round() / 10.0;
+    json(&["verify", "models/demo", "--record"]);
+    let verified = json(&["verify", "models/demo"]);
+    let bench = ["bench", "models/demo", "--prefill", "8", "--repeats", "1", "--warm-up", "8"];
+    let bench = json(&[&bench[..], &["--memory", "300MB"]].concat());
+    let inspected = json(&["inspect", "models/demo"]);
+    let sizes = [&verified["bytes"], &bench["about"]["model_bytes"], &inspected["bytes"]];
+    assert_eq!(sizes.map(megabytes), [6.7; 3]);
 }

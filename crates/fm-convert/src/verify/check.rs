@@ -74,7 +74,9 @@ impl<'a> Check<'a> {
             self.report.compare(sums, || (Checked::File, path, 0));
         }
         let path = &self.checkpoint.files[0];
-        let found = Checksum(xxh3_64(&safetensors::header_text(path)?));
+        let header = safetensors::header_text(path)?;
+        self.report.bytes += 8 + header.len() as u64;
+        let found = Checksum(xxh3_64(&header));
         let sums = Sums { expected: manifest.trunk.header, found };
         self.report.compare(sums, || (Checked::TrunkHeader, path.clone(), 8));
         Ok(())
@@ -133,7 +135,7 @@ fn check_record(report: &mut Report, catalog: &Catalog, key: ExpertKey, bytes: &
     }
     report.records += 1;
     report.parts += 2;
-    report.bytes += bytes.len() as u64;
+    report.bytes += catalog.record(key).file_bytes();
 }
 
 /// Where a part begins on disk: in a container inside the record, in a published checkpoint with

@@ -94,7 +94,7 @@ impl About {
         Self {
             model: planned.path.display().to_string(),
             geometry,
-            model_bytes: planned.footprint.trunk + plan.experts,
+            model_bytes: planned.footprint.trunk + spec.catalog.file_bytes(),
             expert_bytes: plan.experts,
             slot_bytes: plan.store.slot_bytes(),
             out_of_core: !plan.store.holds_everything(),
