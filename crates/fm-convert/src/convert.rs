@@ -38,7 +38,8 @@ pub const BUFFER_BYTES: usize = 16 << 20;
 pub struct Conversion<'a> {
     /// A published checkpoint; it is never changed.
     pub checkpoint: &'a Path,
-    /// A directory that is empty, absent, or an interrupted conversion of the same checkpoint.
+    /// A directory that is empty, absent, or a conversion of the same checkpoint that was
+    /// interrupted or has lost files.
     pub out: &'a Path,
     /// See [`BUFFER_BYTES`]; a single record may be longer.
     pub buffer_bytes: usize,
@@ -59,7 +60,8 @@ pub enum Outcome {
 }
 
 impl Conversion<'_> {
-    /// Makes the container, or finishes one that was begun. The same checkpoint gives the same
+    /// Makes the container, or writes what one of the same checkpoint lacks: it was begun only, or
+    /// files are gone or of another length. The same checkpoint gives the same
     /// bytes, however often the work was interrupted.
     ///
     /// # Errors
@@ -109,8 +111,9 @@ impl Conversion<'_> {
         };
         output::remove_partials(disk, out, layers)?;
         let bytes_resumed = finished.iter().map(Finished::bytes).sum();
-        require_space(disk, out, bytes - bytes_resumed + manifest_bytes)?;
+        require_space(disk, out, bytes.saturating_sub(bytes_resumed) + manifest_bytes)?;
         let journal = Journal::begin(disk, out, source.fingerprint, &finished)?;
+        remove_manifest(disk, out)?;
         let mut done = Done::default();
         finished.into_iter().for_each(|finished| done.add(finished));
         let mut meter = Meter::new(bytes, report);
@@ -123,9 +126,18 @@ impl Conversion<'_> {
 
 /// The journal has done its duty once there is a manifest.
 fn remove_journal(disk: &dyn Disk, out: &Path) -> Result<(), ConvertError> {
-    let journal = out.join(JOURNAL);
-    if journal.exists() {
-        disk.remove(&journal).map_err(|error| refusal(&journal, 0, error))?;
+    remove(disk, out, JOURNAL)
+}
+
+/// A container that has lost files is none until they are back; its journal knows the others.
+fn remove_manifest(disk: &dyn Disk, out: &Path) -> Result<(), ConvertError> {
+    remove(disk, out, MANIFEST)
+}
+
+fn remove(disk: &dyn Disk, out: &Path, name: &str) -> Result<(), ConvertError> {
+    let path = out.join(name);
+    if path.exists() {
+        disk.remove(&path).map_err(|error| refusal(&path, 0, error))?;
         disk.sync_dir(out).map_err(|error| refusal(out, 0, error))?;
     }
     Ok(())

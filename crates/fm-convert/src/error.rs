@@ -89,7 +89,7 @@ pub enum ConvertError {
     /// The file system filled up on the way.
     #[error(
         "the file system is full, {bytes} bytes into {}; \
-         free some space and run convert again, it continues with this file", path.display()
+         free some space and run the same command again", path.display()
     )]
     DiskFull {
         /// The file that could not be written.

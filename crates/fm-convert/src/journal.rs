@@ -17,7 +17,7 @@ use std::{
 
 use fm_format::container::{
     EXPERTS, JOURNAL, TRUNK, layer_file,
-    manifest::{self, FileEntry, Fingerprint, LayerEntry, TrunkEntry},
+    manifest::{self, FileEntry, Fingerprint, LayerEntry, Manifest, TrunkEntry},
 };
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -56,6 +56,22 @@ impl Finished {
     /// Length of the file.
     pub(crate) fn bytes(&self) -> u64 {
         self.file().1
+    }
+
+    /// What a manifest says is finished.
+    pub(crate) fn all_of(manifest: &Manifest) -> Vec<Self> {
+        let files = manifest.files.iter();
+        let files = files.map(|(name, entry)| Self::File { name: name.clone(), entry: *entry });
+        let layers = manifest.layers.iter().enumerate();
+        let layers =
+            layers.filter_map(|(layer, entry)| Some(Self::Layer { layer, entry: entry.clone()? }));
+        files.chain([Self::Trunk(manifest.trunk.clone())]).chain(layers).collect()
+    }
+
+    /// Whether the file is there, as long as it should be.
+    pub(crate) fn is_there(&self, out: &Path) -> bool {
+        let (file, bytes) = self.file();
+        fs::symlink_metadata(out.join(file)).is_ok_and(|is| is.is_file() && is.len() == bytes)
     }
 
     /// Name and length of the file, relative to the container.
@@ -97,11 +113,8 @@ pub(crate) fn read(out: &Path) -> Result<(Fingerprint, Vec<Finished>), ConvertEr
     let Some(head) = head.filter(|head| head.version == manifest::VERSION) else {
         return Err(ConvertError::Journal { path });
     };
-    let is_there = |finished: &Finished| {
-        let (file, bytes) = finished.file();
-        fs::symlink_metadata(out.join(file)).is_ok_and(|is| is.is_file() && is.len() == bytes)
-    };
-    Ok((head.source, lines.map_while(parse::<Finished>).filter(is_there).collect()))
+    let finished = lines.map_while(parse::<Finished>);
+    Ok((head.source, finished.filter(|finished| finished.is_there(out)).collect()))
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Option<T> {

@@ -20,7 +20,7 @@ use crate::{
 pub(crate) enum State {
     /// Nothing, or what precedes the first entry of a journal.
     Empty,
-    /// An interrupted conversion.
+    /// An interrupted conversion, or a container that has lost files.
     Begun(Fingerprint, Vec<Finished>),
     /// A container.
     Finished(Fingerprint),
@@ -47,9 +47,15 @@ pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> 
     let occupied =
         |entry: &PathBuf| ConvertError::Occupied { out: out.into(), entry: entry.into() };
     if has(MANIFEST) {
-        let container = container::open(out)?.and_then(|checkpoint| checkpoint.container);
-        let container = container.ok_or_else(|| occupied(&out.join(MANIFEST)))?;
-        return Ok(State::Finished(container.manifest.source));
+        let manifest = container::manifest(out)?.ok_or_else(|| occupied(&out.join(MANIFEST)))?;
+        let mut finished = Finished::all_of(&manifest);
+        let all = finished.len();
+        finished.retain(|finished| finished.is_there(out));
+        if finished.len() < all {
+            return Ok(State::Begun(manifest.source, finished));
+        }
+        container::open(out)?;
+        return Ok(State::Finished(manifest.source));
     }
     let begun = has(JOURNAL);
     let known = if begun { known_files(out, layers) } else { vec![partial(&out.join(JOURNAL))] };

@@ -78,15 +78,7 @@ pub fn layer_file(layer: usize) -> String {
 /// contradicts itself or the files.
 pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
     let path = dir.join(MANIFEST);
-    let text = match read_manifest(&path) {
-        Err(FormatError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
-        text => Some(text?),
-    };
-    let manifest = match text {
-        Some(text) => Manifest::parse(&path, &text)?,
-        None => None,
-    };
-    let Some(manifest) = manifest else {
+    let Some(manifest) = manifest(dir)? else {
         let begun = [JOURNAL, TRUNK].iter().any(|name| dir.join(name).exists());
         return if begun { Err(FormatError::Unfinished { path: dir.into() }) } else { Ok(None) };
     };
@@ -123,6 +115,18 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
     let (container, records) = (Some(Container { manifest }), Some(layers));
     let path = dir.to_path_buf();
     Ok(Some(Checkpoint { path, config, metadata, files, tensors, container, records }))
+}
+
+/// What the manifest in `dir` says, if there is one of ours; nobody looks at the files it names.
+///
+/// # Errors
+/// If it cannot be read, is of another version or does not parse.
+pub fn manifest(dir: &Path) -> Result<Option<Manifest>, FormatError> {
+    let path = dir.join(MANIFEST);
+    match read_manifest(&path) {
+        Err(FormatError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => Manifest::parse(&path, &text?),
+    }
 }
 
 /// Gives a tensor that the trunk has as bytes the format that the manifest names.

@@ -135,7 +135,7 @@ pub enum StoreError {
     /// The bytes arrived but are not the bytes that were written.
     #[error(
         "{key} is corrupt: {part} at offset {offset} of {} has checksum {found:016x}, the manifest \
-         says {expected:016x}; fetch or convert the file again",
+         says {expected:016x}",
         path.display()
     )]
     Corrupt {

@@ -74,6 +74,31 @@ fn a_container_has_the_same_bits_and_notices_a_wrong_one() {
     assert!(message.contains("hint: "), "{message}");
 }
 
+#[test]
+fn what_a_container_lacks_is_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = dir.path().join("pebble");
+    let convert = || {
+        let output = flash_moe(&["convert", "models/demo", container.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    convert();
+    let manifest = fs::read(container.join("manifest.json")).unwrap();
+    flip_a_bit(&container.join("experts/layer-003.bin"), 70_000);
+    let said = stderr(&flash_moe(&["run", container.to_str().unwrap(), "--prompt", "Hello?"]));
+    assert!(said.contains("delete this file"), "{said}");
+    // As the hint says.
+    fs::remove_file(container.join("experts/layer-003.bin")).unwrap();
+    fs::write(container.join("tokenizer.json"), "{").unwrap();
+    let said = convert();
+    assert!(said.contains("of it stood there from before"), "{said}");
+    assert!(convert().contains("was complete already"));
+    assert_eq!(fs::read(container.join("manifest.json")).unwrap(), manifest);
+    let verified = flash_moe(&["verify", container.to_str().unwrap()]);
+    assert!(verified.status.success(), "{}", stderr(&verified));
+}
+
 /// Where the bytes of a tensor of a safetensors file begin.
 fn start_of(file: &Path, tensor: &str) -> u64 {
     let bytes = fs::read(file).unwrap();

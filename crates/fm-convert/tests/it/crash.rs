@@ -95,6 +95,26 @@ fn killed_at_every_call_and_again_at_another() {
 }
 
 #[test]
+fn a_container_that_lost_a_file_is_mended_after_every_call() {
+    let undisturbed = Undisturbed::new();
+    for call in 0.. {
+        let when = format!("killed at call {call}");
+        undisturbed.assert_finishes("before");
+        fs::remove_file(undisturbed.case.out().join("experts/layer-002.bin")).unwrap();
+        let disk = SimDisk::with_fault(call, Fault::Kill);
+        let done = undisturbed.case.convert_on(&disk).is_ok();
+        if Checkpoint::open(&undisturbed.case.out()).is_ok() {
+            undisturbed.assert_honest(&when);
+        }
+        undisturbed.assert_finishes(&when);
+        if done {
+            assert!(call > 20, "{call} calls");
+            break;
+        }
+    }
+}
+
+#[test]
 fn power_cut_at_every_call() {
     let undisturbed = Undisturbed::new();
     for (names, bytes) in [
