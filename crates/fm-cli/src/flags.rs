@@ -6,7 +6,7 @@ use fm_engine::{
     sampler::Sampling,
 };
 
-use crate::{config, places};
+use crate::{config::Config, places};
 
 /// The flags cannot mean anything; ends with exit code 2.
 #[derive(Debug)]
@@ -49,10 +49,10 @@ fn apply<T>(matches: &ArgMatches, rows: &[OptionRow<T>], options: &mut T) -> any
 /// Options of the engine: `config.toml`, then flags.
 pub(crate) fn engine_options(matches: &ArgMatches) -> anyhow::Result<EngineOptions> {
     let mut options = EngineOptions::default();
-    let mut table = config::read(places::config_file().as_deref())?;
-    config::apply(&mut table, &ENGINE, &mut options)?;
-    config::apply(&mut table, &SAMPLING, &mut Sampling::default())?;
-    config::refuse_rest(&table)?;
+    let mut config = Config::read(places::config_file().as_deref())?;
+    config.apply(&ENGINE, &mut options)?;
+    config.apply(&SAMPLING, &mut Sampling::default())?;
+    config.refuse_rest()?;
     apply(matches, &ENGINE, &mut options)?;
     Ok(options)
 }
@@ -64,8 +64,8 @@ pub(crate) fn sampling(
     model: Sampling,
 ) -> anyhow::Result<Sampling> {
     let mut sampling = model;
-    let mut table = config::read(places::config_file().as_deref())?;
-    config::apply(&mut table, &SAMPLING, &mut sampling)?;
+    let mut config = Config::read(places::config_file().as_deref())?;
+    config.apply(&SAMPLING, &mut sampling)?;
     apply(matches, rows, &mut sampling)?;
     if matches.get_flag("greedy") {
         sampling.temperature = 0.0;

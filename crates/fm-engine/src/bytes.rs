@@ -21,7 +21,7 @@ impl fmt::Display for Bytes {
 }
 
 impl Bytes {
-    /// Reads `6GB`, `5.5GiB`, `512MB` or a plain number of bytes; GB = 10⁹, GiB = 2³⁰.
+    /// Reads `6GB` or `6G`, `5.5GiB`, `512MB` or a plain number of bytes; GB = 10⁹, GiB = 2³⁰.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let number_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -31,7 +31,11 @@ impl Bytes {
         let size = match unit {
             "" | "B" | "b" => 1,
             _ => {
-                units.clone().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|row| row.1)?
+                let is_unit = |name: &str| {
+                    let short = name.trim_end_matches('B');
+                    name.eq_ignore_ascii_case(unit) || short.eq_ignore_ascii_case(unit)
+                };
+                units.clone().find(|(name, _)| is_unit(name)).map(|row| row.1)?
             }
         };
         let number: f64 = number.parse().ok()?;
@@ -50,6 +54,8 @@ mod tests {
         assert_eq!(Bytes::parse("6 GiB"), Some(Bytes(6 << 30)));
         assert_eq!(Bytes::parse("5.5gib"), Some(Bytes(11 << 29)));
         assert_eq!(Bytes::parse("123"), Some(Bytes(123)));
+        assert_eq!(Bytes::parse("12G"), Some(Bytes(12_000_000_000)));
+        assert_eq!(Bytes::parse("12gi"), Some(Bytes(12 << 30)));
         for wrong in ["", "GB", "6XB", "-1GB", "1e3GB", "99999999999TB"] {
             assert_eq!(Bytes::parse(wrong), None, "{wrong}");
         }

@@ -259,7 +259,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
     OptionRow {
         name: "temperature",
         value: "T",
-        help: "Divides the logits; 0 takes the most likely token [default: the model's, else 0]",
+        help: "Divides the logits, up to 100; 0 takes the most likely token [default: the model's, else 0]",
         choices: free,
         set: |sampling, text| within(text, 0.0, 100.0).map(|t| sampling.temperature = t),
     },
@@ -273,7 +273,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
     OptionRow {
         name: "top-p",
         value: "P",
-        help: "Choose among the likeliest tokens that together have probability P \
+        help: "Choose among the likeliest tokens that together have probability P, 0 to 1 \
                [default: the model's, else 1]",
         choices: free,
         set: |sampling, text| within(text, 0.0, 1.0).map(|top_p| sampling.top_p = top_p),
@@ -281,7 +281,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
     OptionRow {
         name: "min-p",
         value: "P",
-        help: "Leave out tokens less than P times as likely as the likeliest \
+        help: "Leave out tokens less than P times as likely as the likeliest, 0 to 1 \
                [default: the model's, else 0]",
         choices: free,
         set: |sampling, text| within(text, 0.0, 1.0).map(|min_p| sampling.min_p = min_p),
@@ -289,7 +289,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
     OptionRow {
         name: "repetition-penalty",
         value: "X",
-        help: "Make tokens that stand anywhere in the text X times less likely \
+        help: "Make tokens that stand anywhere in the text X times less likely, 0.01 to 100 \
                [default: the model's, else 1]",
         choices: free,
         set: |sampling, text| within(text, 0.01, 100.0).map(|x| sampling.repetition_penalty = x),
@@ -297,14 +297,15 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
     OptionRow {
         name: "presence-penalty",
         value: "X",
-        help: "Subtract X from the logit of every token already generated [default: 0]",
+        help: "Subtract X, -100 to 100, from the logit of every token already generated [default: 0]",
         choices: free,
         set: |sampling, text| within(text, -100.0, 100.0).map(|x| sampling.presence_penalty = x),
     },
     OptionRow {
         name: "frequency-penalty",
         value: "X",
-        help: "Subtract X from the logit of a token for each time it was generated [default: 0]",
+        help: "Subtract X, -100 to 100, from the logit of a token for each time it was generated \
+               [default: 0]",
         choices: free,
         set: |sampling, text| within(text, -100.0, 100.0).map(|x| sampling.frequency_penalty = x),
     },
