@@ -75,7 +75,7 @@ impl DeviceChoice {
 
 /// A device was asked for numerics that it does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("device `{}` does not compute in numerics `{numerics}`; leave --device out", device.name())]
+#[error("device `{}` does not compute in numerics `{numerics}`", device.name())]
 pub struct NumericsMismatch {
     /// The device.
     pub device: DeviceChoice,

@@ -2,7 +2,7 @@
 
 use std::{error::Error, path::PathBuf, sync::Arc};
 
-use fm_format::{FormatError, source::gguf::GgufError};
+use fm_format::{FormatError, error::MEND};
 use fm_kernels::DeviceError;
 use fm_model::{
     LoadError,
@@ -144,16 +144,7 @@ impl EngineError {
     /// What the user could do about it.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Format(FormatError::NoModel { .. }) => {
-                "give a GGUF file, or the directory that holds config.json and the *.safetensors files"
-            }
-            Self::Format(
-                FormatError::Truncated { .. }
-                | FormatError::Gap { .. }
-                | FormatError::HeaderLength { .. }
-                | FormatError::Gguf { source: GgufError::Short { .. }, .. },
-            ) => "download the file again",
-            Self::Format(FormatError::SeveralModels { .. }) => "name one of the files",
+            Self::Format(error) | Self::Load(LoadError::Format(error)) => return error.hint(),
             Self::Load(LoadError::Lock { .. }) => {
                 "raise the limit (`ulimit -l`, or `memlock` in limits.conf), or leave --lock-trunk off"
             }
@@ -167,9 +158,11 @@ impl EngineError {
                 "lower --context, raise --memory, or keep keys and values in half the bytes with --kv f16 (lossy)"
             }
             Self::Plan(PlanError::LongerThanModel { .. }) => "lower --context",
-            Self::PromptTooLong { .. } => "shorten the prompt or raise --context",
+            Self::PromptTooLong { .. } => {
+                "shorten the prompt, or raise --context if `flash-moe inspect` says that the model has more"
+            }
             Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
-            Self::NoTokenizer { .. } => "use --prompt-tokens 1,2,3",
+            Self::NoTokenizer { .. } => "`flash-moe run` takes tokens: --prompt-tokens 1,2,3",
             Self::Text(TextError::Refused { .. }) => {
                 "these are the words of the model's own template; --raw continues a prompt without it"
             }
@@ -178,11 +171,17 @@ impl EngineError {
                 "leave --kv f16 off: it cannot hold all keys and values of this text"
             }
             Self::Store(StoreError::NoScores) => "record it again with `profile record --scores`",
-            Self::Load(LoadError::Format(FormatError::TensorCorrupt { .. }))
-            | Self::Spoiled(_)
-            | Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",
+            Self::Store(StoreError::BudgetTooSmall { .. })
+            | Self::Plan(PlanError::Store(StoreError::BudgetTooSmall { .. })) => {
+                "raise --memory, or --slots to no fewer than the experts that a token takes of a layer"
+            }
+            Self::Store(StoreError::Truncated { .. }) => {
+                "download the file again, or convert again into the same directory"
+            }
+            Self::Spoiled(_) | Self::Store(StoreError::Corrupt { .. }) => MEND,
+            Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",
             Self::Eval(error) => return error.hint(),
-            Self::Numerics(_) => "choose --device reference for --numerics reference",
+            Self::Numerics(_) => "leave --device out: it follows from --numerics",
             _ => return None,
         })
     }

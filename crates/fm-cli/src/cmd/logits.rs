@@ -59,7 +59,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let text: &String = matches.get_one("prompt-tokens").expect("clap requires it");
     let tokens = flags::parse_tokens(text).map_err(Usage)?;
     if tokens.is_empty() {
-        return Err(EngineError::EmptyPrompt.into());
+        return Err(Usage("--prompt-tokens has no token".to_owned()).into());
     }
     let options = flags::engine_options(matches)?;
     let load = Load { logits_rows: ROWS, ..Load::default() };

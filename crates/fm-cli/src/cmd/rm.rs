@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal};
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use fm_engine::bytes::Bytes;
-use fm_hub::ModelName;
+use fm_hub::{HubError, ModelName};
 
 use crate::{console, flags::Usage, hub};
 
@@ -28,7 +28,13 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         return Err(Usage("rm takes ORG/NAME: a model goes with all its revisions".into()).into());
     }
     let cache = hub::cache()?;
-    let bytes = cache.size(&name.id)?;
+    let bytes = match cache.size(&name.id) {
+        Err(HubError::NotCached { .. }) => {
+            let cache = cache.root().display();
+            bail!("no {} is in {cache}; `flash-moe list` shows what is", name.id);
+        }
+        size => size?,
+    };
     if !matches.get_flag("yes") {
         if !io::stdin().is_terminal() {
             return Err(Usage("nobody is there to be asked: give --yes".into()).into());

@@ -34,6 +34,22 @@ fn usage_and_models_that_do_not_fit() {
         &["bench", "models/demo", "--turns", "18446744073709551615", "--memory", "300MB"],
         &["bench", "models/demo", "--sessions", "18446744073709551615"],
         &["run", "models/demo", "--prompt", "x", "--memory", "lots"],
+        &["run", "models/demo", "--prompt", "x", "--top-p", "2"],
+        &["run", "models/demo", "--prompt", "x", "--slots", "1"],
+        &["run", "models/demo", "--prompt-tokens", "1,2,3", "--context", "2"],
+        &["run", "models/demo", "--prompt-tokens", "1", "--think"],
+        &["run", "models/demo", "--prompt", "x", "--raw", "--no-think"],
+        &["run", "models/demo", "--prompt", "x", "--think-min", "5", "--think-budget", "2"],
+        &["run", "models/demo", "--prompt", "x", "--greedy", "--temperature", "0.7"],
+        &["run", "models/demo", "--prompt", "x", "--session", "missing/talk"],
+        &["run", "models/demo", "--prompt", "x", "--device", "reference", "--numerics", "int8"],
+        &["bench", "models/demo", "--io-only", "--prefill", "4"],
+        &["bench", "models/demo", "--prefill", "100000"],
+        &["bench", "models/demo", "--decode", "8", "--context", "20"],
+        &["eval", "models/demo", "--text", "README.md", "--tokens", "0"],
+        &["profile", "record", "models/demo", "--prompt-file", "/dev/null", "--out", "/nowhere/x"],
+        &["logits", "models/demo", "--prompt-tokens", "", "--out", "/nowhere/x"],
+        &["rm", "org/typo", "--yes"],
         &["run", "models/demo", "--prompt", "x", "--temperature", "-1"],
         &["run", "models/nothing", "--prompt", "x"],
         &["run", "models/demo", "--prompt", "", "--memory", "300MB"],
@@ -183,7 +199,9 @@ fn a_stderr_that_is_full_is_no_error() {
 fn a_reader_that_goes_away_is_no_error() {
     let commands = [
         &["plan", "models/demo"] as &[&str],
+        &["plan", "models/demo", "--json"],
         &["inspect", "models/demo"],
+        &["inspect", "models/demo", "--json"],
         &["run", "models/demo", "--prompt-tokens", "5,6", "--max-tokens", "2", "--quiet"],
         &["eval", "models/demo", "--text", "tools/demo-model/heldout.txt", "--tokens", "40"],
     ];
@@ -196,5 +214,3 @@ fn a_reader_that_goes_away_is_no_error() {
         assert!(output.status.success() && !said.contains("panicked"), "{command:?}: {said}");
     }
 }
-        &["plan", "models/demo", "--json"],
-        &["inspect", "models/demo", "--json"],

@@ -99,6 +99,7 @@ fn what_is_no_trace_is_refused() {
     refused(&[trace, "--slots", "3"], 1, "cannot hold 4 experts");
     refused(&[trace, "--memory", "much"], 2, "`much` is no size");
     refused(&[trace, "--policy", "observe"], 1, "--scores");
+    refused(&[trace, "--slots", "3"], 1, "hint: raise --memory, or --slots");
     refused(&["README.md"], 1, "README.md is not a trace of this version");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
