@@ -247,6 +247,9 @@ fn convert_hint(error: &ConvertError) -> Option<&'static str> {
             "`flash-moe verify --record MODEL` reads the model once and records its checksums"
         }
         ConvertError::Cancelled => "finished layers are kept",
+        ConvertError::Format(error) | ConvertError::Load(LoadError::Format(error)) => {
+            return error.hint();
+        }
         _ => return None,
     })
 }
@@ -255,6 +258,12 @@ fn convert_hint(error: &ConvertError) -> Option<&'static str> {
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
     io_errors.into_iter().any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// A number of things.
+pub(crate) fn counted(count: impl Into<u64>, thing: &str) -> String {
+    let count = count.into();
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Prints a value as JSON, on one line for programs, indented for people.
@@ -276,6 +285,3 @@ pub(crate) fn print_json_line(value: &serde_json::Value) -> io::Result<()> {
     writeln!(stdout, "{value}")?;
     stdout.flush()
 }
-        ConvertError::Format(error) | ConvertError::Load(LoadError::Format(error)) => {
-            return error.hint();
-        }

@@ -34,10 +34,10 @@ pub(super) fn command() -> Command {
         .about("Download a model from the hub, or go on with a download")
         .long_about(
             "Downloads a model into the cache that all programs of this machine share ($HF_HUB_CACHE, \
-             $HF_HOME/hub or ~/.cache/huggingface/hub); `flash-moe run ORG/NAME` finds it there. It \
-             takes what flash-moe needs: safetensors files with configuration and tokenizer, or one \
-             GGUF model. Interrupted, the same command goes on where it stopped. Every file is \
-             compared with its checksum.",
+             $HF_HOME/hub, $XDG_CACHE_HOME/huggingface/hub or ~/.cache/huggingface/hub); \
+             `flash-moe run ORG/NAME` finds it there. It takes what flash-moe needs: safetensors \
+             files with configuration and tokenizer, or one GGUF model. Interrupted, \
+             the same command goes on where it stopped. Every file is compared with its checksum.",
         )
         .arg(
             Arg::new("name")
@@ -244,8 +244,8 @@ impl View {
                 "free_bytes": need.free,
             }))?,
             Self::Bars { .. } => console::say!(
-                "{id} at {revision}: {} files, {}, {} of it here; the disk has room for {}",
-                pull.files.len(),
+                "{id} at {revision}: {}, {}, {} of it here; the disk has room for {}",
+                console::counted(pull.files.len() as u64, "file"),
                 Bytes(need.bytes),
                 Bytes(need.here),
                 Bytes(need.free)
@@ -266,7 +266,10 @@ impl View {
                 bars.clear()?;
                 match pulled.fetched {
                     0 => console::say!("everything was here: {}", pulled.path.display()),
-                    files => console::say!("fetched {files} files: {}", pulled.path.display()),
+                    fetched => {
+                        let fetched = console::counted(fetched, "file");
+                        console::say!("fetched {fetched}: {}", pulled.path.display());
+                    }
                 }
             }
         }

@@ -58,9 +58,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             }))?;
         }
         console::say!(
-            "recorded {} experts and {} tensors in {}",
-            written.records,
-            written.tensors,
+            "recorded {} and {} in {}",
+            console::counted(written.records, "expert"),
+            console::counted(written.tensors, "tensor"),
             written.path.display()
         );
         return Ok(());
@@ -74,11 +74,11 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         bail!("{} of {} things are wrong; first: {first}", checked.mismatches, things(&checked));
     }
     console::say!(
-        "{}: {} experts, {} tensors and {} files, {} in all, are what they were",
+        "{}: {}, {} and {}, {} in all, are what they were",
         dir.display(),
-        checked.records,
-        checked.tensors,
-        checked.files,
+        console::counted(checked.records, "expert"),
+        console::counted(checked.tensors, "tensor"),
+        console::counted(checked.files, "file"),
         Bytes(checked.bytes)
     );
     Ok(())

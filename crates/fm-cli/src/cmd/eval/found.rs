@@ -11,6 +11,8 @@ use fm_engine::{
 };
 use serde_json::{Value, json};
 
+use crate::console::counted;
+
 /// Version of what `--json` prints.
 const SCHEMA: &str = "flash-moe.eval/1";
 
@@ -80,9 +82,10 @@ impl fmt::Display for Found<'_> {
         writeln!(f, "{:<18}{}", "model", self.ours)?;
         writeln!(
             f,
-            "{:<18}{tokens} tokens, {scored_tokens} of them scored in {windows} windows of \
-             {window} (warm-up {warm_up})",
-            "text"
+            "{:<18}{tokens} tokens, {scored_tokens} of them scored in {} of {window} (warm-up \
+             {warm_up})",
+            "text",
+            counted(*windows as u64, "window")
         )?;
         line(f, "perplexity", perplexity, |x| format!("{x:.4}"))?;
         let (Some(against), Some(theirs)) = (against, &self.theirs) else { return Ok(()) };
