@@ -26,7 +26,9 @@ class Server:
 
     def __init__(self, args, home):
         command = [args.flash_moe, "serve", args.model, "--port", "0", "--sessions", "2", *args.options]
-        self.process = subprocess.Popen(command, env={"HOME": str(home)}, stderr=subprocess.PIPE, text=True)
+        # Nothing of the user's own: no configuration, no key.
+        env = {"HOME": str(home), "PATH": os.environ.get("PATH", os.defpath)}
+        self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         said = ""
         while "ANTHROPIC_BASE_URL" not in said:
             line = self.process.stderr.readline()
