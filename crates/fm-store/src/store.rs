@@ -24,7 +24,7 @@ use crate::{
     policy::PolicyScope,
     reader::{Fetch, Fetched, Reader, Wait},
     stats::Stats,
-    ticket::{Arrived, Failure, ItemState, Order, Purpose, Ticket, TicketTable},
+    ticket::{Arrived, Failure, ItemState, Order, Purpose, TICKETS_MAX, Ticket, TicketTable},
 };
 
 /// Records that may be on their way at once, over all requests: enough to keep any disk busy while
@@ -236,15 +236,13 @@ impl Store {
     fn issue_over_other_requests(&mut self, ticket: usize) -> bool {
         let Some((_, entry)) = self.next_absent(ticket) else { return false };
         let class = self.entries.layer(self.tickets.get(ticket).layer).class;
-        let same_class = |other: &usize| {
-            *other != ticket && self.entries.layer(self.tickets.get(*other).layer).class == class
-        };
-        // Bound: TICKETS_MAX bits; collected because the search below needs the store.
-        let others =
-            self.tickets.open_ones().filter(same_class).fold(0_u32, |set, at| set | 1 << at);
-        (0..u32::BITS as usize)
-            .filter(|at| others >> at & 1 == 1)
-            .any(|at| self.issue_over(entry, at, 0))
+        // Nothing below opens or closes a request.
+        (0..TICKETS_MAX).any(|other| {
+            other != ticket
+                && self.tickets.is_open(other)
+                && self.entries.layer(self.tickets.get(other).layer).class == class
+                && self.issue_over(entry, other, 0)
+        })
     }
 
     /// Reads an expert into the slot of the last hit among a request's items from `from` on.

@@ -168,12 +168,12 @@ impl TicketTable {
 
     /// Requests that are open.
     pub(crate) fn open_ones(&self) -> impl Iterator<Item = usize> {
-        (0..TICKETS_MAX).filter(|at| self.pending[*at].open)
+        (0..TICKETS_MAX).filter(|at| self.is_open(*at))
     }
 
     /// Whether there is a request at this position of the table.
     pub(crate) fn is_open(&self, at: usize) -> bool {
-        self.pending.get(at).is_some_and(|pending| pending.open)
+        self.pending[at].open
     }
 
     /// Forecasts do not try again what could not be read.

@@ -11,7 +11,7 @@ use super::Store;
 use crate::{
     entries::{Foreseen, Residence},
     error::StoreError,
-    ticket::{Purpose, Ticket},
+    ticket::{Purpose, TICKETS_MAX, Ticket},
 };
 
 impl Store {
@@ -40,19 +40,17 @@ impl Store {
 
     /// Starts reads of forecasts, if nobody waits for a read that has not been started.
     pub(super) fn issue_forecasts(&mut self) {
-        let open = |at: usize| self.tickets.is_open(at);
-        // Bound: TICKETS_MAX bits; collected because the search below needs the store.
-        let all =
-            (0..u32::BITS as usize).filter(|at| open(*at)).fold(0_u32, |set, at| set | 1 << at);
-        let each = || (0..u32::BITS as usize).filter(|at| all >> at & 1 == 1);
-        for at in each() {
-            let demanded = self.tickets.get(at).purpose == Purpose::Demand;
+        for at in 0..TICKETS_MAX {
+            let demanded =
+                self.tickets.is_open(at) && self.tickets.get(at).purpose == Purpose::Demand;
             if demanded && self.next_absent(at).is_some() {
                 return;
             }
         }
-        for at in each() {
-            if let Purpose::Forecast { records } = self.tickets.get(at).purpose {
+        for at in 0..TICKETS_MAX {
+            if self.tickets.is_open(at)
+                && let Purpose::Forecast { records } = self.tickets.get(at).purpose
+            {
                 self.issue_forecast(at, records);
             }
         }

@@ -78,6 +78,23 @@ fn what_somebody_waits_for_is_read_first() {
 }
 
 #[test]
+fn a_forecast_is_read_while_it_is_open_whatever_else_is() {
+    let world = world();
+    let (mut store, _) = store(&world, 16);
+    let mut others: Vec<_> = (0..6).map(|_| store.request(LAYER, &[]).unwrap()).collect();
+    let last = store.foresee(LAYER, &experts(0..8), 1).unwrap();
+    take(&mut store, &experts([9]));
+    store.wait_for_reads();
+    let foreseen = store.stats().foreseen_records;
+    assert!(resident(&store, 0) && !resident(&store, 7), "one at a time");
+    // Its place stays empty: the next request finds another one.
+    drop((last, others.remove(0)));
+    take(&mut store, &experts([10]));
+    store.wait_for_reads();
+    assert_eq!(store.stats().foreseen_records, foreseen, "nobody expects them any more");
+}
+
+#[test]
 fn a_forecast_keeps_what_is_there_until_it_is_dropped() {
     let world = world();
     let (mut store, _) = store(&world, 4);

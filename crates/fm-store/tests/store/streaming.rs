@@ -134,6 +134,16 @@ fn two_requests_share_what_they_both_want_and_never_lock_up() {
 }
 
 #[test]
+fn a_slot_is_found_whichever_request_keeps_it() {
+    let world = world(8);
+    let mut store = store(&world, 2);
+    drain(&mut store, &world, &experts([6, 7]), Order::Ascending);
+    let _others: Vec<_> = (0..6).map(|_| store.request(LAYER, &[]).unwrap()).collect();
+    let _keeps_both = store.request(LAYER, &experts([6, 7])).unwrap();
+    assert_eq!(drain(&mut store, &world, &experts([0, 1]), Order::Ascending), [0, 1]);
+}
+
+#[test]
 fn an_abandoned_request_leaves_no_pins_and_its_reads_are_kept() {
     let world = world(8);
     let mut store = store(&world, 4);
