@@ -8,8 +8,8 @@ use super::{Policy, Standing, Turn, victims::Victims};
 pub(super) trait Rule: Send + fmt::Debug {
     /// The rank after one more use.
     ///
-    /// `rank` is what it was, negative infinity before the first use; `now` counts the store's
-    /// requests and never goes back.
+    /// `rank` is what it was, negative infinity before the first use; `now` counts turns, every row
+    /// of a prompt among them, and never goes back.
     fn used(&self, rank: f64, now: u64) -> f64;
 }
 
