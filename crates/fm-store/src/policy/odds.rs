@@ -23,10 +23,7 @@
 mod table;
 
 use self::table::{CLASSES, GapTable};
-use super::{
-    Policy, PolicyScope, Standing, Turn,
-    queues::{First, Queues},
-};
+use super::{Policy, PolicyScope, Standing, Turn, queues::Queues};
 
 /// A use counts half for popularity when the mean expert of a layer has been used this often since:
 /// fewer uses say little, and more hold on to what an earlier text liked. Of 5 to 80, tapes
@@ -43,6 +40,10 @@ pub(super) struct Odds {
     table: GapTable,
     /// By layer of the model.
     layers: Vec<LayerUses>,
+    /// By layer: odds and slot of who goes first, as of the last look.
+    first: Vec<Option<(f32, u32)>>,
+    /// By layer: whether its odds have changed since then.
+    stale: Vec<bool>,
     /// The layer whose turn it is.
     current: usize,
     /// Experts per layer.
@@ -80,6 +81,8 @@ impl Odds {
             queues: Queues::new(scope.slots, scope.layers),
             table: GapTable::new(),
             layers: vec![LayerUses::new(scope.experts_per_layer); scope.layers],
+            first: vec![None; scope.layers],
+            stale: vec![true; scope.layers],
             current: 0,
             experts: scope.experts_per_layer as f64,
             half_life: HALF_LIFE_USES * scope.experts_per_layer as f64 / scope.top_k as f64,
@@ -96,13 +99,12 @@ impl Odds {
     }
 
     /// Who goes first of a layer.
-    fn first_of(&self, layer: usize) -> First {
+    fn first_of(&self, layer: usize) -> Option<(f32, u32)> {
         let oldest = (0..CLASSES).filter_map(|class| {
             let slot = self.queues.oldest(layer, class)?;
             Some((self.odds(layer, class, self.queues.last_turn(slot)), slot))
         });
-        let lowest = oldest.min_by(|a, b| a.0.total_cmp(&b.0));
-        lowest.map_or(First::Nobody, |(odds, slot)| First::Slot { odds, slot })
+        oldest.min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
     /// Who goes first of all.
@@ -111,13 +113,13 @@ impl Odds {
         // The turn of the current layer is the farthest away, then that of the one before it.
         let order = (0..=self.current).rev().chain((self.current + 1..self.layers.len()).rev());
         for layer in order {
-            if self.queues.first(layer) == First::Unknown {
-                self.queues.remember(layer, self.first_of(layer));
+            if self.queues.take_change(layer) | std::mem::take(&mut self.stale[layer]) {
+                self.first[layer] = self.first_of(layer);
             }
-            if let First::Slot { odds, slot } = self.queues.first(layer)
-                && lowest.is_none_or(|lowest| odds < lowest.0)
+            if let Some(first) = self.first[layer]
+                && lowest.is_none_or(|lowest| first.0 < lowest.0)
             {
-                lowest = Some((odds, slot));
+                lowest = Some(first);
             }
         }
         lowest
@@ -132,7 +134,7 @@ impl Policy for Odds {
         if uses.turns != turn.of_layer {
             uses.uses *= (-f64::from(turn.of_layer - uses.turns) / self.half_life).exp2();
             uses.turns = turn.of_layer;
-            self.queues.forget(layer);
+            self.stale[layer] = true;
         }
         uses.uses += 1.0;
         let mean = uses.uses / self.experts;
@@ -143,7 +145,7 @@ impl Policy for Odds {
             let gap = turn.of_layer - standing.last_turn;
             if self.table.learn(usize::from(standing.class), gap) {
                 self.table.evaluate(self.layers.iter().flat_map(LayerUses::open_gaps));
-                self.queues.forget_all();
+                self.stale.fill(true);
             }
         }
         standing.rank = (faded + 1.0).log2() + fade;
@@ -189,5 +191,60 @@ impl Policy for Odds {
         self.layers[standing.key.layer.index()].uses += heat;
         standing.rank = heat.log2();
         standing.class = GapTable::class((heat + PRIOR_USES) / (mean + PRIOR_USES)) as u8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::policy::one_by_one::Cache;
+
+    const LAYERS: u32 = 4;
+
+    /// Looks through all layers at every eviction.
+    #[derive(Debug)]
+    struct Forgetful(Odds);
+
+    impl Policy for Forgetful {
+        fn used(&mut self, standing: &mut Standing, turn: Turn) {
+            self.0.used(standing, turn);
+        }
+
+        fn insert(&mut self, slot: u32, standing: &Standing) {
+            self.0.insert(slot, standing);
+        }
+
+        fn remove(&mut self, slot: u32) {
+            self.0.remove(slot);
+        }
+
+        fn take(
+            &mut self,
+            newcomer: Option<&Standing>,
+            may_go: &dyn Fn(u32) -> bool,
+        ) -> Option<u32> {
+            self.0.stale.fill(true);
+            self.0.take(newcomer, may_go)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_remembered_is_what_a_new_look_would_find(
+            slots in 2..12_usize,
+            // Enough for the table to be made anew.
+            uses in prop::collection::vec((0..64_u32, 0..64_u32), 1..5000),
+        ) {
+            let odds = || Odds::new(Cache::scope(slots, LAYERS as usize));
+            let mut cache = Cache::new(Box::new(odds()), slots, LAYERS);
+            let mut forgetful = Cache::new(Box::new(Forgetful(odds())), slots, LAYERS);
+            for (expert, leased) in uses {
+                // Four of a layer, so that they come back.
+                let (expert, leased) = (expert / 4 * 4, Some(leased / 4 * 4));
+                prop_assert_eq!(cache.get(expert, leased), forgetful.get(expert, leased));
+            }
+        }
     }
 }

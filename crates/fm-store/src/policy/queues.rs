@@ -32,18 +32,6 @@ struct Queue {
     youngest: u32,
 }
 
-/// Who goes first of a layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum First {
-    /// Something has changed since anybody looked.
-    Unknown,
-    Nobody,
-    Slot {
-        odds: f32,
-        slot: u32,
-    },
-}
-
 /// See the file.
 #[derive(Debug)]
 pub(super) struct Queues<const CLASSES: usize> {
@@ -51,8 +39,8 @@ pub(super) struct Queues<const CLASSES: usize> {
     places: Vec<Place>,
     /// By layer and class.
     ends: Vec<Queue>,
-    /// By layer.
-    first: Vec<First>,
+    /// By layer: see [`Self::take_change`].
+    changed: Vec<bool>,
     /// Slots that were looked at and found in use. Bound: all slots.
     skipped: Vec<u32>,
 }
@@ -65,7 +53,7 @@ impl<const CLASSES: usize> Queues<CLASSES> {
         Self {
             places: vec![place; slots],
             ends: vec![queue; layers * CLASSES],
-            first: vec![First::Unknown; layers],
+            changed: vec![true; layers],
             skipped: Vec::with_capacity(slots),
         }
     }
@@ -122,26 +110,12 @@ impl<const CLASSES: usize> Queues<CLASSES> {
             Some(younger) => younger.older = older,
             None => self.ends[queue as usize].youngest = older,
         }
-        self.first[queue as usize / CLASSES] = First::Unknown;
+        self.changed[queue as usize / CLASSES] = true;
     }
 
-    /// Who was found to go first of a layer, if that still holds.
-    pub(super) fn first(&self, layer: usize) -> First {
-        self.first[layer]
-    }
-
-    pub(super) fn remember(&mut self, layer: usize, first: First) {
-        self.first[layer] = first;
-    }
-
-    /// A layer's odds have changed.
-    pub(super) fn forget(&mut self, layer: usize) {
-        self.first[layer] = First::Unknown;
-    }
-
-    /// All odds have changed.
-    pub(super) fn forget_all(&mut self) {
-        self.first.fill(First::Unknown);
+    /// Whether anybody came or went of a layer since this was asked last, or ever.
+    pub(super) fn take_change(&mut self, layer: usize) -> bool {
+        std::mem::take(&mut self.changed[layer])
     }
 
     /// Puts a slot behind everybody who was used before it.
@@ -162,7 +136,7 @@ impl<const CLASSES: usize> Queues<CLASSES> {
         }
         let place = &mut self.places[slot as usize];
         (place.is_in, place.older, place.younger) = (true, older, younger);
-        self.first[queue as usize / CLASSES] = First::Unknown;
+        self.changed[queue as usize / CLASSES] = true;
     }
 }
 
