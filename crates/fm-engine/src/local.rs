@@ -3,6 +3,7 @@
 mod handles;
 
 use std::{
+    ops::ControlFlow,
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
@@ -206,45 +207,37 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
         ticket: Self::Ticket,
         batch: ExpertBatch<'_, B>,
     ) -> Result<(), ExpertsFailed> {
+        let finished = self.compute(device, ticket, batch);
+        // Where it broke off, the device may still be reading them.
+        self.release(device);
+        finished
+    }
+}
+
+impl Local {
+    fn compute<B: Backend<Bytes = [u8]>>(
+        &mut self,
+        device: &B,
+        ticket: Result<Ticket, StoreError>,
+        batch: ExpertBatch<'_, B>,
+    ) -> Result<(), ExpertsFailed> {
         let ExpertBatch { layer, form, routes, x, out, scratch } = batch;
         let ViewMut { buf, offset, rows, cols, stride } = out;
         let few = rows <= ARRIVAL_ROWS_MAX;
-        let order = if few { Order::Arrival } else { Order::Ascending };
-        let records = self.catalog.layer(layer);
+        let catalog = Arc::clone(&self.catalog);
+        let records = catalog.layer(layer);
         if let Ok(Some(tap)) = self.handles.tap.lock().as_deref_mut() {
             tap.layer(device, layer, records.records.len(), routes)?;
         }
-        let mut losses = Losses::default();
+        let mut losses = Losses::of(layer);
         let mut ticket = match ticket {
             Ok(ticket) => ticket,
-            Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
+            Err(error) => return Err(losses.all(&self.grouped, error).into()),
         };
-        let mut leases = std::mem::take(&mut self.leases);
         loop {
-            // Few rows: whatever is there, together. Many: one after the other, in ascending order.
-            let together = if few { EXPERTS_TOGETHER_MAX } else { 1 };
-            let mut ended = false;
-            while leases.is_empty()
-                || leases.len() < together && self.store.is_ready(&ticket, order)
-            {
-                let mut arranged = Ok(());
-                let arrived = self.store.next_arranged(&mut ticket, order, &mut |record| {
-                    arranged = arrange_record(device, &records.layout, record);
-                });
-                arranged?;
-                match arrived {
-                    Ok(Some(Arrived { expert, record: Ok(lease) })) => {
-                        leases.push((expert, lease));
-                    }
-                    Ok(Some(Arrived { expert, record: Err(error) })) => losses.add(expert, error),
-                    Ok(None) => {
-                        ended = true;
-                        break;
-                    }
-                    Err(error) => return Err(losses.all(layer, &self.grouped, error).into()),
-                }
-            }
-            let (held, grouped) = (&leases, &self.grouped);
+            let order = if few { Order::Arrival } else { Order::Ascending };
+            let more = self.gather(device, &mut ticket, order, &mut losses)?;
+            let (held, grouped) = (&self.leases, &self.grouped);
             let call = |at: usize| {
                 let (expert, lease): &(ExpertIndex, Lease) = &held[at];
                 let weights = expert_weights(device, records, form, *expert, lease);
@@ -260,45 +253,81 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
                 let combine = Combine::Accumulate;
                 device.expert_rows(&weights, x, chosen, &mut scratch.expert, combine, target)?;
             }
-            leases.drain(..).for_each(|(_, lease)| device.hold(lease));
-            if ended {
+            self.release(device);
+            if more.is_break() {
                 break;
             }
         }
-        self.leases = leases;
         if few {
             let results = View::new(&scratch.results, rows * routes.top_k, cols);
             let out = ViewMut { buf, offset, rows, cols, stride };
             device.combine_rows(results, &routes.weights, out)?;
         }
         self.publish_stats();
-        losses.into_result(layer)
+        losses.into_result()
+    }
+
+    /// Takes experts of a request, until it ends: in the order of arrival whatever is there, together;
+    /// in ascending order one.
+    fn gather<B: Backend<Bytes = [u8]>>(
+        &mut self,
+        device: &B,
+        ticket: &mut Ticket,
+        order: Order,
+        losses: &mut Losses,
+    ) -> Result<ControlFlow<()>, ExpertsFailed> {
+        let Self { store, leases, grouped, catalog, .. } = self;
+        let layout = &catalog.layer(losses.layer).layout;
+        let together = if order == Order::Arrival { EXPERTS_TOGETHER_MAX } else { 1 };
+        while leases.is_empty() || leases.len() < together && store.is_ready(ticket, order) {
+            let arrange = |record: &mut [u8]| arrange_record(device, layout, record);
+            match store.next_arranged(ticket, order, arrange)? {
+                Ok(Some(Arrived { expert, record: Ok(lease) })) => leases.push((expert, lease)),
+                Ok(Some(Arrived { expert, record: Err(error) })) => losses.add(expert, error),
+                Ok(None) => return Ok(ControlFlow::Break(())),
+                Err(error) => return Err(losses.all(grouped, error).into()),
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Records that were gathered are the device's, for as long as it reads them.
+    fn release<B: Backend<Bytes = [u8]>>(&mut self, device: &B) {
+        self.leases.drain(..).for_each(|(_, lease)| device.hold(lease));
     }
 }
 
 /// Experts of one layer that could not be had. Empty, and without allocation, nearly always.
-#[derive(Debug, Default)]
-struct Losses(Vec<(ExpertIndex, StoreError)>);
+#[derive(Debug)]
+struct Losses {
+    layer: LayerIndex,
+    lost: Vec<(ExpertIndex, StoreError)>,
+}
 
 impl Losses {
+    fn of(layer: LayerIndex) -> Self {
+        Self { layer, lost: Vec::new() }
+    }
+
     fn add(&mut self, expert: ExpertIndex, error: StoreError) {
-        self.0.push((expert, error));
+        self.lost.push((expert, error));
     }
 
     /// Nothing more can be had: every expert of the request counts as lost, for what was lost first.
-    fn all(self, layer: LayerIndex, grouped: &RowsByExpert, error: StoreError) -> ExpertsLost {
-        let first = self.0.into_iter().next().map_or(error, |(_, first)| first);
+    fn all(&mut self, grouped: &RowsByExpert, error: StoreError) -> ExpertsLost {
+        let first = self.lost.drain(..).next().map_or(error, |(_, first)| first);
         let cause: LossCause = Arc::new(GaveUp(first));
         let experts = grouped.union.iter().map(|expert| (*expert, Arc::clone(&cause))).collect();
-        ExpertsLost { layer, experts }
+        ExpertsLost { layer: self.layer, experts }
     }
 
-    fn into_result(mut self, layer: LayerIndex) -> Result<(), ExpertsFailed> {
-        if self.0.is_empty() {
+    fn into_result(mut self) -> Result<(), ExpertsFailed> {
+        if self.lost.is_empty() {
             return Ok(());
         }
-        self.0.sort_unstable_by_key(|(expert, _)| *expert);
-        let lost = self.0.into_iter().map(|(expert, error)| (expert, Arc::new(error) as LossCause));
-        Err(ExpertsLost { layer, experts: lost.collect() }.into())
+        self.lost.sort_unstable_by_key(|(expert, _)| *expert);
+        let lost = self.lost.into_iter();
+        let experts = lost.map(|(expert, error)| (expert, Arc::new(error) as LossCause)).collect();
+        Err(ExpertsLost { layer: self.layer, experts }.into())
     }
 }

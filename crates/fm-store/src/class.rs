@@ -84,6 +84,12 @@ impl Class {
         self.free.push(slot);
     }
 
+    /// Whoever lives in this slot must go.
+    pub(crate) fn evict(&mut self, slot: u32) {
+        self.policy.remove(slot);
+        self.vacate(slot);
+    }
+
     /// Somebody waits for this resident: it must not go.
     pub(crate) fn pin(&mut self, slot: u32) {
         self.policy.remove(slot);
@@ -114,8 +120,7 @@ impl Class {
         for slot in (0..self.occupants.len() as u32).rev() {
             let Some(entry) = self.occupants[slot as usize] else { continue };
             if !needed(entry) && self.slab.is_idle(slot) {
-                self.policy.remove(slot);
-                self.vacate(slot);
+                self.evict(slot);
                 evicted(entry);
             }
         }

@@ -11,7 +11,7 @@ mod memory;
 mod request;
 mod warm;
 
-use std::{sync::Arc, time::Instant};
+use std::{convert::Infallible, sync::Arc, time::Instant};
 
 use fm_format::{key::ExpertKey, record::Catalog};
 
@@ -109,7 +109,8 @@ impl Store {
         ticket: &mut Ticket,
         order: Order,
     ) -> Result<Option<Arrived>, StoreError> {
-        self.next_arranged(ticket, order, &mut |_| ())
+        let Ok(next) = self.next_arranged(ticket, order, |_| Ok::<_, Infallible>(()));
+        next
     }
 
     /// Whether [`Store::next`] would hand something out without waiting.
@@ -125,16 +126,31 @@ impl Store {
     /// called with every record after it was read, before it is handed out for the first time.
     ///
     /// # Errors
-    /// As [`Store::next`].
+    /// The outer one is that of `arrange`. Its record is not kept: the request goes on with the others, and
+    /// whoever else waits for this one has it read again. The inner one is that of [`Store::next`].
     ///
     /// # Panics
     /// As [`Store::next`].
-    pub fn next_arranged(
+    pub fn next_arranged<E>(
         &mut self,
         ticket: &mut Ticket,
         order: Order,
-        arrange: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<Option<Arrived>, StoreError> {
+        arrange: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Result<Option<Arrived>, StoreError>, E> {
+        let (at, item) = match self.next_ready(ticket, order) {
+            Ok(Some(ready)) => ready,
+            Ok(None) => return Ok(Ok(None)),
+            Err(error) => return Ok(Err(error)),
+        };
+        Ok(Ok(Some(self.hand_out(at, item, arrange)?)))
+    }
+
+    /// Waits until an item of a request can be handed out: the request's place, and the item's in it.
+    fn next_ready(
+        &mut self,
+        ticket: &Ticket,
+        order: Order,
+    ) -> Result<Option<(usize, usize)>, StoreError> {
         let ticket = self.tickets.position(ticket);
         self.sweep();
         loop {
@@ -145,7 +161,7 @@ impl Store {
             }
             self.issue_forecasts();
             if let Some(item) = self.find_ready(ticket, order) {
-                return Ok(Some(self.hand_out(ticket, item, arrange)));
+                return Ok(Some((ticket, item)));
             }
             let pending = self.tickets.get(ticket);
             if pending.done_until == pending.items.len() {
@@ -369,12 +385,12 @@ impl Store {
         }
     }
 
-    fn hand_out(
+    fn hand_out<E>(
         &mut self,
         ticket: usize,
         at: usize,
-        arrange: &mut dyn FnMut(&mut [u8]),
-    ) -> Arrived {
+        arrange: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Arrived, E> {
         let pending = self.tickets.get_mut(ticket);
         let (layer, item) = (pending.layer, pending.items[at]);
         pending.finish(at);
@@ -385,16 +401,26 @@ impl Store {
                 |failure: &Failure| failure.ticket == ticket && failure.expert == item.expert;
             let at = self.failures.iter().position(ours).expect("a failed item has its error");
             let error = self.failures.swap_remove(at).error;
-            return Arrived { expert: item.expert, record: Err(error) };
+            return Ok(Arrived { expert: item.expert, record: Err(error) });
         }
         let entry = self.entries.layer(layer).at(item.expert);
         let Residence::Resident(slot) = self.entries[entry].residence else {
             unreachable!("only residents are ready")
         };
         if !self.entries[entry].handed_out {
-            arrange(&mut self.classes[class].buffer(slot));
+            let arranged = arrange(&mut self.classes[class].buffer(slot));
+            arranged.inspect_err(|_| self.discard(entry, slot))?;
             self.entries[entry].handed_out = true;
         }
-        Arrived { expert: item.expert, record: Ok(self.classes[class].lease(slot)) }
+        Ok(Arrived { expert: item.expert, record: Ok(self.classes[class].lease(slot)) })
+    }
+
+    /// Gives up a resident whose bytes nobody may use. It was never handed out, so nobody does.
+    fn discard(&mut self, entry: EntryIndex, slot: u32) {
+        let class = self.entries.layer(self.entries[entry].key.layer).class;
+        self.classes[class].evict(slot);
+        self.entries.evicted(entry, &self.map);
+        self.stats.evictions += 1;
+        self.tickets.reissue();
     }
 }

@@ -7,7 +7,7 @@ use fm_format::{
     record::{FileIndex, MatrixRole},
 };
 use fm_store::{
-    Order, RecordPart, Store, StoreError,
+    Order, RecordPart, Store, StoreError, Ticket,
     reader::{Access, Disk, Pread, Reader, memory::Memory},
 };
 
@@ -239,4 +239,67 @@ fn a_reader_that_panics_is_an_error_and_goes_on_reading() {
     let (came, failed) = drain(&mut store, &world, &experts(0..6));
     assert_eq!(came, [0, 1, 2, 4, 5]);
     assert!(matches!(failed[0], StoreError::ReaderPanicked { key: wrong } if wrong == key(0, 3)));
+}
+
+#[test]
+fn a_record_that_could_not_be_arranged_is_read_again_before_anybody_gets_it() {
+    let world = World::new(&[Style::Fused], 1, 6);
+    let (mut store, _) = store(&world, Access::Buffered);
+    let mut one = store.request(LayerIndex(0), &experts([1, 2, 3])).unwrap();
+    let mut other = store.request(LayerIndex(0), &experts([2])).unwrap();
+    // Arranging is to turn every bit; it breaks off after the first half of expert 2.
+    let turn = |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = !*byte);
+    let arranged = |expert: usize| world.truth[&key(0, expert)].iter().map(|byte| !byte);
+    for expert in 1..=3 {
+        let broken = |record: &mut [u8]| {
+            if expert != 2 {
+                turn(record);
+                return Ok(());
+            }
+            let half = record.len() / 2;
+            turn(&mut record[..half]);
+            Err("the device is gone")
+        };
+        match store.next_arranged(&mut one, Order::Ascending, broken) {
+            Ok(arrived) => {
+                let arrived = arrived.unwrap().unwrap();
+                assert_eq!(arrived.expert.index(), expert);
+                assert!(arrived.record.unwrap().iter().copied().eq(arranged(expert)));
+            }
+            Err(error) => assert_eq!((expert, error), (2, "the device is gone")),
+        }
+        assert_eq!(store.is_resident(key(0, expert)), expert != 2);
+    }
+    assert!(store.next(&mut one, Order::Ascending).unwrap().is_none(), "it went on without");
+    let whole = |record: &mut [u8]| {
+        turn(record);
+        Ok::<_, ()>(())
+    };
+    // Who waited for it as well has it read, and who asks for it later gets it as it is.
+    let get = |store: &mut Store, ticket: &mut Ticket| {
+        let arrived = store.next_arranged(ticket, Order::Arrival, whole).unwrap().unwrap().unwrap();
+        assert!(arrived.record.unwrap().iter().copied().eq(arranged(2)));
+    };
+    get(&mut store, &mut other);
+    let mut again = store.request(LayerIndex(0), &experts([2])).unwrap();
+    get(&mut store, &mut again);
+    assert_eq!(store.stats().records_read, 4);
+}
+
+#[test]
+fn no_slot_is_lost_with_a_record_that_could_not_be_arranged() {
+    let world = World::new(&[Style::Fused], 1, 6);
+    let (mut store, _) = store(&world, Access::Buffered);
+    for round in 0..20 {
+        let mut ticket = store.request(LayerIndex(0), &experts([round % 6])).unwrap();
+        let refused = store.next_arranged(&mut ticket, Order::Arrival, |_| Err(round));
+        assert_eq!(refused.unwrap_err(), round);
+    }
+    let glances = store.map().glances().filter(|glance| glance.is_resident()).count();
+    assert_eq!(glances, 0);
+    let mut ticket = store.request(LayerIndex(0), &experts(0..4)).unwrap();
+    let next = || store.next(&mut ticket, Order::Ascending).unwrap();
+    // Four slots: all of them can be held.
+    let held: Vec<_> = std::iter::from_fn(next).map(|arrived| arrived.record.unwrap()).collect();
+    assert_eq!(held.len(), 4);
 }
