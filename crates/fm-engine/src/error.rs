@@ -1,8 +1,8 @@
 //! Why a model cannot be opened or run, with what may help.
 
-use std::{error::Error, path::PathBuf, sync::Arc};
+use std::{error::Error, iter, path::PathBuf, sync::Arc};
 
-use fm_format::{FormatError, error::MEND};
+use fm_format::{FormatError, error::MEND, source::gguf::GgufError};
 use fm_kernels::DeviceError;
 use fm_model::{
     LoadError,
@@ -178,11 +178,49 @@ impl EngineError {
             Self::Store(StoreError::Truncated { .. }) => {
                 "download the file again, or convert again into the same directory"
             }
+            Self::Spoiled(_) | Self::Store(_) if ring_failed(self) => {
+                "start again; `--io buffered` reads without an io_uring"
+            }
             Self::Spoiled(_) | Self::Store(StoreError::Corrupt { .. }) => MEND,
             Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",
             Self::Eval(error) => return error.hint(),
             Self::Numerics(_) => "leave --device out: it follows from --numerics",
             _ => return None,
         })
+    }
+}
+
+/// Whether experts are missing because the kernel failed, and not the disk.
+fn ring_failed(error: &EngineError) -> bool {
+    let is_it = |error: &StoreError| matches!(error, StoreError::RingFailed { .. });
+    let mut causes = iter::successors(error.source(), |cause| (*cause).source());
+    matches!(error, EngineError::Store(error) if is_it(error))
+        || causes.any(|cause| cause.downcast_ref().is_some_and(is_it))
+}
+
+#[cfg(test)]
+mod tests {
+    use fm_format::key::{ExpertIndex, ExpertKey, LayerIndex};
+    use fm_model::experts::{ExpertsLost, LossCause};
+
+    use super::*;
+
+    #[test]
+    fn a_failed_ring_sends_nobody_to_check_the_disk() {
+        let (layer, expert) = (LayerIndex(3), ExpertIndex(7));
+        let key = ExpertKey { layer, expert };
+        let ring = || StoreError::RingFailed {
+            key,
+            source: Arc::new(std::io::ErrorKind::OutOfMemory.into()),
+        };
+        let lost = |cause: StoreError| {
+            let experts = vec![(expert, Arc::new(cause) as LossCause)];
+            EngineError::from(SpoiledReason::from(ExpertsLost { layer, experts }))
+        };
+        for error in [ring().into(), lost(ring())] {
+            assert!(error.hint().is_some_and(|hint| hint.contains("--io buffered")), "{error}");
+        }
+        let disk = lost(StoreError::ReaderPanicked { key });
+        assert!(disk.hint().is_some_and(|hint| hint.contains("verify")));
     }
 }

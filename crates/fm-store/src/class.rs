@@ -84,6 +84,11 @@ impl Class {
         self.free.push(slot);
     }
 
+    /// Nobody will ever live in this slot again: a reader could not give it back.
+    pub(crate) fn lose(&mut self, slot: u32) {
+        self.occupants[slot as usize] = None;
+    }
+
     /// Whoever lives in this slot must go.
     pub(crate) fn evict(&mut self, slot: u32) {
         self.policy.remove(slot);

@@ -1,6 +1,6 @@
 //! Everything that can go wrong between a request and its bytes, with where and how much.
 
-use std::{fmt, io, path::PathBuf};
+use std::{fmt, io, path::PathBuf, sync::Arc};
 
 use fm_format::key::{ExpertKey, LayerIndex};
 
@@ -158,6 +158,17 @@ pub enum StoreError {
     ReaderPanicked {
         /// The expert that is missing.
         key: ExpertKey,
+    },
+
+    /// The kernel failed over the ring, which reads nothing more.
+    #[error(
+        "{key} cannot be read: the io_uring failed; open the store again, or with the pread reader"
+    )]
+    RingFailed {
+        /// The expert that is missing.
+        key: ExpertKey,
+        /// What the operating system said when it failed.
+        source: Arc<io::Error>,
     },
 
     /// Every slot is leased, so nothing can arrive. The ticket stays valid.

@@ -37,14 +37,24 @@ pub struct Fetch {
 /// A record that was read, or could not be.
 #[derive(Debug)]
 pub struct Fetched {
-    /// What was asked for.
-    pub fetch: Fetch,
+    /// Which one.
+    pub key: ExpertKey,
+    /// Its slot. `None` if the kernel may write to it for ever, so that nobody may have it.
+    pub buffer: Option<Buffer>,
     /// What it took.
     pub transfer: Transfer,
     /// When it was done, which may be long before anybody asked.
     pub at: Instant,
     /// Whether the slot now holds the record.
     pub outcome: Result<(), StoreError>,
+}
+
+impl Fetched {
+    /// A record that is done with now.
+    fn new(fetch: Fetch, transfer: Transfer, outcome: Result<(), StoreError>) -> Self {
+        let Fetch { key, buffer } = fetch;
+        Self { key, buffer: Some(buffer), transfer, at: Instant::now(), outcome }
+    }
 }
 
 /// The cost of one record.

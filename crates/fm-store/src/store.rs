@@ -316,7 +316,8 @@ impl Store {
     /// Makes a record resident, or sends its error to one of those who wait for it; the others
     /// will try for themselves.
     fn settle(&mut self, fetched: Fetched) {
-        let Fetched { fetch: Fetch { key, buffer }, transfer, at: finished, outcome } = fetched;
+        let Fetched { key, buffer, transfer, at: finished, outcome } = fetched;
+        let is_ours = buffer.is_some();
         drop(buffer);
         self.under_way -= 1;
         if self.under_way == 0 {
@@ -344,7 +345,11 @@ impl Store {
             }
             Err(error) => {
                 (entry.residence, entry.foreseen) = (Residence::Absent, Foreseen::No);
-                self.classes[class].vacate(slot);
+                if is_ours {
+                    self.classes[class].vacate(slot);
+                } else {
+                    self.classes[class].lose(slot);
+                }
                 self.stats.io_errors += 1;
                 self.tickets.reissue();
                 self.tickets.give_up_forecasts(key);

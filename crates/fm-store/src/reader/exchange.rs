@@ -2,9 +2,11 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    io,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
+
+use fm_format::key::ExpertKey;
 
 use super::{Fetch, Fetched, Transfer, Wait};
 use crate::{error::StoreError, store::FETCHES_MAX};
@@ -26,12 +28,31 @@ struct State {
     /// Records submitted and not given back.
     open: usize,
     closed: bool,
-    lost: bool,
+    lost: Option<Lost>,
 }
 
-fn lost(fetch: Fetch) -> Fetched {
-    let outcome = Err(StoreError::ReaderPanicked { key: fetch.key });
-    Fetched { fetch, transfer: Transfer::default(), at: Instant::now(), outcome }
+/// Why a reader reads no more.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "threads are not lost"))]
+pub(super) enum Lost {
+    Panicked,
+    /// Its ring has failed.
+    Ring(Arc<io::Error>),
+}
+
+impl Lost {
+    /// What that means for an expert.
+    pub(super) fn error(&self, key: ExpertKey) -> StoreError {
+        match self {
+            Self::Panicked => StoreError::ReaderPanicked { key },
+            Self::Ring(source) => StoreError::RingFailed { key, source: Arc::clone(source) },
+        }
+    }
+
+    fn fail(&self, fetch: Fetch) -> Fetched {
+        let outcome = Err(self.error(fetch.key));
+        Fetched::new(fetch, Transfer::default(), outcome)
+    }
 }
 
 impl Exchange {
@@ -41,7 +62,7 @@ impl Exchange {
             finished: VecDeque::with_capacity(FETCHES_MAX),
             open: 0,
             closed: false,
-            lost: false,
+            lost: None,
         };
         Self { state: Mutex::new(state), work: Condvar::new(), done: Condvar::new() }
     }
@@ -50,8 +71,9 @@ impl Exchange {
     pub(super) fn submit(&self, fetch: Fetch) {
         let mut state = self.lock();
         state.open += 1;
-        if state.lost {
-            state.finished.push_back(lost(fetch));
+        if let Some(lost) = &state.lost {
+            let failed = lost.fail(fetch);
+            state.finished.push_back(failed);
         } else {
             state.queue.push_back(fetch);
         }
@@ -62,7 +84,8 @@ impl Exchange {
     /// The store's side: takes a record back.
     pub(super) fn reap(&self, wait: Wait) -> Option<Fetched> {
         let mut state = self.lock();
-        while wait == Wait::Block && state.finished.is_empty() && state.open > 0 && !state.lost {
+        let ends = |state: &State| state.open == 0 || state.lost.is_some();
+        while wait == Wait::Block && state.finished.is_empty() && !ends(&state) {
             state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let fetched = state.finished.pop_front()?;
@@ -113,11 +136,11 @@ impl Exchange {
 
     /// The reader's side: this reader is lost. What is queued, and what will be, has failed.
     #[cfg(target_os = "linux")]
-    pub(super) fn abandon(&self) {
+    pub(super) fn abandon(&self, lost: &Lost) {
         let mut state = self.lock();
-        state.lost = true;
+        state.lost = Some(lost.clone());
         while let Some(fetch) = state.queue.pop_front() {
-            state.finished.push_back(lost(fetch));
+            state.finished.push_back(lost.fail(fetch));
         }
         drop(state);
         self.done.notify_all();

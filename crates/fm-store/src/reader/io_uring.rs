@@ -7,6 +7,8 @@
 //! Memory that the kernel writes is owned by [`Ring`] until its read has completed, even if the
 //! thread panics: see `Drop`.
 
+mod enter;
+
 use std::{
     collections::VecDeque,
     fmt, io, mem,
@@ -22,10 +24,11 @@ use fm_format::{key::ExpertKey, record::Catalog};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
+use self::enter::{Entrance, Kernel, Linux};
 use super::{
     Fetch, Fetched, Reader, Transfer, Wait,
     disk::{Disk, Files},
-    exchange::Exchange,
+    exchange::{Exchange, Lost},
     gather::{ATTEMPTS_MAX, CHECKSUM_ATTEMPTS_MAX, Lapse, failure, finish, put, resume_at},
     steps::{Step, Steps, Target, buffer_bytes},
 };
@@ -53,6 +56,15 @@ impl IoUringReader {
         files: &Files,
         depth: usize,
     ) -> Result<Self, StoreError> {
+        Self::open_on(catalog, files, depth, Box::new(Linux))
+    }
+
+    fn open_on(
+        catalog: &Arc<Catalog>,
+        files: &Files,
+        depth: usize,
+        kernel: Box<dyn Kernel>,
+    ) -> Result<Self, StoreError> {
         let refused = |source| StoreError::RingRefused { source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|errno| refused(errno.into()))?);
@@ -65,6 +77,7 @@ impl IoUringReader {
             catalog: Arc::clone(catalog),
             files: files.clone(),
             staging,
+            entrance: Entrance::new(kernel),
         };
         // A ring belongs to the thread that made it, so the thread says how it went.
         let (ready, opened) = mpsc::sync_channel(1);
@@ -134,6 +147,7 @@ struct RingParts {
     files: Files,
     /// One buffer per read. Bound: the depth.
     staging: Vec<Buffer>,
+    entrance: Entrance,
 }
 
 /// A record that is being read.
@@ -177,6 +191,8 @@ struct Ring {
     to_start: VecDeque<usize>,
     /// Whether the kernel watches `wake`.
     armed: bool,
+    /// What those are told who wait when this is dropped.
+    lost: Lost,
 }
 
 impl Ring {
@@ -205,6 +221,7 @@ impl Ring {
             records: (0..=depth).map(|_| None).collect(),
             to_start: VecDeque::with_capacity(depth + 1),
             armed: false,
+            lost: Lost::Panicked,
         })
     }
 
@@ -212,8 +229,9 @@ impl Ring {
         while !self.parts.exchange.is_closed() {
             self.arm();
             self.fill();
-            if !self.wait() {
-                // The ring is broken; `Drop` tells everybody who waits.
+            if let Err(error) = self.parts.entrance.wait(&self.queue) {
+                // `Drop` tells everybody who waits.
+                self.lost = Lost::Ring(Arc::new(error));
                 return;
             }
             while let Some((id, result)) = self.completed() {
@@ -221,19 +239,10 @@ impl Ring {
                     WAKE => self.woken(),
                     read => self.read_done(read as usize, result),
                 }
-                // The disk goes on while the next one is placed; what this may fail with, `wait` meets
-                // again.
+                // The disk goes on while the next one is placed.
                 self.fill();
-                let _ = self.queue.submit();
+                self.parts.entrance.submit(&self.queue);
             }
-        }
-    }
-
-    /// Blocks until the kernel has something to say.
-    fn wait(&mut self) -> bool {
-        match self.queue.submit_and_wait(1) {
-            Ok(_) => true,
-            Err(error) => error.kind() == io::ErrorKind::Interrupted,
         }
     }
 
@@ -426,32 +435,42 @@ impl Ring {
         let Some(active) = self.records[record].take() else { return };
         let Active { fetch, mut transfer, begun, .. } = active;
         transfer.ns = begun.elapsed().as_nanos() as u64;
-        self.parts.exchange.finish(Fetched { fetch, transfer, at: Instant::now(), outcome });
+        self.parts.exchange.finish(Fetched::new(fetch, transfer, outcome));
     }
 }
 
 impl Drop for Ring {
     /// Memory must not go while the kernel writes to it, and nobody must wait for ever.
     fn drop(&mut self) {
-        while self.reads.iter().any(Option::is_some) {
-            if !self.wait() {
-                // The kernel neither finishes nor says that it has: its memory stays its own.
-                mem::forget(mem::take(&mut self.records));
-                mem::forget(mem::take(&mut self.parts.staging));
-                break;
-            }
+        loop {
             while let Some((id, _)) = self.completed() {
                 if id != WAKE {
                     self.reads[id as usize] = None;
                 }
             }
+            let under_way = self.reads.iter().any(Option::is_some);
+            if !under_way || self.parts.entrance.wait(&self.queue).is_err() {
+                break;
+            }
         }
-        for active in self.records.drain(..).flatten() {
-            let Active { fetch, transfer, .. } = active;
-            let outcome = Err(StoreError::ReaderPanicked { key: fetch.key });
-            self.parts.exchange.finish(Fetched { fetch, transfer, at: Instant::now(), outcome });
+        // The kernel neither finishes these nor says that it has: their memory stays its own.
+        let endless = mem::take(&mut self.reads);
+        let is_endless = |record| endless.iter().flatten().any(|read| read.record == record);
+        if endless.iter().any(Option::is_some) {
+            mem::forget(mem::take(&mut self.parts.staging));
         }
-        self.parts.exchange.abandon();
+        for (record, active) in self.records.drain(..).enumerate() {
+            let Some(Active { fetch: Fetch { key, buffer }, transfer, .. }) = active else {
+                continue;
+            };
+            let mut buffer = Some(buffer);
+            if is_endless(record) {
+                mem::forget(buffer.take());
+            }
+            let (at, outcome) = (Instant::now(), Err(self.lost.error(key)));
+            self.parts.exchange.finish(Fetched { key, buffer, transfer, at, outcome });
+        }
+        self.parts.exchange.abandon(&self.lost);
     }
 }
 
@@ -474,13 +493,4 @@ fn register(queue: &IoUring, staging: &mut [Buffer]) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_kernel_without_the_operations_is_refused() {
-        // Before the kernel has filled it, a probe knows no operation.
-        let refused = check_operations(&Probe::new()).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! Files that are bytes in memory, and a reader without threads: for tests and simulations.
 
-use std::{collections::VecDeque, fmt, io, sync::Arc, time::Instant};
+use std::{collections::VecDeque, fmt, io, sync::Arc};
 
 use fm_format::record::{Catalog, FileIndex};
 
@@ -80,7 +80,7 @@ impl<D: Disk> Reader for Memory<D> {
         let Self { disk, catalog, staging, .. } = self;
         let (key, slot, staging) = (fetch.key, &mut fetch.buffer, &mut staging[0]);
         let outcome = Gather { disk, catalog, key, slot, staging, transfer: &mut transfer }.read();
-        Some(Fetched { fetch, transfer, at: Instant::now(), outcome })
+        Some(Fetched::new(fetch, transfer, outcome))
     }
 
     fn staging_bytes(&self) -> u64 {

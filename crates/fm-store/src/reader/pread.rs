@@ -5,7 +5,6 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Instant,
 };
 
 use fm_format::record::Catalog;
@@ -115,6 +114,6 @@ impl<D: Disk> Worker<D> {
         });
         let outcome = catch_unwind(reading);
         let outcome = outcome.unwrap_or(Err(StoreError::ReaderPanicked { key }));
-        Fetched { fetch, transfer, at: Instant::now(), outcome }
+        Fetched::new(fetch, transfer, outcome)
     }
 }
