@@ -3,7 +3,7 @@
 //! - `tidy` checks the architecture: who imports whom, sizes, names, where `unsafe` may stand.
 //! - `ci` runs everything that has to pass before a change lands.
 //! - `fuzz` checks that the fuzz targets compile.
-//! - `loom` goes through every order of the pool's steps.
+//! - `loom` goes through the orders in which threads of the pool, and users of a slot, take their steps.
 //! - `arm` tests the kernels of 64-bit Arm, emulated.
 //! - `soak` keeps a server busy with difficult clients, half an hour unless told.
 //! - `mutants` plants every classic mistake and demands a red test for each.

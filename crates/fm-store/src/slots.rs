@@ -1,27 +1,24 @@
 //! Slots: page-aligned memory in chunks, written by one reader at a time or read through leases.
 //!
-//! One atomic word per slot decides who may touch its bytes: a writer ([`Buffer`]), any number of
-//! readers ([`Lease`]), or nobody. Everything else in this crate relies on that word and on
-//! nothing cleverer, so all reasoning about memory is in this file.
+//! One atomic word per slot ([`word`]) decides who may touch its bytes: a writer ([`Buffer`]), any
+//! number of readers ([`Lease`]), or nobody. Everything else in this crate relies on that word and on
+//! nothing cleverer, so all reasoning about memory is here and there.
 //!
 //! Memory comes in chunks that are mapped one by one, so that they can be given back one by one
 //! when the machine starts to page.
+
+mod word;
 
 use std::{
     fmt, io,
     ops::{Deref, DerefMut},
     ptr::NonNull,
     slice,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
+use self::word::Word;
 use crate::error::StoreError;
-
-/// State of a slot that a [`Buffer`] may write; otherwise the state counts its leases.
-const WRITER: u32 = 1 << 31;
 
 /// What the kernel maps at once where it can. A direct read into memory that lies in one piece is one
 /// segment for the device; into pages of 4096 bytes the same read was measured to take three times
@@ -80,8 +77,8 @@ impl Slab {
     pub(crate) fn map(&mut self, chunk: usize) -> Result<(), StoreError> {
         let chunk_slots = self.slots_of(chunk).len();
         let pages = Pages::map(chunk_slots * self.slot_bytes)?;
-        let states = (0..chunk_slots).map(|_| AtomicU32::new(0)).collect();
-        self.chunks[chunk] = Some(Arc::new(Chunk { pages, slot_bytes: self.slot_bytes, states }));
+        let words = (0..chunk_slots).map(|_| Word::idle()).collect();
+        self.chunks[chunk] = Some(Arc::new(Chunk { pages, slot_bytes: self.slot_bytes, words }));
         Ok(())
     }
 
@@ -93,23 +90,19 @@ impl Slab {
     /// Whether nobody reads or writes a slot.
     pub(crate) fn is_idle(&self, slot: u32) -> bool {
         let (chunk, at) = self.chunk(slot);
-        chunk.states[at].load(Ordering::Acquire) == 0
+        chunk.words[at].is_idle()
     }
 
     /// Shares the bytes of a slot, unless they are being written.
     pub(crate) fn lease(&self, slot: u32) -> Option<Lease> {
         let (chunk, at) = self.chunk(slot);
-        let one_more = |state: u32| (state < WRITER - 1).then_some(state + 1);
-        chunk.states[at].fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).ok()?;
-        Some(Lease { chunk: Arc::clone(chunk), at })
+        chunk.words[at].read().then(|| Lease { chunk: Arc::clone(chunk), at })
     }
 
     /// Takes a slot for writing, unless somebody uses it.
     pub(crate) fn write(&self, slot: u32) -> Option<Buffer> {
         let (chunk, at) = self.chunk(slot);
-        let state = &chunk.states[at];
-        state.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(Buffer { chunk: Arc::clone(chunk), at })
+        chunk.words[at].write().then(|| Buffer { chunk: Arc::clone(chunk), at })
     }
 
     fn chunk(&self, slot: u32) -> (&Arc<Chunk>, usize) {
@@ -135,21 +128,21 @@ fn slots_per_chunk(slot_bytes: usize, slots: usize, chunk_bytes: usize) -> usize
 struct Chunk {
     pages: Pages,
     slot_bytes: usize,
-    states: Box<[AtomicU32]>,
+    words: Box<[Word]>,
 }
 
 impl Chunk {
-    /// Where a slot starts. The bounds check of `states` is the proof that it lies in `pages`.
+    /// Where a slot starts. The bounds check of `words` is the proof that it lies in `pages`.
     fn start(&self, at: usize) -> NonNull<u8> {
-        assert!(at < self.states.len(), "the slot belongs to its chunk");
-        // SAFETY: `pages` holds `states.len()` slots of `slot_bytes` each, and `at` is one of them.
+        assert!(at < self.words.len(), "the slot belongs to its chunk");
+        // SAFETY: `pages` holds `words.len()` slots of `slot_bytes` each, and `at` is one of them.
         unsafe { self.pages.start.add(at * self.slot_bytes) }
     }
 }
 
 impl fmt::Debug for Chunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Chunk({} x {} bytes)", self.states.len(), self.slot_bytes)
+        write!(f, "Chunk({} x {} bytes)", self.words.len(), self.slot_bytes)
     }
 }
 
@@ -169,14 +162,14 @@ impl Deref for Lease {
     fn deref(&self) -> &[u8] {
         let start = self.chunk.start(self.at);
         // SAFETY: the slot's `slot_bytes` bytes are mapped while `chunk` lives and zeroed by the
-        // kernel; this lease is counted in the slot's state, so no `Buffer` for it exists.
+        // kernel; this lease is counted in the slot's word, so no `Buffer` for it exists.
         unsafe { slice::from_raw_parts(start.as_ptr(), self.chunk.slot_bytes) }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.chunk.states[self.at].fetch_sub(1, Ordering::Release);
+        self.chunk.words[self.at].end_read();
     }
 }
 
@@ -192,8 +185,8 @@ impl Deref for Buffer {
 
     fn deref(&self) -> &[u8] {
         let start = self.chunk.start(self.at);
-        // SAFETY: the slot is mapped while `chunk` lives; its state is WRITER, so this buffer is
-        // the only access to it, and `&self` keeps that access shared.
+        // SAFETY: the slot is mapped while `chunk` lives; its word says that it is written, so this buffer
+        // is the only access to it, and `&self` keeps that access shared.
         unsafe { slice::from_raw_parts(start.as_ptr(), self.chunk.slot_bytes) }
     }
 }
@@ -201,15 +194,15 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         let start = self.chunk.start(self.at);
-        // SAFETY: the slot is mapped while `chunk` lives; its state is WRITER, so this buffer is
-        // the only access to it, and `&mut self` keeps that access exclusive.
+        // SAFETY: the slot is mapped while `chunk` lives; its word says that it is written, so this buffer
+        // is the only access to it, and `&mut self` keeps that access exclusive.
         unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.chunk.slot_bytes) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.chunk.states[self.at].store(0, Ordering::Release);
+        self.chunk.words[self.at].end_write();
     }
 }
 
@@ -218,8 +211,8 @@ impl Drop for Buffer {
 /// `bytes` is a multiple of the page size, or 0 where nothing is ever staged.
 pub(crate) fn staging(bytes: usize, count: usize) -> Result<Vec<Buffer>, StoreError> {
     let pages = Pages::map(staged_bytes(bytes, count).max(1))?;
-    let states = (0..count).map(|_| AtomicU32::new(WRITER)).collect();
-    let chunk = Arc::new(Chunk { pages, slot_bytes: bytes, states });
+    let words = (0..count).map(|_| Word::writing()).collect();
+    let chunk = Arc::new(Chunk { pages, slot_bytes: bytes, words });
     Ok((0..count).map(|at| Buffer { chunk: Arc::clone(&chunk), at }).collect())
 }
 
