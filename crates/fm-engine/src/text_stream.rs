@@ -128,7 +128,7 @@ impl<'t> TextStream<'t> {
 
     /// The tokens before a text that a grammar knows nothing of, where it has a channel of its own;
     /// and those that close a thinking block that the prompt has opened, where none is wanted.
-    pub(crate) fn start(&self, request: &Request) -> Result<Vec<u32>, EngineError> {
+    pub(crate) fn start(&mut self, request: &Request) -> Result<Vec<u32>, EngineError> {
         let thoughtless = request.think_budget == Some(0);
         let closed = thoughtless || request.thinking == ThinkingState::Closed;
         match self.channels.filter(|_| self.constrained == Some(Constrained::Answer)) {

@@ -97,8 +97,7 @@ impl GroupedConfig {
     /// Prefixes of the layers that predict further tokens, and have a norm for those that came before.
     fn layers_ahead(&self, weights: &Weights<'_>, first: usize) -> Result<Vec<String>, LoadError> {
         let count = self.num_nextn_predict_layers.unwrap_or(1);
-        let fits = count <= usize::from(u16::MAX);
-        require(fits, "num_nextn_predict_layers", count, "at most 65535")?;
+        require(u16::try_from(count).is_ok(), "num_nextn_predict_layers", count, "at most 65535")?;
         let prefixes = (first..first + count).map(|layer| format!("{}layers.{layer}.", NAMES.0));
         Ok(prefixes.filter(|prefix| weights.has(&format!("{prefix}enorm.weight"))).collect())
     }

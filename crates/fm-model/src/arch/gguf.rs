@@ -126,7 +126,8 @@ pub(crate) fn config(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Val
         ("tie_word_embeddings", json!(!checkpoint.tensors.contains_key("output.weight"))),
     ];
     // The format has no key for it: a model in which one projection has a bias has them all.
-    let is_bias = |name: &&String| name.contains(".attn_") && name.ends_with(".bias");
+    let is_bias =
+        |name: &&String| name.strip_suffix(".bias").is_some_and(|module| module.contains(".attn_"));
     let biased = checkpoint.tensors.keys().find(is_bias).map(|_| ("attention_bias", json!(true)));
     let entries = entries.into_iter().chain(biased);
     config.extend(entries.map(|(key, value)| (key.to_owned(), value)));

@@ -10,6 +10,8 @@ use crate::{
 
 use super::require;
 
+const THETA_EXPECTED: &str = "expected a number above 1: families differ in what they take for it";
+
 /// Queries and keys are both multiplied with it: what is far above 1 leaves the range of f32.
 const ATTENTION_FACTOR_MAX: f64 = 1e6;
 
@@ -48,10 +50,9 @@ impl RopeConfig {
         default_factor: f64,
     ) -> Result<Rotary, LoadError> {
         let nested = self.rope_parameters.as_ref();
-        const THETA: &str = "expected a number above 1: families differ in what they take for it";
         let theta = nested.and_then(|p| p.rope_theta).or(self.rope_theta);
-        let theta = theta.ok_or_else(|| missing("rope_theta", THETA))?;
-        require(theta > 1.0 && theta.is_finite(), "rope_theta", theta, THETA)?;
+        let theta = theta.ok_or_else(|| missing("rope_theta", THETA_EXPECTED))?;
+        require(theta > 1.0 && theta.is_finite(), "rope_theta", theta, THETA_EXPECTED)?;
         let factor = nested.and_then(|p| p.partial_rotary_factor);
         let factor = factor.or(self.partial_rotary_factor).unwrap_or(default_factor);
         let dim = (head_dim as f64 * factor) as usize;

@@ -33,16 +33,17 @@ pub(super) fn decoder(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadEr
 /// Base of the rotary frequencies that files leave out.
 const THETA_DEFAULT: f64 = 10_000.0;
 
+const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+
 /// Base and scaling of rotary positions.
 pub(super) fn rope(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
     // The format stores a tenth of it, in f32.
     let mscale = keys.float("rope.scaling.yarn_log_multiplier")?;
     let mscale = mscale.map(|tenth| json!(tenth as f32 / 0.1_f32));
     // Readers multiply theirs with it, which is what `attention_factor` replaces.
-    const FACTOR: &str = "rope.scaling.attn_factor";
-    if let Some(found) = keys.float(FACTOR)?.filter(|factor| *factor != 1.0) {
+    if let Some(found) = keys.float(ATTENTION_FACTOR)?.filter(|factor| *factor != 1.0) {
         let expected = "expected 1: no published file has another";
-        return Err(LoadError::Field { field: FACTOR, found: found.into(), expected });
+        return Err(LoadError::Field { field: ATTENTION_FACTOR, found: found.into(), expected });
     }
     let scaling = json!({
         "rope_type": keys.text("rope.scaling.type")?.map(|kind| if kind == "none" { "default" } else { kind }),
