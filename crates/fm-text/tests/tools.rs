@@ -254,6 +254,29 @@ const CASES: &[(&str, &str, &str)] = &[
         "[0 look({\"a\": ✗]<|channel|>commentary to=functions.look<|message|>{\"a\": ",
     ),
     ("harmony", "just text", "just text"),
+    // A text without a header, whatever follows it, and a header without a text.
+    ("harmony", "Hello<|return|>", "Hello"),
+    (
+        "harmony",
+        "to be, <|end|><|start|>assistant<|channel|>final<|message|>or not",
+        "to be, or not",
+    ),
+    ("harmony", "assistant says hi<|start|>assistant", "assistant says hi"),
+    ("harmony", "<|channel|>final Yes, so it is.<|return|>", " Yes, so it is."),
+    ("harmony", "<|channel|>analysis so it is", "{ so it is"),
+    ("harmony", "<|channel|>final<|return|>", ""),
+    ("harmony", "<|channel|>commentary to=functions.look <|constrain|>json<|end|>", ""),
+    ("harmony", " to=functions.look<|channel|>commentary", ""),
+    ("harmony", "<|start|>user<|message|>Hm?", "Hm?"),
+    (
+        "harmony",
+        "<|channel|>a channel of this name has nobody ever seen, and whoever waits for the mark of its message waits for as long \
+         as the model likes to write, and hears of none of it: all that it says would be a header without a message, so here it \
+         ends, behind as many letters as no header has, and is told <|message|>.",
+        "a channel of this name has nobody ever seen, and whoever waits for the mark of its message waits for as long \
+         as the model likes to write, and hears of none of it: all that it says would be a header without a message, so here it \
+         ends, behind as many letters as no header has, and is told <|message|>.",
+    ),
 ];
 
 #[test]

@@ -30,6 +30,18 @@ pub(super) const CHANNELS: Channels = Channels {
     again: "<|start|>assistant",
     answer: "<|channel|>final<|message|>",
 };
+/// The channels that the models know.
+const NAMES: [&str; 3] = ["analysis", "commentary", "final"];
+
+/// Bytes of a header's words: a channel, a name of up to 128 and what its arguments are.
+const HEADER_MAX: usize = 256;
+
+/// What ends a message for good.
+const ENDED: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
+
+/// What a header ends with, or comes too late before.
+const BETWEEN: [&str; 6] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL, MESSAGE];
+
 /// What a message may end with.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 
@@ -156,7 +168,13 @@ impl Harmony {
             Place::Header if !HARMONY.marks.iter().any(|mark| self.held.contains(mark)) => {
                 parts.text(self.held.all(Channel::Answer));
             }
-            Place::Header | Place::Tail => {}
+            Place::Header => {
+                if let Header::None(bytes, channel) = Header::read_last(&self.held) {
+                    self.held.pass(bytes);
+                    parts.text(self.held.all(channel));
+                }
+            }
+            Place::Tail => {}
         }
         self.held.clear();
     }
@@ -211,22 +229,128 @@ impl Harmony {
     }
 
     fn header(&mut self, parts: &mut Parts) -> bool {
-        let Some(end) = self.held.find(MESSAGE) else { return false };
+        let end = match Header::read(&self.held) {
+            Header::Undecided => return false,
+            Header::Nothing(bytes) => {
+                self.held.pass(bytes);
+                return true;
+            }
+            Header::None(bytes, channel) => {
+                self.held.pass(bytes);
+                self.place = Place::Text(channel);
+                return true;
+            }
+            Header::Whole(end) => end,
+        };
         let header = &self.held[..end];
         let past = end + MESSAGE.len();
         let words = header.split_once(CHANNEL).map_or("", |(_, channel)| channel);
-        let channel = words.trim_start().split(|c: char| !c.is_ascii_alphanumeric()).next();
-        let thinking = channel == Some("analysis");
         if let (Some(name), Some(_)) = (called(header), &self.definitions) {
             parts.begin(name);
             (self.read, self.arguments) = (past, past);
             self.place = Place::Call(Arguments::default());
         } else {
-            self.place = Place::Text(if thinking { Channel::Thinking } else { Channel::Answer });
+            self.place = Place::Text(channel_of(first_word(words)));
             self.held.pass(past);
         }
         true
     }
+}
+
+/// What a text begins with where a message should.
+#[derive(Debug)]
+enum Header {
+    Undecided,
+    /// So many bytes that say nothing: a mark, or a header without a message.
+    Nothing(usize),
+    /// No header: behind so many bytes there is text.
+    None(usize, Channel),
+    /// A header up to here, where the mark of its message stands.
+    Whole(usize),
+}
+
+impl Header {
+    /// What is left at the end of all text, which no message follows.
+    fn read_last(text: &str) -> Self {
+        let lead = if text.starts_with(START) { START.len() } else { 0 };
+        let from = text.find(CHANNEL).map_or(lead, |at| at + CHANNEL.len());
+        let words = &text[from..];
+        if are_of_header(words, 1) {
+            return Self::Nothing(text.len());
+        }
+        Self::none_behind(words, from)
+    }
+
+    fn read(text: &str) -> Self {
+        if let Some(mark) = ENDED.iter().find(|mark| text.starts_with(**mark)) {
+            return Self::Nothing(mark.len());
+        }
+        let lead = if text.starts_with(START) { START.len() } else { 0 };
+        let (words, mark) = words_before(&text[lead..]);
+        let at = lead + words.len();
+        let no_header = Self::None(lead, Channel::Answer);
+        // Behind its mark a header begins with any role.
+        if words.len() > HEADER_MAX || (lead == 0 && !may_begin(words)) {
+            return no_header;
+        }
+        match mark {
+            Some(MESSAGE) => Self::Whole(at),
+            Some(CHANNEL) => Self::read_channel(text, at + CHANNEL.len()),
+            Some(_) if are_of_header(words, usize::from(lead > 0)) => Self::Nothing(at),
+            Some(_) => no_header,
+            None => Self::Undecided,
+        }
+    }
+
+    /// The same behind the mark of a channel, which ends at `from`.
+    fn read_channel(text: &str, from: usize) -> Self {
+        let (words, mark) = words_before(&text[from..]);
+        match mark {
+            _ if words.len() > HEADER_MAX => Self::none_behind(words, from),
+            Some(MESSAGE) => Self::Whole(from + words.len()),
+            Some(_) if are_of_header(words, 1) => Self::Nothing(from + words.len()),
+            Some(_) => Self::none_behind(words, from),
+            None => Self::Undecided,
+        }
+    }
+
+    /// A text in the channel that its words begin with, if they do.
+    fn none_behind(words: &str, from: usize) -> Self {
+        let name = Some(first_word(words)).filter(|name| NAMES.contains(name)).unwrap_or_default();
+        let behind = words.find(name).map_or(0, |at| at + name.len());
+        Self::None(from + behind, channel_of(name))
+    }
+}
+
+/// The words before the first mark that a header does not have within, and which mark that is.
+fn words_before(text: &str) -> (&str, Option<&'static str>) {
+    let found = find(text, &BETWEEN);
+    let end = found.map_or_else(|| undecided(text, &BETWEEN), |(at, _)| at);
+    (&text[..end], found.map(|(_, mark)| mark))
+}
+
+fn first_word(words: &str) -> &str {
+    words.trim_start().split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default()
+}
+
+fn channel_of(name: &str) -> Channel {
+    if name == NAMES[0] { Channel::Thinking } else { Channel::Answer }
+}
+
+/// Whether a header may begin with these words, or go on to.
+fn may_begin(words: &str) -> bool {
+    let first = words.split_whitespace().next().unwrap_or_default();
+    "assistant".starts_with(first) || "to=".starts_with(first) || first.starts_with("to=")
+}
+
+/// Whether words are those of a header, behind `free` ones that may be anything.
+fn are_of_header(words: &str, free: usize) -> bool {
+    let known = |word: &str| {
+        matches!(word, "assistant" | "json" | "code")
+            || word.starts_with("to=")
+            || word.starts_with(CONSTRAIN)
+    };
+    words.split_whitespace().skip(free).all(known)
 }
 
 /// The function that a header is addressed to.
