@@ -131,7 +131,9 @@ impl<'t> TextStream<'t> {
     pub(crate) fn start(&mut self, request: &Request) -> Result<Vec<u32>, EngineError> {
         let thoughtless = request.think_budget == Some(0);
         let closed = thoughtless || request.thinking == ThinkingState::Closed;
-        match self.channels.filter(|_| self.constrained == Some(Constrained::Answer)) {
+        // An opening is that of the answer's channel.
+        let starts = self.constrained == Some(Constrained::Answer) && self.opening.is_none();
+        match self.channels.filter(|_| starts) {
             None if thoughtless && self.splitter.is_thinking() => self.think_end(),
             None => Ok(Vec::new()),
             Some(channels) if closed => self.tokens(&[channels.answer]),

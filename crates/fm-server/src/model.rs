@@ -4,8 +4,8 @@ use std::{collections::HashMap, sync::Arc};
 
 use fm_engine::{grammar::Grammars, sampler::Sampling};
 use fm_text::{
-    AnswerForm, ChatTemplate, Definitions, Dialect, Message, RenderRequest, SpecialTokens,
-    ThinkingState, ThinkingTags, Tokenizer, thinking,
+    AnswerForm, Channels, ChatTemplate, Definitions, Dialect, Message, RenderRequest,
+    SpecialTokens, ThinkingState, ThinkingTags, Tokenizer, thinking,
 };
 use serde_json::{Map, Value};
 
@@ -167,6 +167,10 @@ impl Model {
         // Who was told not to think shall not begin to.
         if conversation.enable_thinking == Some(false) {
             prompt.banned.extend(self.tokenizer.token_id(thinking::OPEN));
+            if let Some(channels) = dialect.and_then(Dialect::channels).filter(|_| !forced) {
+                let calls = prompt.answer.calls.is_some();
+                unthinking(channels, calls, (&mut rendered, &mut prompt.opening));
+            }
         }
         if forced && prompt.thinking == ThinkingState::Open {
             rendered.push_str(thinking::CLOSE_LINES);
@@ -215,6 +219,18 @@ impl Model {
             return Err(Problem::too_long(tokens, context));
         }
         Ok(prompt)
+    }
+}
+
+/// Begins a turn without a thought, where thoughts are messages: with the answer, or with a thought of nothing where
+/// the model may call instead.
+fn unthinking(channels: &Channels, calls: bool, (rendered, opening): (&mut String, &mut String)) {
+    if calls {
+        [channels.think, channels.end, channels.again]
+            .iter()
+            .for_each(|mark| rendered.push_str(mark));
+    } else {
+        channels.answer.clone_into(opening);
     }
 }
 
@@ -426,6 +442,28 @@ mod tests {
             |template| with_template(template).prompt(ask(), &Kept::default()).unwrap_err();
         assert!(matches!(refused("{{ messages[0].content }}"), Problem::NoTools));
         assert!(matches!(refused("{{ tools }} write <some_call>"), Problem::NoDialect));
+    }
+
+    #[test]
+    fn a_turn_without_a_thought_begins_behind_where_it_would_be() {
+        let model = with_template("{{ tools }}<|channel|><|start|>assistant");
+        let end = |change: fn(&mut Conversation)| {
+            let mut conversation = ask();
+            change(&mut conversation);
+            let prompt = model.prompt(conversation, &Kept::default()).unwrap();
+            let bytes =
+                prompt.tokens.iter().flat_map(|token| model.tokenizer.token_bytes(*token).unwrap());
+            let text = String::from_utf8(bytes.copied().collect()).unwrap();
+            (text.split_once("assistant").unwrap().1.to_owned(), prompt.opening)
+        };
+        let answer = "<|channel|>final<|message|>".to_owned();
+        let nothing = "<|channel|>analysis<|message|><|end|><|start|>assistant".to_owned();
+        assert_eq!(end(|_| {}), (nothing, String::new()), "it may call");
+        assert_eq!(end(|ask| ask.tools = Tools::default()), (answer.clone(), answer.clone()));
+        assert_eq!(end(|ask| ask.tools.choice = Choice::None), (answer.clone(), answer));
+        assert_eq!(end(|ask| ask.enable_thinking = None), (String::new(), String::new()));
+        let called = end(|ask| ask.tools.choice = Choice::Required);
+        assert!(called.0 == called.1 && called.0.ends_with("to=functions."), "{called:?}");
     }
 
     #[test]

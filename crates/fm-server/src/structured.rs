@@ -133,7 +133,8 @@ pub(crate) fn with_tools(
     }
     let write = |loose| {
         let functions = tools.callable(loose);
-        let calls = Calls { functions: &functions, json: json_rule };
+        let thoughts = conversation.enable_thinking != Some(false);
+        let calls = Calls { functions: &functions, json: json_rule, thoughts };
         match &answer {
             Some(answer) => dialect.calls_or(calls, answer),
             None if forced => dialect.calls_alone(calls, &opening(&tools.choice, Some(dialect))),

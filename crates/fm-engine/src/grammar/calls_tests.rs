@@ -96,7 +96,7 @@ fn with_calls<T>(tools: &[Value], write: impl FnOnce(Calls<'_>) -> T) -> T {
         parameters: Some(&tool["function"]["parameters"]),
     });
     let functions: Vec<_> = functions.collect();
-    write(Calls { functions: &functions, json: json_rule })
+    write(Calls { functions: &functions, json: json_rule, thoughts: true })
 }
 
 /// A grammar at its start.

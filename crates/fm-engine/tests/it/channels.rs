@@ -122,7 +122,8 @@ fn calls_keep_to_their_schemas_where_the_model_may_also_answer() {
     let mut channels = channels();
     let tool = tool();
     let functions = [callable(&tool)];
-    let lark = dialect().calls_in_text(Calls { functions: &functions, json: json_rule });
+    let lark =
+        dialect().calls_in_text(Calls { functions: &functions, json: json_rule, thoughts: true });
     let (mut called, mut thought, mut answered) = (0, 0, 0);
     for seed in 0..36 {
         let request = channels.turn(&lark, Constrained::Calls, seed);
@@ -156,7 +157,7 @@ fn an_answer_of_a_given_form_may_be_a_call_instead() {
         "type": "object", "required": ["sum", "note"], "additionalProperties": false,
         "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}, "note": {"const": note}},
     }));
-    let calls = Calls { functions: &functions, json: json_rule };
+    let calls = Calls { functions: &functions, json: json_rule, thoughts: true };
     let lark = dialect().calls_or(calls, &answer).unwrap();
     let (mut called, mut thought, mut answered) = (0, 0, 0);
     for seed in 0..24 {

@@ -8,6 +8,7 @@ mod carried;
 mod chat;
 mod client;
 mod corpus;
+mod dialects;
 mod endings;
 mod harness;
 mod lost;

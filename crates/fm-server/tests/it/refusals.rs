@@ -208,7 +208,7 @@ fn tools_have_limits() {
 }
 
 /// A model whose template is this one.
-fn with_template(template: &str) -> Running {
+pub(crate) fn with_template(template: &str) -> Running {
     let dir = demo_copy();
     fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
     start_reading(dir.path())

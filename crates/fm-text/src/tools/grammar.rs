@@ -83,6 +83,8 @@ pub struct Calls<'t> {
     pub functions: &'t [Callable<'t>],
     /// Writes the body of a rule that is JSON of a schema.
     pub json: fn(Value) -> String,
+    /// Whether a thought may come before them, where it is a message like others.
+    pub thoughts: bool,
 }
 
 impl Calls<'_> {
@@ -394,7 +396,8 @@ mod tests {
         let properties: Map<_, _> = (0..1000).map(number).collect();
         let parameters = json!({"properties": properties, "$defs": definitions});
         let functions = [Callable { name: "f", parameters: Some(&parameters) }];
-        let calls = Calls { functions: &functions, json: |schema| schema.to_string() };
+        let calls =
+            Calls { functions: &functions, json: |schema| schema.to_string(), thoughts: true };
         let written = calls.blocks(QWEN_XML.forms).len();
         assert!(written > GRAMMAR_BYTES_MAX, "it is refused: {written}");
         assert!(written < 2 * GRAMMAR_BYTES_MAX, "{written}");

@@ -103,7 +103,8 @@ pub(super) fn answer_or_call(calls: Calls<'_>, answer: &str) -> String {
 fn turn(on_the_way: &str, rules: &str, calls: Calls<'_>) -> String {
     let [think, again, answer] = [CHANNELS.think, CHANNELS.again, CHANNELS.answer].map(literal);
     let blocks = calls.blocks(HARMONY.forms);
-    format!("start: ({think} {again})? {on_the_way} (call | {answer} answer)\n{rules}{blocks}")
+    let thought = if calls.thoughts { format!("({think} {again})?") } else { String::new() };
+    format!("start: {thought} {on_the_way} (call | {answer} answer)\n{rules}{blocks}")
 }
 
 fn literal(text: &str) -> String {
