@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use fm_engine::{EngineError, error::chain, grammar::GrammarError, schedule::Refused};
-use fm_text::TextError;
+use fm_text::{TextError, tools::Unkept};
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +55,14 @@ pub(crate) enum Problem {
         field: String,
         /// Why.
         source: GrammarError,
+    },
+    /// Calls of a strict tool cannot be held to its schema.
+    #[error("tools: the parameters of {name}: {source}")]
+    Unkept {
+        /// The tool.
+        name: String,
+        /// Why.
+        source: Unkept,
     },
     /// Tokenizer or template refuse the text.
     #[error("{}", chain(.0))]
@@ -192,6 +200,7 @@ impl Problem {
             Self::Body { .. }
             | Self::BodyTooMany { .. }
             | Self::Field { .. }
+            | Self::Unkept { .. }
             | Self::Text(_)
             | Self::TooLong { .. }
             | Self::OddsTooMany { .. }

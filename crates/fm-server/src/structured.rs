@@ -18,7 +18,7 @@ use crate::{
     fields::Fields,
     model::{Conversation, Model, opening},
     problem::{Problem, Wrong},
-    tools::Choice,
+    tools::{Choice, Tools},
 };
 
 /// Strings to choose from.
@@ -131,6 +131,9 @@ pub(crate) fn with_tools(
     if !forced && answer.is_none() && !tools.strict.contains(&true) {
         return Ok(());
     }
+    let compile = |text| model.grammars.constraint(Grammar::Calls(text));
+    let wrong = |source| Problem::Grammar { field: "tools".to_owned(), source };
+    check_strict(tools, dialect, |schemas| compile(schemas).map(drop).map_err(wrong))?;
     let write = |loose| {
         let functions = tools.callable(loose);
         let thoughts = conversation.enable_thinking != Some(false);
@@ -141,7 +144,6 @@ pub(crate) fn with_tools(
             None => Some(dialect.calls_in_text(calls)),
         }
     };
-    let compile = |text| model.grammars.constraint(Grammar::Calls(text));
     let compiled = match write(forced) {
         Some(text) => compile(text),
         None if answer.is_some() => return Err(no_calls()),
@@ -155,9 +157,24 @@ pub(crate) fn with_tools(
         (compiled, _) => compiled,
     };
     manner.constrained = if answer.is_some() { Constrained::Either } else { Constrained::Calls };
-    let wrong = |source| Problem::Grammar { field: "tools".to_owned(), source };
     manner.constraint = Some(compiled.map_err(wrong)?);
     Ok(())
+}
+
+/// Refuses strict tools whose calls cannot be held to their schemas.
+fn check_strict(
+    tools: &Tools,
+    dialect: &Dialect,
+    compile: impl FnOnce(String) -> Result<(), Problem>,
+) -> Result<(), Problem> {
+    let functions = tools.callable(false);
+    for function in &functions {
+        let kept = function.parameters.map_or(Ok(()), |parameters| dialect.keeps_to(parameters));
+        kept.map_err(|source| Problem::Unkept { name: function.name.to_owned(), source })?;
+    }
+    // In tags, strings stand as they are: whether what is said of them is supported shows only where they are JSON.
+    let calls = Calls { functions: &functions, json: json_rule, thoughts: true };
+    calls.schemas().filter(|_| dialect.is_tagged()).map_or(Ok(()), compile)
 }
 
 /// An answer of a given form, as it stands beside calls in a grammar. What a text begins with tells one

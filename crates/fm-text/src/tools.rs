@@ -13,6 +13,7 @@ mod hermes;
 mod minimax;
 mod mistral;
 mod object;
+mod parameters;
 mod parts;
 mod qwen_xml;
 mod reader;
@@ -23,9 +24,12 @@ mod value;
 
 use std::{fmt, ops::Range, sync::Arc};
 
+use serde_json::Value;
+
 pub use self::{
     definitions::Definitions,
     grammar::{Callable, Calls, GRAMMAR_BYTES_MAX},
+    parameters::Unkept,
     parts::{CallPart, Part},
     reader::valid_name,
 };
@@ -118,6 +122,19 @@ impl Dialect {
             Way::Calls(opens) => opens.iter().map(|open| open.mark).collect(),
             Way::Harmony => Vec::new(),
         }
+    }
+
+    /// Whether its calls can be held to a schema of parameters.
+    ///
+    /// # Errors
+    /// If they cannot: the grammar lets any arguments through then.
+    pub fn keeps_to(&self, parameters: &Value) -> Result<(), Unkept> {
+        self.forms.iter().try_for_each(|form| grammar::keeps(form, parameters))
+    }
+
+    /// Whether its calls have parameters in tags, with strings as they stand.
+    pub fn is_tagged(&self) -> bool {
+        self.forms.iter().any(|form| matches!(form.shape, grammar::Shape::Tagged(..)))
     }
 
     /// The grammar of calls and nothing else, behind what the prompt has begun the answer with.

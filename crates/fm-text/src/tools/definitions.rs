@@ -4,12 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
+use super::parameters::mentioned;
+
 /// What is looked at to tell the kinds of one parameter: references, and entries of lists. Clients write
 /// the schemas, in which each may name all others; of one that takes more, nothing is said.
 const LOOKS_MAX: usize = 256;
 
 /// Lists of schemas, any of which a value may have.
-const CHOICES: [&str; 3] = ["anyOf", "oneOf", "allOf"];
+pub(super) const CHOICES: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 
 /// A type of JSON schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,16 @@ pub(super) enum Kind {
     Object = 32,
     Null = 64,
 }
+
+const NAMES: [(&str, Kind); 7] = [
+    ("string", Kind::String),
+    ("integer", Kind::Integer),
+    ("number", Kind::Number),
+    ("boolean", Kind::Boolean),
+    ("array", Kind::Array),
+    ("object", Kind::Object),
+    ("null", Kind::Null),
+];
 
 /// Types that a parameter may have; none if nobody says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +71,17 @@ impl Kinds {
         self.0 == kind as u8
     }
 
+    /// Whether nobody says anything.
+    pub(super) fn are_unknown(self) -> bool {
+        self == Self::default()
+    }
+
+    /// What they are called, but for strings.
+    pub(super) fn names_beside_strings(self) -> Vec<&'static str> {
+        let named = NAMES.iter().filter(|(_, kind)| self.has(*kind) && *kind != Kind::String);
+        named.map(|(name, _)| *name).collect()
+    }
+
     /// Whether every value is a text as it stands.
     pub(super) fn is_text(self) -> bool {
         self.0 & !(Kind::String as u8 | Kind::Null as u8) == 0
@@ -80,15 +103,8 @@ impl Kinds {
     }
 
     fn add_name(&mut self, name: &str) {
-        self.0 |= match name {
-            "integer" => Kind::Integer,
-            "number" => Kind::Number,
-            "boolean" => Kind::Boolean,
-            "array" => Kind::Array,
-            "object" => Kind::Object,
-            "null" => Kind::Null,
-            _ => Kind::String,
-        } as u8;
+        let named = NAMES.iter().find(|(own, _)| *own == name);
+        self.0 |= named.map_or(Kind::String, |(_, kind)| *kind) as u8;
     }
 
     fn add_value(&mut self, value: &Value) {
@@ -107,24 +123,39 @@ impl Kinds {
 /// The functions of a request. Names that are not among them may be called too: whoever has to
 /// answer a call tells the model best that there is no such function.
 #[derive(Debug, Default)]
-pub struct Definitions(HashMap<String, HashMap<String, Kinds>>);
+pub struct Definitions(HashMap<String, Function>);
+
+#[derive(Debug, Default)]
+struct Function {
+    parameters: HashMap<String, Kinds>,
+    /// Of those that it does not name.
+    others: Kinds,
+}
+
+impl Function {
+    fn new(root: &Value) -> Self {
+        let mut parameters = HashMap::<String, Kinds>::new();
+        for (key, schema) in mentioned(root) {
+            parameters.entry(key.to_owned()).or_default().0 |= Kinds::of(schema, root).0;
+        }
+        Self { parameters, others: Kinds::of(&root["additionalProperties"], root) }
+    }
+}
 
 impl Definitions {
     /// Reads `[{"type": "function", "function": {"name": …, "parameters": {…}}}, …]`.
     pub fn new(tools: &[Value]) -> Self {
         let functions = tools.iter().filter_map(|tool| {
             let function = &tool["function"];
-            let root = &function["parameters"];
-            let properties = root["properties"].as_object().into_iter().flatten();
-            let kinds = properties.map(|(key, schema)| (key.clone(), Kinds::of(schema, root)));
-            Some((function["name"].as_str()?.to_owned(), kinds.collect()))
+            Some((function["name"].as_str()?.to_owned(), Function::new(&function["parameters"])))
         });
         Self(functions.collect())
     }
 
     /// What a parameter may be.
     pub(super) fn kinds(&self, function: &str, parameter: &str) -> Kinds {
-        self.0.get(function).and_then(|kinds| kinds.get(parameter)).copied().unwrap_or_default()
+        let Some(function) = self.0.get(function) else { return Kinds::default() };
+        function.parameters.get(parameter).copied().unwrap_or(function.others)
     }
 }
 

@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     definitions::{Kind, Kinds},
+    parameters::{Parameter, Parameters, Unkept},
     tagged::Tags,
 };
 
@@ -109,6 +110,14 @@ impl Calls<'_> {
             rules.add(&format!("blocks_{at}"), &format!("rest_{at} {again}"));
         }
         Some(rules.finish(&starts.join(" | ")))
+    }
+
+    /// The schemas of all functions, one behind the other: whether they can be kept to where they are JSON.
+    pub fn schemas(self) -> Option<String> {
+        let mut rules = Rules::new(self);
+        let schemas = self.functions.iter().filter_map(|function| function.parameters);
+        let names: Vec<String> = schemas.map(|schema| rules.json(pruned(schema))).collect();
+        (!names.is_empty()).then(|| rules.finish(&names.join(" ")))
     }
 
     /// Text in which whatever begins like a call is one. `marks` are what calls begin with.
@@ -225,56 +234,66 @@ impl<'t> Rules<'t> {
 
     fn parameters(&mut self, callable: &Callable<'_>, tags: &Tags, lines: Lines) -> String {
         let mut body = if lines.name == MAYBE { line(MAYBE) } else { String::new() };
-        let empty = Map::new();
         let root = callable.parameters.unwrap_or(&Value::Null);
-        let properties = root["properties"].as_object().unwrap_or(&empty);
-        let required = root["required"].as_array().map_or(&[][..], Vec::as_slice);
-        for (key, schema) in properties {
-            let lead = [tags.key.0, key, tags.key.1].concat();
-            let value = self.value(schema, root, tags);
-            let one = parameter(&quoted(&lead), &value, tags, lines);
-            let required = required.iter().any(|name| name.as_str() == Some(key));
-            let _ = write!(body, " ({one}){}", if required { "" } else { "?" });
+        let known = callable.parameters.and_then(|root| Parameters::of(root, tags).ok());
+        let any_key = format!("{} /[^<>\"\\n]+/ {}", quoted(tags.key.0), quoted(tags.key.1));
+        let Some(known) = known else {
+            let any = parameter(&any_key, &self.bare(tags), tags, lines);
+            return format!("{body} ({any})* {}", quoted(tags.end));
+        };
+        for own in &known.list {
+            let lead = quoted(&[tags.key.0, own.key, tags.key.1].concat());
+            let one = parameter(&lead, &self.value(own, root, tags), tags, lines);
+            let _ = write!(body, " ({one}){}", if own.required { "" } else { "?" });
         }
-        let more = &root["additionalProperties"];
-        if callable.parameters.is_none() || *more == true || more.is_object() {
-            let lead = format!("{} /[^<>\"\\n]+/ {}", quoted(tags.key.0), quoted(tags.key.1));
-            let _ = write!(body, " ({})*", parameter(&lead, &self.bare(tags), tags, lines));
+        if let Some(others) = &known.others {
+            let one = parameter(&any_key, &self.value(others, root, tags), tags, lines);
+            let _ = write!(body, " ({one})*");
         }
         format!("{body} {}", quoted(tags.end))
     }
 
     /// A rule for a value up to and with its closing tag.
-    fn value(&mut self, schema: &Value, root: &Value, tags: &Tags) -> String {
-        let kinds = Kinds::of(schema, root);
-        let texts = schema["enum"].as_array().filter(|list| list.iter().all(Value::is_string));
+    fn value(&mut self, parameter: &Parameter<'_>, root: &Value, tags: &Tags) -> String {
         let close = quoted(tags.value.1);
         let end = |value: &str| format!("({value}) \"\\n\"? {close}");
-        if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
-            let texts = texts.iter().filter_map(Value::as_str).map(quoted);
-            let texts = texts.collect::<Vec<_>>().join(" | ");
-            // Where lines belong to values, one more would be another text.
-            let any = format!("({texts}) {close}");
-            return if tags.broken_lines { end(&texts) } else { any };
+        if self.text.len() > GRAMMAR_BYTES_MAX {
+            return end("\"\"");
         }
-        if kinds.is_text() || kinds.has(Kind::String) {
-            return self.bare(tags);
+        let schema = parameter.schema();
+        let kinds = Kinds::of(&schema, root);
+        match &parameter.texts {
+            None if kinds.is_text() || kinds.has(Kind::String) => return self.bare(tags),
+            Some(texts) if !texts.is_empty() => {
+                let mut any: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+                let beside = kinds.names_beside_strings();
+                if !beside.is_empty() {
+                    any.push(self.json_of(&json!({"allOf": [schema, {"type": beside}]}), root));
+                }
+                let any = self.rule("texts", &any.join(" | "));
+                // Where lines belong to values, one more would be another text.
+                let exact = format!("({any}) {close}");
+                return if tags.broken_lines { end(&any) } else { exact };
+            }
+            _ => {}
         }
         if kinds.is(Kind::Boolean) {
             // Some templates write them as Python does.
             return end(r#""true" | "false" | "True" | "False""#);
         }
-        if self.text.len() > GRAMMAR_BYTES_MAX {
-            return end("\"\"");
-        }
+        let value = self.json_of(&schema, root);
+        end(&value)
+    }
+
+    /// A rule for JSON of a schema, which may refer to definitions of `root`.
+    fn json_of(&mut self, schema: &Value, root: &Value) -> String {
         let mut schema = pruned(schema);
         for name in ["$defs", "definitions"] {
             if let (Some(definitions), Some(schema)) = (root.get(name), schema.as_object_mut()) {
                 schema.insert(name.to_owned(), pruned_each(definitions));
             }
         }
-        let value = self.json(schema);
-        end(&value)
+        self.json(schema)
     }
 
     fn json(&mut self, schema: Value) -> String {
@@ -312,6 +331,14 @@ impl Shape {
             }
             Self::Tagged(tags, lines) => [tags.name.0, name, tags.name.1, lines.name].concat(),
         }
+    }
+}
+
+/// Whether calls of this form can be held to a schema.
+pub(super) fn keeps(form: &Form, parameters: &Value) -> Result<(), Unkept> {
+    match form.shape {
+        Shape::Json { .. } => Ok(()),
+        Shape::Tagged(tags, _) => Parameters::of(parameters, tags).map(drop),
     }
 }
 
