@@ -170,7 +170,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "qwen_xml",
         "<function=look><parameter=either>5</parameter><parameter=city>null</parameter></function>",
-        "[0 look({\"either\": 5, \"city\": null})=Some(\"<parameter=either>5</parameter><parameter=city>null</parameter>\")]",
+        "[0 look({\"either\": 5, \"city\": \"null\"})=Some(\"<parameter=either>5</parameter><parameter=city>null</parameter>\")]",
     ),
     (
         "qwen_xml",

@@ -6,7 +6,9 @@ use super::definitions::{Kind, Kinds};
 
 /// The JSON of a parameter; nothing if it cannot be what the schema says.
 pub(super) fn to_json(text: &str, kinds: Kinds) -> Option<String> {
-    if text.eq_ignore_ascii_case("null") {
+    // What may be a text is this text, unless it may be nothing too.
+    let may_be_null = kinds.are_unknown() || kinds.has(Kind::Null) || !kinds.has(Kind::String);
+    if may_be_null && text.eq_ignore_ascii_case("null") {
         return Some("null".to_owned());
     }
     if kinds.is_text() {
@@ -128,6 +130,10 @@ mod tests {
             ("false", &json!({"type": "boolean"}), Some("false")),
             ("1", &json!({"type": "boolean"}), None),
             ("NULL", &whole, Some("null")),
+            ("null", &json!({}), Some("null")),
+            ("Null", &json!({"type": ["string", "null"]}), Some("null")),
+            ("Null", &json!({"type": "string"}), Some("\"Null\"")),
+            ("null", &json!({"type": ["string", "integer"]}), Some("\"null\"")),
             (
                 "{'a': True, \"b\": 'it\\'s'}",
                 &json!({"type": "object"}),
