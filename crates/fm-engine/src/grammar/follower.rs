@@ -66,6 +66,8 @@ pub(crate) enum WayOut {
     End,
     /// A string, list or object of it may, with this byte.
     Close(u8),
+    /// A number of it may, and something has to follow.
+    Comma,
 }
 
 /// Tokens that may come next.
@@ -160,11 +162,16 @@ impl Follower {
     /// How the text could leave what it is in, by the latest mask.
     pub(crate) fn way_out(&self) -> Option<WayOut> {
         let Some(Heard::Mask(mask)) = &self.latest else { return None };
-        let Closers { brackets, quote, letter } = &self.closers;
+        let Closers { brackets, quote, letter, digit, comma } = &self.closers;
         let has = |token: &u32| mask.has(*token);
+        let may = |token: &Option<u32>| token.as_ref().is_some_and(has);
         let bracket = brackets.iter().find(|(token, _)| has(token)).map(|(_, byte)| *byte);
-        let in_string = quote.as_ref().is_some_and(has) && letter.as_ref().is_some_and(has);
-        let close = bracket.or(in_string.then_some(b'"')).map(WayOut::Close);
+        let close = match (may(letter), bracket) {
+            // Within a string brackets and commas are letters, and it may have to go on.
+            (true, _) => may(quote).then_some(WayOut::Close(b'"')),
+            (false, Some(byte)) => Some(WayOut::Close(byte)),
+            (false, None) => (may(digit) && may(comma) && !may(quote)).then_some(WayOut::Comma),
+        };
         if mask.ends { Some(WayOut::End) } else { close }
     }
 

@@ -92,13 +92,18 @@ pub(super) struct Closers {
     pub(super) quote: Option<u32>,
     /// A letter that no other value begins with: where it may stand, a string is open.
     pub(super) letter: Option<u32>,
+    /// A digit, and what ends a number that something follows.
+    pub(super) digit: Option<u32>,
+    pub(super) comma: Option<u32>,
 }
 
 impl Closers {
     fn of(words: &[Vec<u8>]) -> Self {
         let token = |byte: u8| words.iter().position(|word| *word == [byte]).map(|id| id as u32);
         let brackets = [b']', b'}'].into_iter().filter_map(|byte| Some((token(byte)?, byte)));
-        Self { brackets: brackets.collect(), quote: token(b'"'), letter: token(b'q') }
+        let brackets = brackets.collect();
+        let [quote, letter, digit, comma] = [b'"', b'q', b'0', b','].map(token);
+        Self { brackets, quote, letter, digit, comma }
     }
 }
 

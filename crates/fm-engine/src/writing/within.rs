@@ -113,6 +113,8 @@ impl Within {
                 None => false,
                 Some(WayOut::End) => true,
                 Some(WayOut::Close(byte)) => spelled.first() != Some(&byte),
+                // A token may be a digit and the comma behind it.
+                Some(WayOut::Comma) => !spelled.contains(&b','),
             };
             self.left_none = if stays { 0 } else { self.left_none.saturating_add(1) };
         }
@@ -150,7 +152,7 @@ impl Within {
     }
 
     /// Whether one of so many latest tokens stands where the grammar let the text leave what it was in:
-    /// its end, or that of a string, a list or an object of it. Elsewhere it goes round because it has to.
+    /// its end, or that of a string, a number, a list or an object of it. Elsewhere it goes round because it has to.
     fn could_leave(&self, latest: usize) -> bool {
         self.left_none < latest
     }

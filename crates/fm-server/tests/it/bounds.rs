@@ -96,6 +96,22 @@ fn an_answer_that_goes_round_ends_and_says_why() {
     assert_eq!(post(server.at, CHAT, &body).json()["timings"]["finish"], "length");
 }
 
+#[test]
+fn a_number_that_a_comma_could_end_goes_round_no_longer_than_a_text() {
+    let server = bounded(1, Bounds { loops: Loops::End, ..Bounds::default() });
+    let value = |schema: Value| {
+        let schema = json!({
+            "type": "object", "required": ["value", "certain"], "additionalProperties": false,
+            "properties": {"value": schema, "certain": {"type": "boolean"}},
+        });
+        let named = json!({"name": "a", "schema": schema});
+        let format = json!({"response_format": {"type": "json_schema", "json_schema": named}});
+        let whole = post(server.at, CHAT, &round_and_round(server.at, "0", &format)).json();
+        whole["timings"]["finish"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(value(json!({"type": "number"})), "repetition");
+}
+
 /// An object with a string of at most so many letters.
 fn names(length: Option<u32>) -> Value {
     let mut name = json!({"type": "string"});
