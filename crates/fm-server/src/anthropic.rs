@@ -120,12 +120,16 @@ fn thinking(fields: &mut Fields, manner: &mut Manner) -> Result<bool, Problem> {
     let mut thinking = Fields::of(value, "thinking")?;
     let kind = thinking.text("type")?.unwrap_or_default();
     let budget = thinking.count("budget_tokens", 1..=TOKENS_MAX)?;
-    thinking.end(&["display"])?;
+    thinking.end(&["display", "block_binding"])?;
     manner.think_budget = budget.map(|budget| budget as usize);
     match kind.as_str() {
         "enabled" if budget.is_none() => Err(Wrong::Missing.at("thinking.budget_tokens")),
         "enabled" | "adaptive" => Ok(true),
         "disabled" => Ok(false),
+        "between_tools" => {
+            let what = "thinking between calls only; it is enabled, adaptive or disabled";
+            Err(Wrong::Unsupported(what).at("thinking.type"))
+        }
         _ => Err(Wrong::Kind("one of enabled, adaptive, disabled").at("thinking.type")),
     }
 }

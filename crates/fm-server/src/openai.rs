@@ -43,6 +43,9 @@ pub(crate) const TOLERATED: &[&str] = &[
     "cache_control",
 ];
 
+/// What whoever asks for it would believe had been done.
+const MODERATION: &str = "moderation: nobody looks at what is said; leave it out";
+
 /// The comment of a stream that has nothing to tell: chunks have no word for that.
 const KEEP_ALIVE: &str = "keep-alive";
 

@@ -106,7 +106,7 @@ pub(crate) fn take_anthropic(
     if let Some(config) = fields.take("output_config") {
         let mut config = Fields::of(config, "output_config")?;
         wishes.extend(output_format(&mut config, "format")?);
-        config.end(&["effort"])?;
+        config.end(&["effort", "task_budget"])?;
     }
     wishes.extend(output_format(fields, "output_format")?);
     compile(wishes, grammars)

@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Ending, KEEP_ALIVE, TOLERATED, error, finish_reason, message, odds::Logprobs, refuse, thinking,
-    usage,
+    Ending, KEEP_ALIVE, MODERATION, TOLERATED, error, finish_reason, message, odds::Logprobs,
+    refuse, thinking, usage,
 };
 use crate::{
     answer::{Answer, CallPiece, Piece, Requested, TokenOdds},
@@ -113,6 +113,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     fields.refuse("functions", "functions; use tools", empty)?;
     fields.refuse("function_call", "function_call; use tool_choice", idle)?;
     fields.refuse("modalities", "anything but text", |value| *value == json!(["text"]))?;
+    fields.refuse("moderation", MODERATION, |_| false)?;
     fields.refuse("audio", "audio", |_| false)?;
     fields.refuse("web_search_options", "searches", |_| false)
 }

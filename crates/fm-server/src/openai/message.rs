@@ -45,15 +45,10 @@ pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
     let thought = message.extra.get("reasoning").and_then(Value::as_str);
     message.reasoning_content = message.reasoning_content.or(thought.map(str::to_owned));
     let thinks = message.role == "assistant" && message.reasoning_content.is_some();
-    let text = match message.content.take() {
-        // Not every template can do without.
-        None | Some(Value::Null) if thinks || message.tool_calls.is_some() => String::new(),
-        None | Some(Value::Null) => return Err(Wrong::Missing.at(field("content"))),
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => parts_text(&parts, &["text", REFUSAL], &field("content"))?,
-        Some(_) => {
-            return Err(Wrong::Kind("a string or a list of parts").at(field("content")));
-        }
+    let refusal = message.extra.get(REFUSAL).and_then(Value::as_str).map(str::to_owned);
+    let text = match (message.content.take(), refusal) {
+        (None | Some(Value::Null), Some(refusal)) if message.role == "assistant" => refusal,
+        (content, _) => text_of(content, thinks || message.tool_calls.is_some(), at)?,
     };
     message.content = Some(text.into());
     if message.extra.get("function_call").is_some_and(|call| !call.is_null()) {
@@ -62,6 +57,19 @@ pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
     // What clients send back of earlier answers, and templates do not know.
     message.extra = Map::new();
     Ok(message)
+}
+
+/// What a message says; one that says something otherwise may say nothing.
+fn text_of(content: Option<Value>, otherwise: bool, at: usize) -> Result<String, Problem> {
+    let field = format!("messages[{at}].content");
+    match content {
+        // Not every template can do without.
+        None | Some(Value::Null) if otherwise => Ok(String::new()),
+        None | Some(Value::Null) => Err(Wrong::Missing.at(field)),
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(parts)) => parts_text(&parts, &["text", REFUSAL], &field),
+        Some(_) => Err(Wrong::Kind("a string or a list of parts").at(field)),
+    }
 }
 
 /// A call with its arguments as an object.
@@ -131,6 +139,10 @@ mod tests {
         let part = json!({"type": "refusal", "refusal": "No."});
         let said = read(json!({"role": "assistant", "content": [part]}), 0).unwrap();
         assert_eq!(said.content, Some("No.".into()));
+        let said = json!({"role": "assistant", "content": null, "refusal": "No."});
+        assert_eq!(read(said, 0).unwrap().content, Some("No.".into()));
+        let user = json!({"role": "user", "content": null, "refusal": "No."});
+        assert_eq!(read(user, 0).unwrap_err().field(), Some("messages[0].content"));
         let part = json!({"type": "refusal", "text": "No."});
         let wrong = read(json!({"role": "assistant", "content": [part]}), 0).unwrap_err();
         assert_eq!(wrong.field(), Some("messages[0].content[0].refusal"));

@@ -13,7 +13,7 @@ use axum::{
 use serde_json::Value;
 
 use self::{repeated::Repeated, writer::Writer};
-use super::{refuse, thinking};
+use super::{MODERATION, refuse, thinking};
 use crate::{
     answer::Answer,
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
@@ -42,8 +42,12 @@ const TOLERATED: &[&str] = &[
     "prompt_cache_options",
     "prompt_cache_retention",
     "cache_control",
+    "access_programs",
+    // Nothing is shortened here, and nobody is promised that it is.
+    "context_management",
     // Of tools that run on the original's servers.
     "max_tool_calls",
+    "image",
 ];
 
 /// What the response needs to know of the request.
@@ -143,7 +147,7 @@ pub(crate) fn conversation(
             let mut reasoning = Fields::of(value, "reasoning")?;
             let effort = reasoning.text("effort")?;
             // Thinking is never summarised: it is all there.
-            reasoning.end(&["summary", "generate_summary", "context"])?;
+            reasoning.end(&["summary", "generate_summary", "context", "mode"])?;
             effort
         }
     };
@@ -158,6 +162,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     let keeps = "earlier responses: it keeps none; send the whole conversation as input";
     fields.refuse("previous_response_id", keeps, |_| false)?;
     fields.refuse("conversation", "conversations: it keeps none; send all as input", |_| false)?;
+    fields.refuse("moderation", MODERATION, |_| false)?;
     fields.refuse("background", "responses in the background", off)?;
     fields.refuse("prompt", "prompts that are kept elsewhere; send instructions", |_| false)?;
     fields.refuse("truncation", "truncation: it never drops input", |value| value == "disabled")

@@ -104,6 +104,7 @@ const ANTHROPIC: &[(&str, &str)] = &[
     ("messages", r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#),
     ("thinking", r#"{"type": "enabled"}"#),
     ("thinking", r#"{"type": "enabled", "budget_tokens": "all"}"#),
+    ("thinking", r#"{"type": "between_tools"}"#),
     ("messages", r#"[{"role": "user", "content": "a", "id": "msg_1"}]"#),
     ("messages", r#"[{"role": 5, "content": "a"}]"#),
     ("temperature", "1.1"),
