@@ -80,7 +80,8 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
 
 fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let mut manner = super::manner(&mut fields, &app.model)?;
-    let max_tokens = fields.count("max_tokens", 1..=TOKENS_MAX)?;
+    // Of none, the prompt is taken in for whoever asks next.
+    let max_tokens = fields.count("max_tokens", 0..=TOKENS_MAX)?;
     let max_tokens = max_tokens.ok_or_else(|| Wrong::Missing.at("max_tokens"))?;
     manner.max_tokens = Some(max_tokens as usize);
     manner.stop = stops(&mut fields, "stop_sequences")?;

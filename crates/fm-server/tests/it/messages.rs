@@ -34,6 +34,36 @@ fn the_bytes_of_a_short_answer() {
     );
 }
 
+#[test]
+fn an_answer_of_no_tokens_takes_the_prompt_in() {
+    let server = start(1);
+    let none = json!({"max_tokens": 0, "thinking": {"type": "enabled", "budget_tokens": 1024}});
+    let whole = post(server.at, MESSAGES, &ask(&none)).json();
+    assert_eq!((&whole["content"], &whole["stop_reason"]), (&json!([]), &json!("max_tokens")));
+    assert_eq!(whole["usage"]["output_tokens"], 0, "{whole}");
+    let mut stream = none;
+    stream["stream"] = true.into();
+    let streamed = post(server.at, MESSAGES, &ask(&stream));
+    assert_eq!(sequence(&streamed), ["message_start", "ping", "message_delta", "message_stop"]);
+    let next = post(server.at, MESSAGES, &ask(&json!({"max_tokens": 1}))).json();
+    assert!(next["usage"]["cache_read_input_tokens"].as_u64() > Some(10), "{next}");
+}
+
+#[test]
+fn what_clients_of_today_send_and_changes_no_answer_is_taken() {
+    let server = start(1);
+    for more in [
+        json!({"output_config": {"effort": "low", "task_budget": {"type": "tokens", "total": 50_000}}}),
+        json!({"thinking": {"type": "disabled", "block_binding": {}}}),
+        json!({"thinking": {"type": "adaptive", "block_binding": {"type": "message"}}}),
+    ] {
+        let mut body = ask(&more);
+        body["max_tokens"] = 1.into();
+        let taken = post(server.at, MESSAGES, &body);
+        assert_eq!(taken.status, 200, "{more}: {}", taken.body);
+    }
+}
+
 /// Types of the events with those of their blocks and deltas, without repetitions.
 fn sequence(streamed: &Response) -> Vec<String> {
     let mut sequence: Vec<String> = Vec::new();
