@@ -334,12 +334,21 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let status = response.status();
     if status.is_client_error() || status.is_server_error() {
         let id = id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
-        let path: String = path.chars().take(PATH_SHOWN).collect();
+        let path = shown(&path);
         let line = format_args!("{path} refused={} id={id}", status.as_u16());
         let told = response.extensions().get::<openai::Told>().is_some();
         app.watch.refused((!told).then_some(&line));
     }
     response
+}
+
+/// A path as it stands in the log, where nothing that a client sends may move a cursor or turn a line round.
+fn shown(path: &str) -> String {
+    let letters = path.chars().take(PATH_SHOWN).map(|letter| match letter {
+        letter if letter.is_ascii_graphic() => letter.to_string(),
+        letter => letter.escape_unicode().to_string(),
+    });
+    letters.collect()
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> String {
@@ -438,6 +447,13 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+
+    #[test]
+    fn nothing_but_graphic_letters_of_a_path_reaches_the_log() {
+        assert_eq!(shown("/v1/a?b=%20\"'"), "/v1/a?b=%20\"'");
+        let control = "/\u{9b}2J\u{85}\u{202e}é\u{1b} ";
+        assert_eq!(shown(control), "/\\u{9b}2J\\u{85}\\u{202e}\\u{e9}\\u{1b}\\u{20}");
+    }
 
     #[test]
     fn every_path_is_described_and_no_other() {
