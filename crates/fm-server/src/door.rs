@@ -27,7 +27,7 @@ impl Door {
         // A page somewhere may give its own name this machine's address: the name tells.
         let ours = host.is_none_or(|host| {
             let name = name_of(host);
-            is_local(name) || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
+            is_local(name) || self.hosts.iter().any(|own| is_named(own, name))
         });
         if self.loopback && !ours {
             return Err(Problem::Foreign);
@@ -70,6 +70,11 @@ fn name_of(host: &str) -> &str {
     }
 }
 
+/// Whether a name of the list, with a port or without, is this one.
+fn is_named(own: &str, name: &str) -> bool {
+    own.eq_ignore_ascii_case(name) || name_of(own).eq_ignore_ascii_case(name)
+}
+
 fn is_local(name: &str) -> bool {
     let address: Option<IpAddr> = name.parse().ok();
     name.eq_ignore_ascii_case("localhost") || address.is_some_and(|address| address.is_loopback())
@@ -97,6 +102,16 @@ mod tests {
         for origin in ["http://evil.example", "null", "http://localhost:9"] {
             assert!(!may(&[("host", "localhost:8080"), ("origin", origin)]), "{origin}");
         }
+    }
+
+    #[test]
+    fn a_name_that_is_listed_counts_without_its_port() {
+        let hosts = ["box:80", "fe80::1", "[fd00::1]:80"].map(str::to_owned).to_vec();
+        let door = Door { loopback: true, hosts, ..Door::default() };
+        for host in ["box", "BOX:8080", "[fe80::1]:80", "[fd00::1]"] {
+            assert!(door.check(&headers(&[("host", host)])).is_ok(), "{host}");
+        }
+        assert!(door.check(&headers(&[("host", "box2:80")])).is_err());
     }
 
     #[test]

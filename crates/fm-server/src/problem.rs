@@ -108,7 +108,7 @@ pub(crate) enum Problem {
     #[error("requests from this origin, or for this host, are not served")]
     Foreign,
     /// RFC 9112, section 3.2.
-    #[error("a request of HTTP/1.1 has to name its host")]
+    #[error("a request of HTTP/1.1 has to name its host, once")]
     NoHost,
     /// There is no such place.
     #[error("there is nothing at this path")]

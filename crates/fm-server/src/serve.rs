@@ -313,11 +313,11 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let path = request.uri().path().to_owned();
     let open = path == "/health" || page::has(&path);
     let ends = request.method() == Method::POST && !app.submit.is_open();
-    let named = request.version() != Version::HTTP_11
-        || request.headers().contains_key(HOST)
-        || request.uri().host().is_some();
+    let hosts = request.headers().get_all(HOST).iter().count();
+    let named =
+        request.version() != Version::HTTP_11 || hosts > 0 || request.uri().host().is_some();
     let mut response = match app.door.check(request.headers()) {
-        _ if !named => refuse(&request, &Problem::NoHost),
+        _ if !named || hosts > 1 => refuse(&request, &Problem::NoHost),
         Err(Problem::Key) if open => next.run(request).await,
         Err(problem) => refuse(&request, &problem),
         // What has come of it is not waited for.

@@ -283,6 +283,8 @@ fn bodies_that_are_no_requests() {
     assert!(head(&letters).rest().starts_with("HTTP/1.1 431"));
     let nameless = say(server.at, "GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").rest();
     assert!(nameless.starts_with("HTTP/1.1 400"), "{nameless}");
+    let both = "GET /health HTTP/1.1\r\nhost: localhost\r\nhost: box\r\nconnection: close\r\n\r\n";
+    assert!(say(server.at, both).rest().starts_with("HTTP/1.1 400"), "two hosts");
     let older = say(server.at, "GET /health HTTP/1.0\r\n\r\n").rest();
     assert!(older.starts_with("HTTP/1.0 200"), "{older}");
     assert_eq!(status("GET /v1/nothing", ""), 404);
