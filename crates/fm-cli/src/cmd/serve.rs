@@ -266,6 +266,7 @@ fn open(matches: &ArgMatches) -> anyhow::Result<(Server, Door)> {
     let host: &String = matches.get_one("host").expect("it has a default");
     let port = *matches.get_one("port").expect("it has a default");
     let key = matches.get_one::<String>("api-key").cloned().or_else(places::server_key);
+    let key = key.map(|key| sendable(&key)).transpose()?;
     let server = Server::bind(host, port)?;
     let address = server.address()?;
     let listed = |name: &str| matches.get_many(name).into_iter().flatten().cloned().collect();
@@ -280,6 +281,18 @@ fn open(matches: &ArgMatches) -> anyhow::Result<(Server, Door)> {
         return Err(Usage(format!("{reason}; give --api-key or FLASH_MOE_API_KEY")).into());
     }
     Ok((server, door))
+}
+
+/// A key as clients can send it: white space around it, as behind the line of a file, is lost on the way.
+fn sendable(key: &str) -> anyhow::Result<String> {
+    let key = key.trim();
+    if !key.is_empty() && key.chars().all(|letter| letter.is_ascii_graphic() || letter == ' ') {
+        return Ok(key.to_owned());
+    }
+    Err(Usage(
+        "the API key is blank, or has letters that no head of a request can carry".to_owned(),
+    )
+    .into())
 }
 
 /// The plan with the sessions asked for, or with as many as leave each enough room.

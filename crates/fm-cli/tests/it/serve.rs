@@ -148,13 +148,17 @@ fn a_taken_port_and_an_open_door_are_refused_before_the_model_is_read() {
     insta::assert_snapshot!("open_door", stderr(&open));
     let empty = ["serve", "models/nothing", "--host", "0.0.0.0", "--port", "0", "--api-key", ""];
     assert_eq!(flash_moe(&empty).status.code(), Some(2), "an empty key is none");
+    for key in [" ", "\n", "schlüssel", "a\nb"] {
+        let unheard = flash_moe(&["serve", "models/nothing", "--port", "0", "--api-key", key]);
+        assert_eq!(unheard.status.code(), Some(2), "{key:?} is one that no client can send");
+    }
 }
 
 #[test]
 fn flags_say_who_comes_in_and_how_much_is_answered() {
     let open = ["--allow-host", "box.example", "--allow-origin", "https://app.example"];
     let serving = Serving::start(
-        &[&open[..], &["--api-key", "secret", "--queue", "3", "--sessions", "2"]].concat(),
+        &[&open[..], &["--api-key", " secret\n", "--queue", "3", "--sessions", "2"]].concat(),
     );
     assert!(serving.greeting.contains("2 sessions of 1024 tokens, up to 3 requests wait"));
     let ask = |headers: &[&str], n: usize| {
