@@ -10,6 +10,7 @@
 
 mod compiling;
 mod follower;
+mod idle;
 mod intersections;
 mod numbers;
 mod recent;
@@ -300,10 +301,17 @@ impl Constraint {
     }
 }
 
+/// How `llguidance` 1.9 breaks off where a grammar names a special token (`toktrie`, `get_special_token`).
+const NO_SPECIAL: &str = "missing special token prefix";
+
 /// A reason in one line, without what is meant for `llguidance`'s makers.
 fn readable(reason: &str) -> String {
     let end = ["\n<", "<backtrace>", "<state>", "<non-verbose/>"];
     let end = end.iter().filter_map(|mark| reason.find(mark)).min().unwrap_or(reason.len());
+    if reason[..end].contains(NO_SPECIAL) {
+        return "a grammar cannot name special tokens; as a text, one is written in quotes"
+            .to_owned();
+    }
     let words: Vec<&str> = reason[..end].split_whitespace().collect();
     let text = words.join(" ");
     text.char_indices().nth(400).map_or(text.clone(), |(at, _)| format!("{} …", &text[..at]))
@@ -418,7 +426,7 @@ fn is_schema(value: &Value) -> bool {
 
 /// The schema with our white space, whatever it says about it itself.
 fn bounded(schema: Value) -> Value {
-    let mut schema = if schema.is_object() { schema } else { json!({}) };
+    let mut schema = if schema.is_object() { idle::dropped(schema) } else { json!({}) };
     schema["x-guidance"] = json!({"whitespace_pattern": JSON_SPACE});
     schema
 }

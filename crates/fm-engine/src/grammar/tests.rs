@@ -99,7 +99,14 @@ fn what_cannot_be_followed_is_refused_with_the_reason() {
     invalid(regex("(a"), "unclosed");
     invalid(regex("(?=a)b"), "look-ahead");
     invalid(regex(r"(a)\1"), "backreference");
-    invalid(lark("start: <|im_end|>"), "");
+    for special in ["<|im_end|>", "<|im_start|>", "<|nothing|>"] {
+        let (GrammarError::Invalid { reason } | GrammarError::Stuck { reason }) =
+            refused(lark(&format!("start: {special}")))
+        else {
+            panic!("{special} is refused for what it is");
+        };
+        assert!(!reason.contains("panic"), "{special}: {reason}");
+    }
     invalid(lark("start: missing"), "missing");
     invalid(lark("start \"a\""), "1(");
     for nothing in [regex(""), regex(r"[^\s\S]"), Grammar::Choice(Vec::new())] {
@@ -122,6 +129,42 @@ fn what_cannot_be_followed_is_refused_with_the_reason() {
     let long = regex(&"a".repeat(BYTES_MAX + 1));
     let max = BYTES_MAX;
     assert_eq!(refused(long), GrammarError::TooLong { bytes: max + 1, max });
+}
+
+#[test]
+fn what_asks_for_nothing_is_taken() {
+    let schema = json!({
+        "type": "object", "propertyNames": {"type": "string"},
+        "properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": false}},
+    });
+    assert_eq!(grammars(&demo()).constraint(Grammar::JsonSchema(schema)).map(drop), Ok(()));
+}
+
+#[test]
+fn a_number_that_something_follows_can_be_left_by_its_comma() {
+    let tokenizer = demo();
+    let schema = |first: Value| {
+        Grammar::JsonSchema(json!({
+            "type": "object", "required": ["a", "b"], "additionalProperties": false,
+            "properties": {"a": first, "b": {"type": "boolean"}},
+        }))
+    };
+    let way_out = |first: Value, text: &str| {
+        let constraint = grammars(&tokenizer).constraint(schema(first)).unwrap();
+        let mut follower = Follower::start(constraint).unwrap();
+        for token in tokenizer.encode(text, fm_text::SpecialTokens::AsText).unwrap() {
+            assert!(follower.mask(COMPILE_WAIT).unwrap().is_some(), "{text}");
+            follower.accept(token);
+        }
+        assert!(follower.mask(COMPILE_WAIT).unwrap().is_some(), "{text}");
+        follower.way_out()
+    };
+    assert_eq!(way_out(json!({"type": "integer"}), "{\"a\": 70"), Some(WayOut::Comma));
+    assert_eq!(way_out(json!({"type": "number"}), "{\"a\": 7.0"), Some(WayOut::Comma));
+    assert_eq!(way_out(json!({"type": "integer"}), "{\"a\": 70, \"b\": "), None);
+    let long = json!({"type": "string", "minLength": 5});
+    assert_eq!(way_out(long.clone(), "{\"a\": \"7"), None, "a string that may not end yet");
+    assert_eq!(way_out(long, "{\"a\": \"70000"), Some(WayOut::Close(b'"')));
 }
 
 #[test]

@@ -80,6 +80,8 @@ const OPENAI: &[(&str, &str)] = &[
     ("structured_outputs", r#"{"regex": 5}"#),
     ("tools", r#"[{"type": "function", "function": {"name": "f", "strict": "yes"}}]"#),
     ("grammar", r#""root ::= \"a\"""#),
+    ("structured_outputs", r#"{"grammar": "start: <|im_start|>"}"#),
+    ("moderation", r#"{"model": "x"}"#),
     ("temprature", "1"),
 ];
 
