@@ -12,7 +12,10 @@ use std::{
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::problem::{Problem, Wrong};
+use crate::{
+    problem::{Problem, Wrong},
+    surrogates::mended,
+};
 
 /// Values of a body: each takes 72 bytes, and may take two of the body.
 const VALUES_MAX: usize = 1 << 18;
@@ -45,8 +48,11 @@ impl Fields {
         if values > VALUES_MAX || nests > NESTS_MAX {
             return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
         }
-        let mut json = serde_json::Deserializer::from_slice(body);
-        match Plain.deserialize(&mut json).and_then(|value| json.end().map(|()| value)) {
+        let read = plain(body).or_else(|error| match mended(body) {
+            Some(mended) => plain(&mended),
+            None => Err(error),
+        });
+        match read {
             Ok(Value::Object(map)) => {
                 Ok(Self { map, path: String::new(), peer: None, arrived: None })
             }
@@ -250,6 +256,14 @@ fn bits(number: f64) -> Option<u64> {
     negative.then_some((number as i64).cast_unsigned())
 }
 
+/// Reads JSON as [`Plain`] does.
+fn plain(text: &[u8]) -> serde_json::Result<Value> {
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let value = Plain.deserialize(&mut json)?;
+    json.end()?;
+    Ok(value)
+}
+
 /// JSON as it is written. To `serde_json`'s own reader an object with one key of its own stands for the JSON in a
 /// text, where its feature `raw_value` is on: values that nobody has counted.
 struct Plain;
@@ -369,6 +383,14 @@ mod tests {
         }
         assert!(Fields::parse(b"{\"t\": NaN}").is_err());
         assert_eq!(fields("{\"t\": null}").float("t", 0.0..=2.0).unwrap(), None);
+    }
+
+    #[test]
+    fn half_a_character_is_read_as_none() {
+        let mut cut = fields(r#"{"a": "x\ud83d", "b": "\ud83d\ude00"}"#);
+        assert_eq!(cut.text("a").unwrap().as_deref(), Some("x\u{fffd}"));
+        assert_eq!(cut.text("b").unwrap().as_deref(), Some("😀"));
+        assert!(Fields::parse(br#"{"a": "\ud83d"#).is_err());
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod reader;
 mod serve;
 mod stream;
 mod structured;
+mod surrogates;
 mod texts;
 mod tokens;
 mod tools;
