@@ -1,5 +1,6 @@
 //! What the server has done: for `/metrics`, and one line per request for whoever logs.
 
+mod help;
 mod histogram;
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
 
 use fm_engine::{gauges::Gauges, schedule::Activity};
 
-use self::histogram::Histogram;
+use self::{help::heading, histogram::Histogram};
 use crate::answer::{Requested, Submit};
 
 /// Hears of every request that has ended.
@@ -137,9 +138,9 @@ impl Watch {
         ];
         let mut text = String::new();
         for (name, kind, value) in rows.into_iter().chain(self.limits()) {
-            let _ = writeln!(text, "# TYPE flash_moe_{name} {kind}\nflash_moe_{name} {value}");
+            let _ = writeln!(text, "{}flash_moe_{name} {value}", heading(name, kind));
         }
-        let _ = writeln!(text, "# TYPE flash_moe_requests_total counter");
+        text.push_str(&heading("requests_total", "counter"));
         for (end, count) in &self.ended {
             let count = count.load(Ordering::Relaxed);
             let _ = writeln!(text, "flash_moe_requests_total{{finish=\"{end}\"}} {count}");

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use super::help::heading;
+
 /// Ends of the buckets in seconds: from a token of a small model to a prompt that is read from a slow disk.
 const ENDS: [f64; 14] =
     [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
@@ -30,7 +32,7 @@ impl Histogram {
 
     pub(super) fn write(&self, name: &str, to: &mut String) -> fmt::Result {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        writeln!(to, "# TYPE flash_moe_{name} histogram")?;
+        to.push_str(&heading(name, "histogram"));
         let mut count = 0;
         for (end, counter) in ENDS.iter().zip(&self.counts) {
             count += load(counter);

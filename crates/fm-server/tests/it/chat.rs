@@ -360,8 +360,13 @@ fn the_panels_in_the_documentation_name_what_is_exported() {
     let metrics = get(server.at, "/metrics").body;
     let exported = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let exported = exported.filter_map(|line| line.split(' ').next());
+    let exported: Vec<&str> = exported.collect();
+    let mut helped = metrics.lines().filter_map(|line| line.strip_prefix("# HELP "));
+    assert!(helped.all(|line| line.split_once(' ').is_some_and(|(_, help)| help.ends_with('.'))));
+    assert_eq!(metrics.matches("# HELP ").count(), exported.len(), "each says what it is");
     // A disk that nobody has measured has no limit.
-    let exported: Vec<&str> = exported.chain(["flash_moe_disk_limit_bytes_per_second"]).collect();
+    let exported: Vec<&str> =
+        exported.into_iter().chain(["flash_moe_disk_limit_bytes_per_second"]).collect();
     let path = fm_testkit::golden::workspace_dir().join("docs/grafana.json");
     let board: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let panels = board["panels"].as_array().unwrap();
