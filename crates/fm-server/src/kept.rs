@@ -1,8 +1,10 @@
-//! Calls as the model wrote them, by the ids that clients know them by.
+//! What answers said, by the ids that clients know it by: calls as the model wrote them, and items of responses.
 //!
 //! A client sends every call of its conversation back with the next request, as JSON that was read and
 //! written again. As long as the model's own words are here, the prompt repeats them, so that it stays
 //! the text that has been computed.
+//!
+//! Clients of the Responses API may send the id of an item alone, in the belief that it is kept.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -79,6 +81,23 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).put(id, entry, BYTES_MAX);
     }
 
+    /// Keeps an item of a response.
+    pub(crate) fn put_item(&self, id: &str, item: &Value) {
+        let (name, arguments) = (String::new(), String::new());
+        let entry = Entry { name, arguments, written: item.to_string(), used: 0 };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).put(id, entry, BYTES_MAX);
+    }
+
+    /// The item of this id, if it is still here.
+    pub(crate) fn item(&self, id: &str) -> Option<Value> {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A call has a name.
+        let entry = entries.by_id.get(id).filter(|entry| entry.name.is_empty())?;
+        let item = serde_json::from_str(&entry.written).ok()?;
+        entries.touch(id);
+        Some(item)
+    }
+
     /// The arguments as they were written, if the client means the same by this id.
     pub(crate) fn get(&self, id: &str, name: &str, arguments: &Value) -> Option<String> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,6 +156,17 @@ mod tests {
         assert_eq!(kept.get("b", "f", &same), None);
         assert_eq!(kept.get("a", "f", &json!({"x": 2, "y": "é"})), None);
         assert_eq!(kept.get("a", "f", &json!({"x": 1})), None);
+    }
+
+    #[test]
+    fn an_item_is_no_call_and_a_call_no_item() {
+        let (kept, item) = (Kept::default(), json!({"type": "message", "content": "é"}));
+        kept.put("a", &call("f", "{}"));
+        kept.put_item("b", &item);
+        assert_eq!(kept.item("b"), Some(item));
+        assert_eq!((kept.item("a"), kept.item("c")), (None, None));
+        assert_eq!(kept.get("b", "", &json!({})), None);
+        assert!(kept.bytes() > 2 * ENTRY_BYTES);
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl Model {
         let mut fields = Fields::of(Value::Object(body), "")?;
         let mut manner = Manner::default();
         let conversation = if responses {
-            openai::responses::conversation(&mut fields, &mut manner)?
+            openai::responses::conversation(&mut fields, &mut manner, &Kept::default())?
         } else if anthropic {
             anthropic::conversation(&mut fields, &mut manner)?
         } else {

@@ -48,6 +48,15 @@ pub(crate) enum Problem {
         /// What is wrong with it.
         wrong: Wrong,
     },
+    /// An item is named that is not here; in the words of the original.
+    #[error(
+        "Item with id '{id}' not found. Items are not persisted when `store` is set to false. Try again \
+         with `store` set to true, or remove this item from your input."
+    )]
+    NoItem {
+        /// What the client calls it.
+        id: String,
+    },
     /// The grammar of a field is not taken.
     #[error("{field}: {source}")]
     Grammar {
@@ -218,7 +227,7 @@ impl Problem {
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::Key => StatusCode::UNAUTHORIZED,
             Self::Foreign => StatusCode::FORBIDDEN,
-            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::NotFound | Self::NoItem { .. } => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Refused(Refused::Full { .. }) | Self::Watched { .. } => {
                 StatusCode::TOO_MANY_REQUESTS
@@ -244,7 +253,8 @@ impl Problem {
             Self::Field { field, .. }
             | Self::Grammar { field, .. }
             | Self::TooLong { field, .. } => Some(field),
-            Self::NoTools | Self::NoDialect => Some("tools"),
+            Self::NoItem { .. } => Some("input"),
+            Self::NoTools | Self::NoDialect | Self::Unkept { .. } => Some("tools"),
             _ => None,
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     answer::Answer,
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
-    kept::CallIds,
+    kept::{CallIds, Kept},
     model::Conversation,
     problem::Problem,
     serve::{self, App},
@@ -58,6 +58,8 @@ struct Form {
     created_unix: u64,
     repeated: Repeated,
     stream: bool,
+    /// Whether its items may be kept: who leaves `store` open may send their ids alone.
+    keeps: bool,
     namespaces: Namespaces,
     left_out: Vec<&'static str>,
 }
@@ -103,9 +105,10 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     manner.top_logprobs = (odds || top.is_some()).then(|| top.unwrap_or(0) as usize);
     manner.odds_max = ODDS_MAX;
     manner.constraint = structured::take_responses(&mut fields, &model.grammars)?;
-    let mut conversation = conversation(&mut fields, &mut manner)?;
+    let mut conversation = conversation(&mut fields, &mut manner, &app.kept)?;
     structured::with_tools(&mut manner, &conversation, model)?;
     let stream = streams(&mut fields)?;
+    let keeps = fields.peek("store").is_none();
     refuse_unsupported(&mut fields)?;
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
@@ -115,7 +118,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let prompts = vec![prompt.map_err(|problem| problem.of_field("input"))?];
     let ask = Ask { prompts, manner, ids: ids.clone() };
     let (app, created_unix) = (Arc::clone(app), serve::now_unix());
-    let form = Form { app, id, ids, created_unix, repeated, stream, namespaces, left_out };
+    let form = Form { app, id, ids, created_unix, repeated, stream, keeps, namespaces, left_out };
     Ok((ask, form))
 }
 
@@ -137,9 +140,10 @@ fn streams(fields: &mut Fields) -> Result<bool, Problem> {
 pub(crate) fn conversation(
     fields: &mut Fields,
     manner: &mut Manner,
+    kept: &Kept,
 ) -> Result<Conversation, Problem> {
     let tools = Tools::take_responses(fields)?;
-    let messages = items::read(fields, &tools.namespaces)?;
+    let messages = items::read(fields, &tools.namespaces, kept)?;
     let mut conversation = Conversation { messages, tools, ..Conversation::default() };
     let effort = match fields.take("reasoning") {
         None => None,

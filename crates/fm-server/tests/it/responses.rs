@@ -109,6 +109,56 @@ fn both(server: &crate::harness::Running, body: &Value) -> (Value, Value) {
 }
 
 #[test]
+fn an_item_may_be_sent_back_by_its_name() {
+    let server = start(1);
+    let first = post(server.at, PATH, &ask(&json!({"max_output_tokens": 300}))).json();
+    let items = first["output"].as_array().unwrap();
+    assert!(items.len() > 1, "a thought and an answer: {first}");
+    let said = |of: &dyn Fn(&Value) -> Value| {
+        let mut input = vec![json!({"role": "user", "content": "What is 7 plus 5?"})];
+        input.extend(items.iter().map(of));
+        input.push(json!({"role": "user", "content": "And 8?"}));
+        let body = ask(&json!({"input": input, "max_output_tokens": 8}));
+        let told = post(server.at, PATH, &body).json();
+        (told["output"][0]["content"].clone(), told["usage"]["input_tokens"].clone())
+    };
+    let by_name = said(&|item| json!({"type": "item_reference", "id": item["id"]}));
+    assert_eq!(by_name, said(&Clone::clone));
+    let lines = crate::client::get(server.at, "/metrics").body;
+    assert!(!lines.contains("calls_kept_bytes 0\n"), "they are counted: {lines}");
+
+    let missing = |id: &Value| {
+        let reference = json!({"type": "item_reference", "id": id});
+        let refused = post(server.at, PATH, &ask(&json!({"input": [reference]})));
+        (refused.status, refused.json()["error"]["message"].as_str().unwrap().to_owned())
+    };
+    let (status, message) = missing(&json!("rs_1"));
+    assert!(status == 404 && message.starts_with("Item with id 'rs_1' not found. Items are not"));
+    let off = ask(&json!({"store": false, "max_output_tokens": 2}));
+    let unkept = post(server.at, PATH, &off).json()["output"][0]["id"].clone();
+    assert_eq!(missing(&unkept).0, 404, "who says that nothing shall be kept is heard");
+}
+
+#[test]
+fn what_clients_of_today_send_and_changes_no_answer_is_taken() {
+    let server = start(1);
+    for more in [
+        json!({"context_management": [{"type": "compaction", "compact_threshold": 200_000}]}),
+        json!({"reasoning": {"effort": "low", "mode": "auto"}}),
+        json!({"text": {"verbosity": "low"}}),
+        json!({"access_programs": ["a"], "image": {"size": "auto"}}),
+    ] {
+        let mut body = ask(&more);
+        body["max_output_tokens"] = 1.into();
+        let taken = post(server.at, PATH, &body);
+        assert_eq!(taken.status, 200, "{more}: {}", taken.body);
+        let told = taken.json();
+        assert!(told["reasoning"].as_object().unwrap().contains_key("summary"), "{told}");
+        assert_eq!(told["text"]["format"]["type"], "text", "{told}");
+    }
+}
+
+#[test]
 fn the_bytes_of_a_short_response() {
     let server = start(1);
     let short = json!({"enable_thinking": false, "max_output_tokens": 2, "stream": true});

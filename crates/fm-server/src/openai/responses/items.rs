@@ -4,7 +4,8 @@ use fm_text::Message;
 use serde_json::{Value, json};
 
 use crate::{
-    fields::Fields,
+    fields::{Fields, NAME_MAX},
+    kept::Kept,
     openai::message::{REFUSAL, function, parts_text},
     problem::{Problem, Wrong},
     tools::Namespaces,
@@ -17,9 +18,24 @@ const ITEMS_MAX: usize = 8192;
 /// Parts that are text.
 const TEXTS: &[&str] = &["input_text", "output_text", "text", REFUSAL];
 
+/// What tools did that run on the original's servers: the answer behind it says what came of it.
+const LEFT_OUT: [&str; 7] = [
+    "web_search_call",
+    "file_search_call",
+    "image_generation_call",
+    "code_interpreter_call",
+    "tool_search_call",
+    "tool_search_output",
+    "compaction",
+];
+
 /// Reads `instructions` and `input`, whose calls may be of functions in namespaces.
-pub(super) fn read(fields: &mut Fields, namespaces: &Namespaces) -> Result<Vec<Message>, Problem> {
-    let mut items = Items { namespaces, messages: Vec::new(), thought: None };
+pub(super) fn read(
+    fields: &mut Fields,
+    namespaces: &Namespaces,
+    kept: &Kept,
+) -> Result<Vec<Message>, Problem> {
+    let mut items = Items { namespaces, kept, messages: Vec::new(), thought: None };
     if let Some(instructions) = fields.text("instructions")? {
         items.messages.push(Message::new("system", instructions));
     }
@@ -42,6 +58,7 @@ pub(super) fn read(fields: &mut Fields, namespaces: &Namespaces) -> Result<Vec<M
 
 struct Items<'n> {
     namespaces: &'n Namespaces,
+    kept: &'n Kept,
     messages: Vec<Message>,
     /// What the assistant thought before the item that comes next.
     thought: Option<String>,
@@ -56,11 +73,29 @@ impl Items<'_> {
                 Ok(())
             }
             Some("function_call") => self.call(item, field),
-            Some("function_call_output") => self.result(item, field),
+            Some(
+                "function_call_output" | "custom_tool_call_output" | "local_shell_call_output",
+            ) => self.result(item, field),
             Some("item_reference") => {
-                let what = "references to items: it keeps none; send them whole";
-                Err(Wrong::Unsupported(what).at(field))
+                let id = string(item, "id", field)?;
+                if id.len() > NAME_MAX {
+                    return Err(Wrong::Long(NAME_MAX).at(format!("{field}.id")));
+                }
+                match self.kept.item(id) {
+                    // What is kept is no reference, so this ends here.
+                    Some(item) => self.add(&item, field),
+                    None => Err(Problem::NoItem { id: id.to_owned() }),
+                }
             }
+            Some("custom_tool_call") => {
+                let input = json!({"input": string(item, "input", field)?});
+                self.call_of(item, &function(Some(text(item, "name")), &input, field)?, field)
+            }
+            Some("local_shell_call") => {
+                let name = Some("local_shell".to_owned());
+                self.call_of(item, &function(name, &item["action"], field)?, field)
+            }
+            Some(kind) if LEFT_OUT.contains(&kind) => Ok(()),
             Some(_) => Err(Wrong::Unsupported("items of this type").at(field)),
         }
     }
@@ -104,8 +139,12 @@ impl Items<'_> {
 
     /// Calls that follow each other, or what was said before them, are one message.
     fn call(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
-        let id = string(item, "call_id", field)?;
         let function = function(self.namespaces.called_of(item), &item["arguments"], field)?;
+        self.call_of(item, &function, field)
+    }
+
+    fn call_of(&mut self, item: &Value, function: &Value, field: &str) -> Result<(), Problem> {
+        let id = string(item, "call_id", field)?;
         let call = json!({"id": id, "type": "function", "function": function});
         let thought = self.thought.take();
         let last = self.messages.last_mut().filter(|last| last.role == "assistant");
@@ -141,6 +180,10 @@ fn content(value: &Value, field: &str) -> Result<String, Problem> {
     }
 }
 
+fn text(item: &Value, name: &str) -> String {
+    item[name].as_str().unwrap_or_default().to_owned()
+}
+
 fn string<'i>(item: &'i Value, name: &str, field: &str) -> Result<&'i str, Problem> {
     item[name].as_str().ok_or_else(|| Wrong::Kind("a string").at(format!("{field}.{name}")))
 }
@@ -160,7 +203,12 @@ mod tests {
         let body = json!({"instructions": "Be brief.", "input": input, "tools": tools});
         let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
         let tools = Tools::take_responses(&mut fields).unwrap();
-        let messages = read(&mut fields, &tools.namespaces).unwrap();
+        let kept = Kept::default();
+        kept.put_item(
+            "msg_1",
+            &json!({"type": "message", "role": "assistant", "content": "Kept."}),
+        );
+        let messages = read(&mut fields, &tools.namespaces, &kept).unwrap();
         let one = |message: &Message| {
             let calls = message.tool_calls.as_ref().and_then(Value::as_array);
             let names = calls.into_iter().flatten().map(|call| call["function"]["name"].clone());
@@ -172,6 +220,29 @@ mod tests {
             ])
         };
         messages.iter().map(one).collect()
+    }
+
+    #[test]
+    fn a_thread_that_was_begun_elsewhere_goes_on() {
+        let output = |kind: &str| json!({"type": kind, "call_id": "x", "output": "ok"});
+        let input = json!([
+            {"role": "user", "content": "a"},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+            {"type": "item_reference", "id": "msg_1"},
+            {"type": "custom_tool_call", "call_id": "x", "name": "patch", "input": "*** Begin"},
+            output("custom_tool_call_output"),
+            {"type": "local_shell_call", "call_id": "x", "action": {"command": ["ls"]}},
+            output("local_shell_call_output"),
+        ]);
+        let expected = json!([
+            ["system", "Be brief.", null, []],
+            ["user", "a", null, []],
+            ["assistant", "Kept.", null, ["patch"]],
+            ["tool", "ok", null, []],
+            ["assistant", "", null, ["local_shell"]],
+            ["tool", "ok", null, []],
+        ]);
+        assert_eq!(messages(&input), expected);
     }
 
     #[test]

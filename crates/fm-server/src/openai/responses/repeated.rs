@@ -63,7 +63,15 @@ impl Repeated {
         let mut bytes = 0;
         for (name, max) in FIELDS {
             let Some(value) = fields.peek(name) else { continue };
-            let written = all.set(name, value);
+            let written = match (defaults[*name].as_object(), value.as_object()) {
+                // What it leaves open is as it is without it.
+                (Some(own), Some(said)) => {
+                    let mut both = own.clone();
+                    both.extend(said.clone());
+                    all.set(name, &both.into())
+                }
+                _ => all.set(name, value),
+            };
             bytes += written;
             // Of a text, its letters count, however they are written.
             if value.as_str().map_or(written, str::len) > *max {

@@ -297,9 +297,12 @@ impl Writer {
         let Some(item) = self.open.take() else { return };
         let value = item.value(status, &self.form);
         let index = self.begun - 1;
-        self.event(out, "output_item.done", json!({"output_index": index, "item": value}));
+        self.event(out, "output_item.done", json!({"output_index": index, "item": &value}));
         // A call that was none is told as text.
         if status == "completed" || !is_call {
+            if self.form.keeps {
+                self.form.app.kept.put_item(&item.id, &without_odds(value));
+            }
             self.output.push((item, status));
         }
     }
@@ -321,6 +324,14 @@ impl Writer {
         let status = self.status().0;
         self.close_item(out, status);
     }
+}
+
+/// An item without the log-probabilities of its tokens, which may be as many as a text of its own.
+fn without_odds(mut item: Value) -> Value {
+    for part in item["content"].as_array_mut().into_iter().flatten() {
+        part.as_object_mut().into_iter().for_each(|part| drop(part.remove("logprobs")));
+    }
+    item
 }
 
 fn tell(out: &mut Out, (kind, number): (&str, u64), fields: impl Serialize) {
