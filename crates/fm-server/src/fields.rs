@@ -54,6 +54,10 @@ impl Fields {
         });
         match read {
             Ok(Value::Object(map)) => {
+                let written = map.values().map(written_values).sum::<usize>();
+                if written > VALUES_MAX {
+                    return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
+                }
                 Ok(Self { map, path: String::new(), peer: None, arrived: None })
             }
             Ok(_) => Err(Problem::Body { source: None }),
@@ -343,6 +347,16 @@ fn size(body: &[u8]) -> (usize, usize) {
     (values, nests)
 }
 
+/// Values of the objects that are written in texts, as those of arguments and schemas are, which become values.
+fn written_values(value: &Value) -> usize {
+    match value {
+        Value::String(text) if text.trim_start().starts_with('{') => size(text.as_bytes()).0,
+        Value::Array(all) => all.iter().map(written_values).sum(),
+        Value::Object(all) => all.values().map(written_values).sum(),
+        _ => 0,
+    }
+}
+
 /// A number within a range. JSON has no NaN; a number too large for f32 is out of every range.
 pub(crate) fn float(
     value: &Value,
@@ -431,6 +445,15 @@ mod tests {
             assert!(matches!(parsed, Err(Problem::BodyTooMany { .. })), "{}", &many[..2]);
             let text = format!("{{\"a\": \"\\\\\\\"{many}\"}}");
             assert!(Fields::parse(text.as_bytes()).is_ok(), "a text may spell anything");
+        }
+        // Arguments of calls are objects in texts, and many together are one.
+        for (calls, values, fit) in
+            [(1, VALUES_MAX, false), (8, VALUES_MAX / 7, false), (8, VALUES_MAX / 9, true)]
+        {
+            let arguments = format!(r#"{{\"a\": [{}1]}}"#, "1,".repeat(values));
+            let calls = vec![format!(r#"{{"arguments": "{arguments}"}}"#); calls].join(",");
+            let parsed = Fields::parse(format!(r#"{{"calls": [{calls}]}}"#).as_bytes());
+            assert_eq!(parsed.is_ok(), fit, "{values}");
         }
         // What `serde_json` means by this key is not what a client may mean.
         let hidden = "1,".repeat(VALUES_MAX);

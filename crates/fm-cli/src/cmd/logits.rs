@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use fm_engine::{Engine, EngineError, Load, options::ENGINE};
 use fm_format::{key::LayerIndex, new_file::NewFile};
@@ -106,6 +106,7 @@ fn write(
 
     let session = engine.runner.open(engine.plan.context).map_err(EngineError::from)?;
     let rows_max = engine.runner.logits_rows_max().min(engine.runner.rows_max());
+    let mut broken = None;
     for (i, chunk) in tokens.chunks(rows_max).enumerate() {
         let wants = Wants { logits: true, hidden: layer.is_some(), ..Wants::default() };
         let rows = (i * rows_max..).zip(chunk).map(|(position, token)| Row {
@@ -122,12 +123,21 @@ fn write(
         if let Some(spoiled) = output.spoiled.into_iter().next() {
             return Err(EngineError::from(spoiled.reason).into());
         }
+        let is_nan = output.logits.iter().position(|logit| logit.is_nan());
+        broken = broken.or(is_nan.map(|at| i * rows_max + at / vocab));
         let row = (i * rows_max) as u64;
         write_at(&mut file, data + row * 4 * vocab as u64, output.logits)?;
         let hidden_at = data + logits_bytes as u64 + row * 4 * hidden as u64;
         write_at(&mut file, hidden_at, output.hidden)?;
     }
-    Ok(file.finish()?)
+    file.finish()?;
+    // Written all the same: where it begins is what one compares with others.
+    match broken {
+        Some(row) => bail!(
+            "the logits of row {row} are no numbers: the weights or the arithmetic are broken"
+        ),
+        None => Ok(()),
+    }
 }
 
 fn write_at(file: &mut NewFile, at: u64, values: &[f32]) -> io::Result<()> {

@@ -6,7 +6,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use fm_testkit::golden::{Golden, demo_dir, golden_dir, workspace_dir};
+use fm_format::{record::FileIndex, source::safetensors};
+use fm_testkit::golden::{Golden, copy_files, demo_dir, golden_dir, workspace_dir};
 use fm_text::Tokenizer;
 
 use crate::{flash_moe, program, stderr, stdout};
@@ -267,6 +268,28 @@ fn logits_that_fail_leave_the_earlier_file() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert_eq!(fs::read(&file).unwrap(), b"earlier");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_written_and_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    copy_files(&golden_dir("qwen3_moe/hf"), dir.path());
+    let (path, file) = (dir.path().join("model.safetensors"), dir.path().join("out.safetensors"));
+    let tensors = safetensors::read_header(&path, FileIndex(0)).unwrap();
+    let embedding = tensors.iter().find(|t| t.name == "model.embed_tokens.weight").unwrap();
+    let row = embedding.extent.bytes as usize / embedding.shape[0];
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[embedding.extent.offset as usize + 5 * row..][..row].fill(0xFF);
+    fs::write(&path, bytes).unwrap();
+    let (model, out) = (dir.path().to_str().unwrap(), file.to_str().unwrap());
+    let output = flash_moe(&["logits", model, "--prompt-tokens", "1,2,5,3", "--out", out]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("the logits of row 2 are no numbers"), "{}", stderr(&output));
+    let written = Golden::open(&file);
+    let logits = written.f32("logits").0;
+    let vocab = logits.len() / 4;
+    assert!(logits[..2 * vocab].iter().all(|logit| logit.is_finite()));
+    assert!(logits[2 * vocab..].iter().all(|logit| logit.is_nan()));
 }
 
 fn check(file: &Path, golden: &Golden) {
