@@ -88,12 +88,12 @@ impl Kept {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).put(id, entry, BYTES_MAX);
     }
 
-    /// The item of this id, if it is still here.
-    pub(crate) fn item(&self, id: &str) -> Option<Value> {
+    /// The item of this id, if it is still here, and its bytes.
+    pub(crate) fn item(&self, id: &str) -> Option<(Value, usize)> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // A call has a name.
         let entry = entries.by_id.get(id).filter(|entry| entry.name.is_empty())?;
-        let item = serde_json::from_str(&entry.written).ok()?;
+        let item = (serde_json::from_str(&entry.written).ok()?, entry.written.len());
         entries.touch(id);
         Some(item)
     }
@@ -163,7 +163,8 @@ mod tests {
         let (kept, item) = (Kept::default(), json!({"type": "message", "content": "é"}));
         kept.put("a", &call("f", "{}"));
         kept.put_item("b", &item);
-        assert_eq!(kept.item("b"), Some(item));
+        let bytes = item.to_string().len();
+        assert_eq!(kept.item("b"), Some((item, bytes)));
         assert_eq!((kept.item("a"), kept.item("c")), (None, None));
         assert_eq!(kept.get("b", "", &json!({})), None);
         assert!(kept.bytes() > 2 * ENTRY_BYTES);

@@ -358,6 +358,14 @@ proptest! {
     }
 }
 
+/// Arguments with null for a text that spells it: the other implementation takes even a string's for that.
+fn nothing(arguments: &Value) -> Value {
+    let mut arguments = arguments.clone();
+    let values = arguments.as_object_mut().into_iter().flat_map(|map| map.values_mut());
+    values.filter(|value| **value == "null").for_each(|value| *value = Value::Null);
+    arguments
+}
+
 /// Cases of another implementation, from a folder that is not part of the repository.
 #[test]
 fn calls_are_what_another_implementation_reads() {
@@ -386,7 +394,7 @@ fn calls_are_what_another_implementation_reads() {
         let calls: Vec<Value> = heard
             .calls
             .iter()
-            .map(|(name, arguments)| json!({"name": name, "arguments": arguments}))
+            .map(|(name, arguments)| json!({"name": name, "arguments": nothing(arguments)}))
             .collect();
         let expected = match &case["result"] {
             Value::Array(list) => list.clone(),

@@ -4,6 +4,7 @@ use fm_text::Message;
 use serde_json::{Value, json};
 
 use crate::{
+    bodies::BODY_MAX,
     fields::{Fields, NAME_MAX},
     kept::Kept,
     openai::message::{REFUSAL, function, parts_text},
@@ -35,7 +36,7 @@ pub(super) fn read(
     namespaces: &Namespaces,
     kept: &Kept,
 ) -> Result<Vec<Message>, Problem> {
-    let mut items = Items { namespaces, kept, messages: Vec::new(), thought: None };
+    let mut items = Items { namespaces, kept, messages: Vec::new(), referenced: 0, thought: None };
     if let Some(instructions) = fields.text("instructions")? {
         items.messages.push(Message::new("system", instructions));
     }
@@ -60,6 +61,8 @@ struct Items<'n> {
     namespaces: &'n Namespaces,
     kept: &'n Kept,
     messages: Vec<Message>,
+    /// Bytes of the items that were named instead of sent.
+    referenced: usize,
     /// What the assistant thought before the item that comes next.
     thought: Option<String>,
 }
@@ -81,11 +84,17 @@ impl Items<'_> {
                 if id.len() > NAME_MAX {
                     return Err(Wrong::Long(NAME_MAX).at(format!("{field}.id")));
                 }
-                match self.kept.item(id) {
-                    // What is kept is no reference, so this ends here.
-                    Some(item) => self.add(&item, field),
-                    None => Err(Problem::NoItem { id: id.to_owned() }),
+                let kept = self.kept.item(id);
+                let (item, bytes) = kept.ok_or_else(|| Problem::NoItem { id: id.to_owned() })?;
+                // A short body may name a long item many times.
+                self.referenced += bytes;
+                if self.referenced > BODY_MAX {
+                    return Err(
+                        Wrong::Rule("with the items before it has more than 16 MiB").at(field)
+                    );
                 }
+                // What is kept is no reference, so this ends here.
+                self.add(&item, field)
             }
             Some("custom_tool_call") => {
                 let input = json!({"input": string(item, "input", field)?});
@@ -220,6 +229,19 @@ mod tests {
             ])
         };
         messages.iter().map(one).collect()
+    }
+
+    #[test]
+    fn items_that_are_named_are_as_long_as_a_body_together() {
+        let kept = Kept::default();
+        let text = "x".repeat(1 << 20);
+        kept.put_item("long", &json!({"type": "message", "role": "assistant", "content": text}));
+        for (times, fit) in [(15, true), (16, false)] {
+            let input = vec![json!({"type": "item_reference", "id": "long"}); times];
+            let mut fields = Fields::parse(json!({"input": input}).to_string().as_bytes()).unwrap();
+            let messages = read(&mut fields, &Namespaces::default(), &kept);
+            assert_eq!(messages.is_ok(), fit, "{times}");
+        }
     }
 
     #[test]
