@@ -95,8 +95,8 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
         (read_json(&dir.join(CONFIG))?, None)
     };
     let mut files = vec![dir.join(TRUNK)];
-    let mut trunk = safetensors::read_header(&files[0], FileIndex(0))?;
     check_file(&files[0], manifest.trunk.bytes)?;
+    let mut trunk = safetensors::read_header(&files[0], FileIndex(0))?;
     trunk.iter_mut().try_for_each(|tensor| restore_format(&path, &manifest.trunk, tensor))?;
     let named: BTreeSet<&str> = trunk.iter().map(|tensor| tensor.name.as_str()).collect();
     let listed = manifest.trunk.tensors.keys().map(String::as_str).collect();
