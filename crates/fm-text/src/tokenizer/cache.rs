@@ -1,4 +1,4 @@
-//! The converted tokenizer, kept beside the model.
+//! The converted tokenizer, kept in the cache directory.
 //!
 //! Converting a vocabulary of 248 thousand tokens from JSON takes half a second, reading it back
 //! in the library's own binary form a tenth of that. A cache that cannot be read or written is not
