@@ -216,7 +216,7 @@ fn what_cannot_be_read_for_now_stays() {
     let asked = request(tokens(1, 140));
     for extension in ["entry", "segment"] {
         let shelf = Shelf::new(ROOMY);
-        let mut scheduler = shelf.start(&dir);
+        let scheduler = shelf.start(&dir);
         answer(&scheduler, asked.clone());
         scheduler.drain().unwrap();
         let files = shelf.files();
@@ -227,13 +227,9 @@ fn what_cannot_be_read_for_now_stays() {
             std::os::unix::fs::symlink(file, file).unwrap();
         };
         // Entries are read at the start, segments when they are asked for.
-        if extension == "entry" {
-            away();
-            scheduler = shelf.start(&dir);
-        } else {
-            scheduler = shelf.start(&dir);
-            away();
-        }
+        (extension == "entry").then(away);
+        let scheduler = shelf.start(&dir);
+        (extension == "segment").then(away);
         assert_eq!(answer(&scheduler, asked.clone()).restored, 0, "{extension}");
         let notices = std::mem::take(&mut *shelf.notices.lock().unwrap());
         assert!(notices[0].starts_with("cannot read ") && notices.len() == 1, "{notices:?}");
