@@ -33,6 +33,13 @@ pub(super) fn require(
     if holds { Ok(()) } else { Err(LoadError::Field { field, found: found.into(), expected }) }
 }
 
+/// Refuses a configuration that leaves out what its family's own implementation has a default for that published models
+/// do not have. Null is said.
+pub(super) fn announced(config: &Value, fields: &[&'static str]) -> Result<(), LoadError> {
+    let said = fields.iter().any(|field| config.get(field).is_some());
+    require(said, fields[0], "missing", "expected, or null where there is none")
+}
+
 /// What the feed-forward networks of the Qwen families have in common.
 #[derive(Debug, Deserialize)]
 pub(super) struct MoeConfig {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    config::{RopeConfig, TrunkConfig, check_dims, parse, require},
+    config::{RopeConfig, TrunkConfig, announced, check_dims, parse, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite, NAMES},
     experts::ExpertDims,
     ffn::{Experts, Router, SharedExpert, dense},
@@ -57,8 +57,7 @@ struct GroupedConfig {
     num_nextn_predict_layers: Option<usize>,
 }
 
-/// Experts of a model that may have one group of them. Larger ones, as V3 and R1, choose among the best of 8 groups, and
-/// GGUF files from before there was a key for it do not say so.
+/// Experts of a model that may have one group of them. Larger ones, as V3 and R1, choose among the best of 8 groups.
 const UNGROUPED_MAX: usize = 64;
 
 /// Dense layers before the routed ones where the configuration is silent.
@@ -71,6 +70,10 @@ pub(super) fn describe(
     dense_default: DenseDefault,
 ) -> Result<ModelSpec, LoadError> {
     let Config { trunk, mla, moe, rope } = parse(model_type, config)?;
+    // GGUF files from before there was a key for it do not say so.
+    if checkpoint.metadata.is_none() {
+        announced(config, &["n_group"])?;
+    }
     trunk.check()?;
     let mla = mla.check(&trunk, &rope)?;
     let routing = moe.routing()?;

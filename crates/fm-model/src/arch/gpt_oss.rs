@@ -14,7 +14,7 @@ use crate::{
 
 use super::{
     attention::{Attention, OutputGate, QueryKeyNorm},
-    config::{LocalExpertsConfig, RopeConfig, TrunkConfig, parse, require},
+    config::{LocalExpertsConfig, RopeConfig, TrunkConfig, announced, parse, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite, NAMES},
     experts::ExpertDims,
     ffn::{Experts, Router},
@@ -97,6 +97,7 @@ impl Config {
 
 /// See [`super::describe`].
 pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelSpec, LoadError> {
+    announced(config, &["rope_scaling", "rope_parameters"])?;
     let config: Config = parse(MODEL_TYPE, config)?;
     config.check()?;
     let (trunk, windows, experts) = (&config.trunk, config.windows()?, config.experts());

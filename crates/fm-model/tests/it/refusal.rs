@@ -144,6 +144,26 @@ fn rename(dir: &Path, end: &str, other: &str) {
 }
 
 #[test]
+fn what_families_would_guess_has_to_be_said() {
+    for (family, fields) in [
+        (Family::GptOss, &["rope_scaling", "rope_parameters"][..]),
+        (Family::DeepseekV3, &["n_group", "topk_group"]),
+        (Family::Glm4MoeLite, &["n_group", "topk_group"]),
+    ] {
+        let dir = written_as(family, &Layout::Hf);
+        let silent = |config: &mut Value| {
+            let config = config.as_object_mut().unwrap();
+            fields.iter().for_each(|field| drop(config.remove(*field)));
+        };
+        edit_config(dir.path(), silent);
+        let expected = format!("`{}` in the configuration is `missing`", fields[0]);
+        assert!(refusal(dir.path()).contains(&expected), "{}", refusal(dir.path()));
+        edit_config(dir.path(), |config| config[fields[0]] = Value::Null);
+        describe(&Checkpoint::open(dir.path()).unwrap()).unwrap();
+    }
+}
+
+#[test]
 fn a_bias_has_to_be_there_where_it_is_announced_and_nowhere_else() {
     let layouts = [Layout::Hf, Layout::Mlx(MlxLayout::uniform(4, 32))];
     for layout in &layouts {
