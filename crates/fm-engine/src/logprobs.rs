@@ -1,5 +1,7 @@
 //! How likely the model thought a token was, and what it would have liked as much.
 
+use crate::sampler::descending;
+
 /// Log-probabilities of one position. Reused, so that a steady step allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Logprobs {
@@ -24,8 +26,6 @@ impl Logprobs {
         self.likeliest.clear();
         if self.top > 0 {
             self.likeliest.extend((0..).zip(logits.iter().copied()));
-            let descending =
-                |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
             if self.top < self.likeliest.len() {
                 self.likeliest.select_nth_unstable_by(self.top - 1, descending);
                 self.likeliest.truncate(self.top);

@@ -283,7 +283,7 @@ fn largest(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
 
 /// The likelier token first, and the lower one of equals.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "sorting gives references")]
-fn descending(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+pub(crate) fn descending(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 

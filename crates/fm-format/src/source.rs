@@ -21,8 +21,8 @@ pub mod safetensors;
 mod tensor;
 
 pub use files::{Files, TensorCheck, TensorChecksum};
+use tensor::check_places;
 pub use tensor::{Dtype, Tensor};
-use tensor::{refuse_gaps, refuse_overlaps};
 
 /// An opened checkpoint: its configuration and where every tensor lies. Holds no weights.
 #[derive(Debug)]

@@ -347,10 +347,10 @@ fn size(body: &[u8]) -> (usize, usize) {
     (values, nests)
 }
 
-/// Values of the objects that are written in texts, as those of arguments and schemas are, which become values.
+/// Values that are written in texts, as arguments and schemas are, and become values.
 fn written_values(value: &Value) -> usize {
     match value {
-        Value::String(text) if text.trim_start().starts_with('{') => size(text.as_bytes()).0,
+        Value::String(text) if text.trim_start().starts_with(['{', '[']) => size(text.as_bytes()).0,
         Value::Array(all) => all.iter().map(written_values).sum(),
         Value::Object(all) => all.values().map(written_values).sum(),
         _ => 0,
@@ -455,8 +455,10 @@ mod tests {
             let parsed = Fields::parse(format!(r#"{{"calls": [{calls}]}}"#).as_bytes());
             assert_eq!(parsed.is_ok(), fit, "{values}");
         }
+        let list = format!(r#"{{"schema": "[{}1]"}}"#, "1,".repeat(VALUES_MAX));
+        assert!(matches!(Fields::parse(list.as_bytes()), Err(Problem::BodyTooMany { .. })));
         // What `serde_json` means by this key is not what a client may mean.
-        let hidden = "1,".repeat(VALUES_MAX);
+        let hidden = "1,".repeat(9);
         let hidden = format!(r#"{{"a": {{"$serde_json::private::RawValue": "[{hidden}1]"}}}}"#);
         assert!(fields(&hidden).take("a").unwrap().is_object());
         let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));

@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use fm_engine::{Engine, EngineError, Load, options::ENGINE};
+use fm_engine::{Engine, EngineError, Load, options::ENGINE, sampler::NotANumber};
 use fm_format::{key::LayerIndex, new_file::NewFile};
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use serde_json::json;
@@ -124,7 +124,7 @@ fn write(
             return Err(EngineError::from(spoiled.reason).into());
         }
         let is_nan = output.logits.iter().position(|logit| logit.is_nan());
-        broken = broken.or(is_nan.map(|at| i * rows_max + at / vocab));
+        broken = broken.or(is_nan.map(|at| (i * rows_max + at / vocab, at % vocab)));
         let row = (i * rows_max) as u64;
         write_at(&mut file, data + row * 4 * vocab as u64, output.logits)?;
         let hidden_at = data + logits_bytes as u64 + row * 4 * hidden as u64;
@@ -133,9 +133,10 @@ fn write(
     file.finish()?;
     // Written all the same: where it begins is what one compares with others.
     match broken {
-        Some(row) => bail!(
-            "the logits of row {row} are no numbers: the weights or the arithmetic are broken"
-        ),
+        Some((row, token)) => {
+            let error = EngineError::from(NotANumber { token });
+            Err(error).with_context(|| format!("row {row}"))
+        }
         None => Ok(()),
     }
 }

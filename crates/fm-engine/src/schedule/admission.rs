@@ -118,13 +118,18 @@ impl Crew<'_> {
             && let Some(job) = self.read(job, on_disk)
         {
             // What was there may have made room.
-            let there = self.there(&job.request.prompt[..job.request.prompt.len() - 1]);
-            self.begin(job, there);
+            self.compute(job);
         }
     }
 
+    /// Begins a job with what is in memory of its prompt.
+    pub(super) fn compute(&mut self, job: Job) {
+        let there = self.there(&job.request.prompt[..job.request.prompt.len() - 1]);
+        self.begin(job, there);
+    }
+
     /// The session in memory that a prompt takes most from, and how much.
-    pub(super) fn there(&mut self, prompt: &[u32]) -> Option<(SessionId, u32)> {
+    fn there(&mut self, prompt: &[u32]) -> Option<(SessionId, u32)> {
         let kept = self.prefixes.find(self.runner.as_ref(), prompt);
         kept.into_iter().chain(self.written(prompt)).max_by_key(|(_, tokens)| *tokens)
     }
@@ -162,7 +167,7 @@ impl Crew<'_> {
     }
 
     /// Opens a session that begins with what is `there`.
-    pub(super) fn begin(&mut self, job: Job, there: Option<(SessionId, u32)>) {
+    fn begin(&mut self, job: Job, there: Option<(SessionId, u32)>) {
         let Job { request, mut listener } = job;
         if listener(Update::Started).is_break() {
             return;

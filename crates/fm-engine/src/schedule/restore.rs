@@ -117,8 +117,7 @@ impl Crew<'_> {
                 if lasting {
                     self.place(job);
                 } else {
-                    let there = self.there(&job.request.prompt[..job.request.prompt.len() - 1]);
-                    self.begin(job, there);
+                    self.compute(job);
                 }
                 continue;
             }

@@ -85,7 +85,7 @@ pub(crate) fn settled(scheduler: &Scheduler, sessions: usize) {
     until(|| activity.prefixes.on_disk.load(Ordering::Relaxed) == sessions);
 }
 
-fn bit_for_bit(dir: &Path, got: &Generated, asked: Request, what: &str) {
+pub(crate) fn bit_for_bit(dir: &Path, got: &Generated, asked: Request, what: &str) {
     let want = fresh(&mut open_at(dir, &EngineOptions::default()), asked);
     assert_eq!(got.logits_hash, want.logits_hash, "{}: {what}", dir.display());
     assert_eq!(got.tokens, want.tokens);
@@ -206,42 +206,6 @@ fn damage_is_found_removed_and_computed_again() {
         }
     }
     assert_eq!(seen, 24);
-}
-
-/// A link to itself is a file that the system does not open, and says nothing of what was there.
-#[cfg(unix)]
-#[test]
-fn what_cannot_be_read_for_now_stays() {
-    let dir = family_dir("qwen3_moe");
-    let asked = request(tokens(1, 140));
-    for extension in ["entry", "segment"] {
-        let shelf = Shelf::new(ROOMY);
-        let scheduler = shelf.start(&dir);
-        answer(&scheduler, asked.clone());
-        scheduler.drain().unwrap();
-        let files = shelf.files();
-        let file = files.iter().find(|file| file.extension().unwrap() == extension).unwrap();
-        let aside = shelf.dir.path().join("aside");
-        let away = || {
-            fs::rename(file, &aside).unwrap();
-            std::os::unix::fs::symlink(file, file).unwrap();
-        };
-        // Entries are read at the start, segments when they are asked for.
-        (extension == "entry").then(away);
-        let scheduler = shelf.start(&dir);
-        (extension == "segment").then(away);
-        assert_eq!(answer(&scheduler, asked.clone()).restored, 0, "{extension}");
-        let notices = std::mem::take(&mut *shelf.notices.lock().unwrap());
-        assert!(notices[0].starts_with("cannot read ") && notices.len() == 1, "{notices:?}");
-        scheduler.drain().unwrap();
-        assert!(files.iter().all(|file| file.symlink_metadata().is_ok()), "{extension}");
-        fs::rename(&aside, file).unwrap();
-        let scheduler = shelf.start(&dir);
-        let got = answer(&scheduler, asked.clone());
-        assert!(got.restored > 0, "{extension}");
-        bit_for_bit(&dir, &got, asked.clone(), "read again");
-        scheduler.drain().unwrap();
-    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Prompts on disk of several fingerprints, and of several servers.
+//! Prompts on disk of several fingerprints, of several servers, and out of reach.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use fm_engine::schedule::DiskError;
 
 use crate::{
     prefix::{answer, family_dir, request, tokens},
-    prefix_disk::{ROOMY, Shelf, settled},
+    prefix_disk::{ROOMY, Shelf, bit_for_bit, settled},
 };
 
 #[test]
@@ -67,4 +67,44 @@ fn a_directory_in_use_is_left_alone() {
     assert!(matches!(shelf.start_as(&dir, 1), Err(DiskError::InUse { .. })));
     scheduler.drain().unwrap();
     shelf.start(&dir).drain().unwrap();
+}
+
+/// A link to itself is a file that the system does not open, and says nothing of what was there.
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_read_for_now_stays() {
+    let dir = family_dir("qwen3_moe");
+    let asked = request(tokens(1, 140));
+    for extension in ["entry", "segment"] {
+        let shelf = Shelf::new(ROOMY);
+        let scheduler = shelf.start(&dir);
+        answer(&scheduler, asked.clone());
+        scheduler.drain().unwrap();
+        let files = shelf.files();
+        let file = files.iter().find(|file| file.extension().unwrap() == extension).unwrap();
+        let aside = shelf.dir.path().join("aside");
+        let away = || {
+            fs::rename(file, &aside).unwrap();
+            std::os::unix::fs::symlink(file, file).unwrap();
+        };
+        // Entries are read at the start, segments when they are asked for.
+        if extension == "entry" {
+            away();
+        }
+        let scheduler = shelf.start(&dir);
+        if extension == "segment" {
+            away();
+        }
+        assert_eq!(answer(&scheduler, asked.clone()).restored, 0, "{extension}");
+        let notices = std::mem::take(&mut *shelf.notices.lock().unwrap());
+        assert!(notices[0].starts_with("cannot read ") && notices.len() == 1, "{notices:?}");
+        scheduler.drain().unwrap();
+        assert!(files.iter().all(|file| file.symlink_metadata().is_ok()), "{extension}");
+        fs::rename(&aside, file).unwrap();
+        let scheduler = shelf.start(&dir);
+        let got = answer(&scheduler, asked.clone());
+        assert!(got.restored > 0, "{extension}");
+        bit_for_bit(&dir, &got, asked.clone(), "read again");
+        scheduler.drain().unwrap();
+    }
 }

@@ -21,7 +21,7 @@ use crate::{
     error::FormatError,
     quant::{self, FormatKind},
     record::{Extent, FileIndex},
-    source::{Dtype, Tensor, file_prefix, refuse_gaps, refuse_overlaps},
+    source::{Dtype, Tensor, check_places, file_prefix},
 };
 
 mod cursor;
@@ -222,7 +222,6 @@ fn check_extents(path: &Path, file_bytes: u64, header: &Header) -> Result<(), Fo
             return Err(FormatError::Truncated { path, tensor, end, file: file_bytes });
         }
     }
-    refuse_overlaps(path, &header.tensors)?;
     let data = header.tensors_end..file_bytes;
-    refuse_gaps(path, &header.tensors, data, header.alignment)
+    check_places(path, &header.tensors, data, header.alignment)
 }

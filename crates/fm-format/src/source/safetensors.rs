@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     error::FormatError,
     record::{Extent, FileIndex},
-    source::{Dtype, Tensor, refuse_gaps, refuse_overlaps},
+    source::{Dtype, Tensor, check_places},
 };
 
 /// Longest header we accept: the format's own limit.
@@ -31,8 +31,7 @@ pub fn read_header(path: &Path, file: FileIndex) -> Result<Vec<Tensor>, FormatEr
     let header = text_of(path, &mut opened, file_bytes)?;
     let data = Data { path, file, start: 8 + header.len() as u64, file_bytes };
     let tensors = parse_header(&header, &data)?;
-    refuse_overlaps(path, &tensors)?;
-    refuse_gaps(path, &tensors, data.start..file_bytes, 1)?;
+    check_places(path, &tensors, data.start..file_bytes, 1)?;
     Ok(tensors)
 }
 

@@ -119,25 +119,9 @@ pub struct Tensor {
     pub extent: Extent,
 }
 
-/// No two tensors of a file share bytes.
-pub(super) fn refuse_overlaps(path: &Path, tensors: &[Tensor]) -> Result<(), FormatError> {
-    let mut ascending: Vec<&Tensor> = tensors.iter().filter(|t| t.extent.bytes > 0).collect();
-    ascending.sort_by_key(|tensor| tensor.extent.offset);
-    for pair in ascending.windows(2) {
-        if pair[0].extent.offset + pair[0].extent.bytes > pair[1].extent.offset {
-            return Err(FormatError::Overlap {
-                path: path.into(),
-                first: pair[0].name.clone(),
-                second: pair[1].name.clone(),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Every byte of a file's data belongs to a tensor, but for less than `slack` before each and at the end: where
-/// there are others, tensors do not lie where the header says.
-pub(super) fn refuse_gaps(
+/// No two tensors of a file share bytes, and all bytes of its data belong to one, but for less than `slack` before
+/// each and at the end: where there are others, tensors do not lie where the header says.
+pub(super) fn check_places(
     path: &Path,
     tensors: &[Tensor],
     data: Range<u64>,
@@ -145,17 +129,23 @@ pub(super) fn refuse_gaps(
 ) -> Result<(), FormatError> {
     let mut ascending: Vec<&Tensor> = tensors.iter().filter(|t| t.extent.bytes > 0).collect();
     ascending.sort_by_key(|tensor| tensor.extent.offset);
-    let begins = ascending.iter().map(|tensor| (tensor.extent.offset, Some(*tensor)));
-    let mut at = data.start;
-    for (begin, tensor) in begins.chain([(data.end, None)]) {
-        let bytes = begin.saturating_sub(at);
-        if bytes >= slack {
-            let before = tensor.map(|tensor| tensor.name.clone());
-            return Err(FormatError::Gap { path: path.into(), offset: at, bytes, before });
+    let gap = |offset: u64, end: u64, before: Option<&Tensor>| {
+        let bytes = end.saturating_sub(offset);
+        let before = before.map(|tensor| tensor.name.clone());
+        let gap = || FormatError::Gap { path: path.into(), offset, bytes, before };
+        if bytes < slack { Ok(()) } else { Err(gap()) }
+    };
+    let (mut end, mut last) = (data.start, None::<&Tensor>);
+    for tensor in ascending {
+        let begin = tensor.extent.offset;
+        if let Some(last) = last.filter(|_| end > begin) {
+            let (first, second) = (last.name.clone(), tensor.name.clone());
+            return Err(FormatError::Overlap { path: path.into(), first, second });
         }
-        at = tensor.map_or(at, |tensor| tensor.extent.offset + tensor.extent.bytes);
+        gap(end, begin, Some(tensor))?;
+        (end, last) = (begin + tensor.extent.bytes, Some(tensor));
     }
-    Ok(())
+    gap(end, data.end, None)
 }
 
 #[cfg(test)]
