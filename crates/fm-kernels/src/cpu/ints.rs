@@ -33,12 +33,21 @@ pub(super) struct Four {
     pub(super) sign: usize,
 }
 
+/// See [`Ints::TURNS`].
+pub(super) const TURNS_MAX: usize = 2;
+
 /// The integer operations of one instruction set, see [`super::lanes::Lanes`].
 pub(super) trait Ints: Copy + Send + Sync + 'static {
     /// Sixteen floats in registers.
     type F: Copy;
     /// Sixteen words in registers.
     type I: Copy;
+    /// Sums of products of sixteen words, see [`Ints::dot`].
+    type Dots: Copy;
+
+    /// Sums that the words of a run go to in turns: with a single one a core waits for its latency. Measured in
+    /// `docs/experiments/0043`.
+    const TURNS: usize = TURNS_MAX;
 
     /// Sixteen little-endian words.
     fn words(self, line: &Line) -> Self::I;
@@ -110,16 +119,44 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
         }
         self.words(&out)
     }
+    /// The same lines, which are read once more: without it a compiler keeps in memory of its own what two runs
+    /// read, where registers are few.
+    #[inline(always)]
+    fn reread(self, lines: &[Line]) -> &[Line] {
+        lines
+    }
     /// `a | b`
     fn union(self, a: Self::I, b: Self::I) -> Self::I;
-    /// `sum + Σ codes[i] · x[i]` over the four bytes of every word. Codes have no sign; if they are
-    /// not `WIDE` they are below 128.
-    fn dot<const WIDE: bool>(self, codes: Self::I, x: [i8; 4], sum: Self::I) -> Self::I;
-    /// [`Ints::dot`] for a width that an associated constant says.
+    /// Sums that are `start` before any product.
+    fn dots(self, start: Self::I) -> Self::Dots;
+    /// What [`Ints::dot`] takes from codes of which none is above `max`: an instruction may want them with a sign.
     #[inline(always)]
-    fn dot_of(self, wide: bool, codes: Self::I, x: [i8; 4], sum: Self::I) -> Self::I {
-        if wide { self.dot::<true>(codes, x, sum) } else { self.dot::<false>(codes, x, sum) }
+    fn taken_from(self, max: u8) -> i32 {
+        let _ = max;
+        0
     }
+    /// `dots + Σ (codes[i] - taken) · x[i]` over the four bytes of every word, see [`Ints::taken_from`]. Codes have
+    /// no sign and none is above `max`; no activation is -128.
+    fn dot(self, max: u8, codes: Self::I, x: [i8; 4], dots: Self::Dots) -> Self::Dots;
+    /// Of how many words of such codes sums are added up before they have to be [`Ints::settled`].
+    #[inline(always)]
+    fn settles_after(self, max: u8) -> usize {
+        let _ = max;
+        usize::MAX
+    }
+    /// The same sums, with room for as many words again.
+    #[inline(always)]
+    fn settled(self, dots: Self::Dots) -> Self::Dots {
+        dots
+    }
+    /// Makes that none of these sums is known before all are: without it a compiler adds up one after the other,
+    /// and keeps in memory what they share.
+    #[inline(always)]
+    fn in_step(self, max: u8, dots: &mut [Self::Dots]) {
+        let _ = (max, dots);
+    }
+    /// What the sums are.
+    fn dots_words(self, dots: Self::Dots) -> Self::I;
     /// `a + b`, modulo 2^32.
     fn sum_words(self, a: Self::I, b: Self::I) -> Self::I;
     /// `128 · high + low`

@@ -35,10 +35,14 @@ use crate::{
 
 mod arrange;
 mod formats;
+mod sums;
+#[cfg(test)]
+mod tests;
 mod tiled;
 
 pub(super) use arrange::arrange;
 use formats::{Panels, with_panels};
+use sums::{RunOf, finish, multiply, start};
 
 /// How far ahead products of several rows of activations ask for weights.
 const PREFETCH_BYTES: usize = ASKED_AHEAD;
@@ -197,6 +201,7 @@ impl<P: Panels, const CODES: usize, const FIRST: bool> Work for One<'_, P, CODES
                             for line in share(of_run::<P>(unit, $run), part, parts::<P>()) {
                                 lanes.prefetch_here(line, ahead, into);
                             }
+                            let unit = lanes.reread(unit);
                             let codes = unpack(lanes, format, unit, ($run, part));
                             dots = multiply::<L, P, CODES, 1>(lanes, [&codes], (block, part), dots);
                         });
@@ -348,6 +353,11 @@ const fn parts<P: Panels>() -> usize {
     (P::RUN / 4).div_ceil(PART_WORDS)
 }
 
+/// Words of a part of a run.
+const fn words<P: Panels>() -> usize {
+    P::RUN / 4 / parts::<P>()
+}
+
 /// Codes of a part of a run.
 type Part<L> = [<L as Ints>::I; PART_WORDS];
 
@@ -360,7 +370,7 @@ fn unpack<L: Lanes, P: Panels>(
     (run, part): (usize, usize),
 ) -> Part<L> {
     let mut codes = [lanes.splat_int(0); PART_WORDS];
-    for (word, codes) in codes[..P::RUN / 4 / parts::<P>()].iter_mut().enumerate() {
+    for (word, codes) in codes[..words::<P>()].iter_mut().enumerate() {
         *codes = format.codes(lanes, unit, run, part * PART_WORDS + word);
     }
     codes
@@ -384,23 +394,13 @@ impl<L: Lanes> Run<L> {
     }
 }
 
-/// Integer sums that the words of a run go to in turns: with a single one a core waits for its latency.
-/// Measured in `docs/experiments/0043`.
-const CHAINS: usize = 2;
-
 /// Whether integer sums of two panels stay in registers, and codes where those of one panel do. With sums in the
 /// two integers of `int15`, AVX2 keeps most of them in memory, and is slower than with one panel:
 /// `docs/experiments/0060`; so is AVX-512 with runs of 64 codes.
 const fn two_panels_fit<L: Lanes, P: Panels>(lines: usize) -> bool {
-    let (sums, codes) = (lines * CHAINS * L::PARTS, P::RUN / 4 * L::PARTS);
+    let (sums, codes) = (lines * L::TURNS * L::PARTS, P::RUN / 4 * L::PARTS);
     2 * sums <= L::CHAINS && (2 * (sums + codes) <= L::CHAINS || sums + codes > L::CHAINS)
 }
-
-/// Integer sums of some panels.
-type Dots<L, const CODES: usize, const N: usize> = [[[<L as Ints>::I; CODES]; N]; CHAINS];
-
-/// A block of activations, and which of its runs.
-type RunOf<'a, const CODES: usize> = (&'a Block<CODES>, usize);
 
 /// `sums` and the products of the same run of some panels with a run of activations.
 #[inline(always)]
@@ -422,67 +422,4 @@ fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
         factors[n] = runs[n].factors;
     }
     finish::<L, P, CODES, N>(lanes, factors, (x, dots), sums)
-}
-
-/// The sums before any product.
-#[inline(always)]
-fn start<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
-    lanes: L,
-    (block, within): RunOf<'_, CODES>,
-) -> Dots<L, CODES, N> {
-    let start = if P::OFFSET == 0 { 0 } else { -P::OFFSET * block.sum(P::RUN, within) };
-    let mut dots = [[[lanes.splat_int(0); CODES]; N]; CHAINS];
-    // The last are the low ones: only they count once.
-    for dots in &mut dots[0] {
-        dots[CODES - 1] = lanes.splat_int(start);
-    }
-    dots
-}
-
-/// `dots` and the products of a part of a run.
-#[inline(always)]
-fn multiply<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
-    lanes: L,
-    codes: [&Part<L>; N],
-    ((block, within), part): (RunOf<'_, CODES>, usize),
-    mut dots: Dots<L, CODES, N>,
-) -> Dots<L, CODES, N> {
-    for word in 0..P::RUN / 4 / parts::<P>() {
-        for (line, x) in block.codes.iter().enumerate() {
-            let x = x.0.as_chunks().0[within * (P::RUN / 4) + part * PART_WORDS + word];
-            for n in 0..N {
-                let dot = &mut dots[word % CHAINS][n][line];
-                *dot = lanes.dot_of(P::WIDE, codes[n][word], x, *dot);
-            }
-        }
-    }
-    dots
-}
-
-/// `sums` and the products of a run, scaled.
-#[inline(always)]
-fn finish<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
-    lanes: L,
-    factors: [(L::F, L::F); N],
-    ((block, within), dots): (RunOf<'_, CODES>, Dots<L, CODES, N>),
-    mut sums: [L::F; N],
-) -> [L::F; N] {
-    let block_scale = lanes.splat(block.scale);
-    for n in 0..N {
-        let mut lines = dots[0][n];
-        for line in 0..CODES {
-            for chain in &dots[1..] {
-                lines[line] = lanes.sum_words(lines[line], chain[n][line]);
-            }
-        }
-        let [first, last] = [lines[0], lines[CODES - 1]];
-        let dot = if CODES == 2 { lanes.join(first, last) } else { first };
-        let (scale, bias) = factors[n];
-        sums[n] = lanes.fma(lanes.to_float(dot), lanes.mul(scale, block_scale), sums[n]);
-        if P::BIASED {
-            let sum = lanes.splat(block.scaled_sum(P::RUN, within));
-            sums[n] = lanes.fma(bias, sum, sums[n]);
-        }
-    }
-    sums
 }

@@ -7,6 +7,7 @@ use crate::cpu::lanes::{Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window}
 
 use super::x86;
 
+mod dots;
 mod ints;
 mod sums;
 

@@ -95,8 +95,8 @@ pub(super) trait Panels: Copy + Sync {
     const OFFSET: i32 = 0;
     /// Whether weights have a bias.
     const BIASED: bool = false;
-    /// Whether codes may be above 127.
-    const WIDE: bool = false;
+    /// No code is above.
+    const CODE_MAX: u8;
     /// Whether lines follow the words of a row as they are, and [`Panels::words`] is not asked.
     const IN_ORDER: bool = false;
     /// What a unit's header says.

@@ -5,23 +5,24 @@ use std::arch::x86_64::*;
 
 use crate::cpu::{
     codebook::Codebook,
-    ints::{Four, HalfLine, Ints, Line},
+    ints::{Four, HalfLine, Ints, Line, TURNS_MAX},
     lanes::LANES,
 };
 
-use super::{Avx2, Halves};
+use super::{
+    Avx2, Halves,
+    dots::{self, Dots, is_wide},
+};
 
 /// Two registers of eight words.
-type Words = (__m256i, __m256i);
-
-/// Two numbers of 16 bits in every word.
-fn pair(a: i8, b: i8) -> i32 {
-    i32::from(a) & 0xffff | i32::from(b) << 16
-}
+pub(super) type Words = (__m256i, __m256i);
 
 impl<const VNNI: bool> Ints for Avx2<VNNI> {
     type F = Halves;
     type I = Words;
+    type Dots = Dots;
+
+    const TURNS: usize = if VNNI { TURNS_MAX } else { 1 };
 
     #[inline(always)]
     fn words(self, line: &Line) -> Words {
@@ -96,17 +97,49 @@ impl<const VNNI: bool> Ints for Avx2<VNNI> {
         unsafe { union(a, b) }
     }
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, codes: Words, x: [i8; 4], sum: Words) -> Words {
+    fn reread(self, lines: &[Line]) -> &[Line] {
+        if VNNI { lines } else { dots::reread(lines) }
+    }
+    #[inline(always)]
+    fn dots(self, start: Words) -> Dots {
+        Dots::new(start, self.splat_int(0))
+    }
+    #[inline(always)]
+    fn taken_from(self, max: u8) -> i32 {
+        if !VNNI && is_wide(max) { dots::TAKEN } else { 0 }
+    }
+    #[inline(always)]
+    fn dot(self, max: u8, codes: Words, x: [i8; 4], dots: Dots) -> Dots {
         if VNNI {
-            // SAFETY: `self` proves the features of `vnni_dot`.
-            unsafe { vnni_dot(codes, x, sum) }
-        } else if WIDE {
-            // SAFETY: `self` proves the features of `wide_dot`.
-            unsafe { wide_dot(codes, x, sum) }
+            // SAFETY: `self` proves the features of `Dots::with_vnni`.
+            unsafe { dots.with_vnni(codes, x) }
+        } else if is_wide(max) {
+            // SAFETY: `self` proves the features of `Dots::with_wide`.
+            unsafe { dots.with_wide(codes, x) }
         } else {
-            // SAFETY: `self` proves the features of `dot`.
-            unsafe { dot(codes, x, sum) }
+            // SAFETY: `self` proves the features of `Dots::with`.
+            unsafe { dots.with(codes, x) }
         }
+    }
+    #[inline(always)]
+    fn settles_after(self, max: u8) -> usize {
+        if VNNI { usize::MAX } else { dots::settles_after(max) }
+    }
+    #[inline(always)]
+    fn settled(self, dots: Dots) -> Dots {
+        // SAFETY: `self` proves the features of `Dots::settled`.
+        unsafe { dots.settled() }
+    }
+    #[inline(always)]
+    fn in_step(self, max: u8, dots: &mut [Dots]) {
+        if !VNNI {
+            // SAFETY: `self` proves the features of `in_step`.
+            unsafe { dots::in_step(is_wide(max), dots) }
+        }
+    }
+    #[inline(always)]
+    fn dots_words(self, dots: Dots) -> Words {
+        self.settled(dots).words
     }
     #[inline(always)]
     fn sum_words(self, a: Words, b: Words) -> Words {
@@ -283,39 +316,8 @@ fn union(a: Words, b: Words) -> Words {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn add(a: Words, b: Words) -> Words {
+pub(super) fn add(a: Words, b: Words) -> Words {
     (_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1))
-}
-
-/// For all codes.
-#[inline]
-#[target_feature(enable = "avx2,avxvnni")]
-fn vnni_dot(codes: Words, x: [i8; 4], sum: Words) -> Words {
-    let x = _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
-    let low = _mm256_dpbusd_avx_epi32(sum.0, codes.0, x);
-    (low, _mm256_dpbusd_avx_epi32(sum.1, codes.1, x))
-}
-
-/// For codes below 128: two products fit 16 bits.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn dot(codes: Words, x: [i8; 4], sum: Words) -> Words {
-    let x = _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
-    let ones = _mm256_set1_epi16(1);
-    let low = _mm256_madd_epi16(_mm256_maddubs_epi16(codes.0, x), ones);
-    add(sum, (low, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.1, x), ones)))
-}
-
-/// For codes of all eight bits: products are made of 16 bits.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn wide_dot(codes: Words, x: [i8; 4], sum: Words) -> Words {
-    let (even, odd) = (_mm256_set1_epi32(pair(x[0], x[2])), _mm256_set1_epi32(pair(x[1], x[3])));
-    let mask = _mm256_set1_epi32(0x00ff_00ff);
-    let low = _mm256_madd_epi16(_mm256_and_si256(codes.0, mask), even);
-    let sum = add(sum, (low, _mm256_madd_epi16(_mm256_and_si256(codes.1, mask), even)));
-    let low = _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes.0), odd);
-    add(sum, (low, _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes.1), odd)))
 }
 
 #[inline]

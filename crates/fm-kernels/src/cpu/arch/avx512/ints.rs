@@ -14,6 +14,7 @@ use super::Avx512;
 impl Ints for Avx512 {
     type F = __m512;
     type I = __m512i;
+    type Dots = __m512i;
 
     #[inline(always)]
     fn words(self, line: &Line) -> __m512i {
@@ -101,10 +102,18 @@ impl Ints for Avx512 {
         unsafe { _mm512_or_si512(a, b) }
     }
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, codes: __m512i, x: [i8; 4], sum: __m512i) -> __m512i {
+    fn dots(self, start: __m512i) -> __m512i {
+        start
+    }
+    #[inline(always)]
+    fn dot(self, _: u8, codes: __m512i, x: [i8; 4], sum: __m512i) -> __m512i {
         let x = self.splat_int(i32::from_le_bytes(x.map(|x| x as u8)));
         // SAFETY: `self` proves avx512vnni.
         unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
+    }
+    #[inline(always)]
+    fn dots_words(self, dots: __m512i) -> __m512i {
+        dots
     }
     #[inline(always)]
     fn sum_words(self, a: __m512i, b: __m512i) -> __m512i {

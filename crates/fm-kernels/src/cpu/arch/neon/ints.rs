@@ -22,6 +22,7 @@ fn pairs(a: Words, b: Words, op: impl Fn(uint32x4_t, uint32x4_t) -> uint32x4_t) 
 impl Ints for Neon {
     type F = Quarters;
     type I = Words;
+    type Dots = Words;
 
     #[inline(always)]
     fn words(self, line: &Line) -> Words {
@@ -71,11 +72,15 @@ impl Ints for Neon {
         pairs(a, b, |a, b| unsafe { vorrq_u32(a, b) })
     }
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, codes: Words, x: [i8; 4], sum: Words) -> Words {
+    fn dots(self, start: Words) -> Words {
+        start
+    }
+    #[inline(always)]
+    fn dot(self, max: u8, codes: Words, x: [i8; 4], sum: Words) -> Words {
         let four = u32::from_le_bytes(x.map(i8::cast_unsigned));
         // SAFETY: every AArch64 machine has NEON.
         let four = unsafe { vdupq_n_u32(four) };
-        if WIDE {
+        if max > 127 {
             // The instruction wants signs: codes are moved down by 128, and the sum of what they were
             // short of is added again.
             let short = x.into_iter().map(i32::from).sum::<i32>() * 128;
@@ -87,6 +92,10 @@ impl Ints for Neon {
         } else {
             pairs(codes, sum, |codes, sum| self.signed_dot(codes, four, sum))
         }
+    }
+    #[inline(always)]
+    fn dots_words(self, dots: Words) -> Words {
+        dots
     }
     #[inline(always)]
     fn sum_words(self, a: Words, b: Words) -> Words {

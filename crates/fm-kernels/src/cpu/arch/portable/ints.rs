@@ -18,6 +18,7 @@ type Words = [u32; LANES];
 impl Ints for Portable {
     type F = Sixteen;
     type I = Words;
+    type Dots = Words;
 
     #[inline(always)]
     fn words(self, line: &Line) -> Words {
@@ -62,12 +63,20 @@ impl Ints for Portable {
         array::from_fn(|i| a[i] | b[i])
     }
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, codes: Words, x: [i8; 4], sum: Words) -> Words {
+    fn dots(self, start: Words) -> Words {
+        start
+    }
+    #[inline(always)]
+    fn dot(self, _: u8, codes: Words, x: [i8; 4], sum: Words) -> Words {
         array::from_fn(|i| {
             let products = codes[i].to_le_bytes().into_iter().zip(x);
             let products = products.map(|(code, x)| i32::from(code) * i32::from(x));
             sum[i].wrapping_add(products.sum::<i32>() as u32)
         })
+    }
+    #[inline(always)]
+    fn dots_words(self, dots: Words) -> Words {
+        dots
     }
     #[inline(always)]
     fn sum_words(self, a: Words, b: Words) -> Words {

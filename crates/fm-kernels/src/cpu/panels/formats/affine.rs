@@ -89,7 +89,7 @@ impl<const BITS: usize, const GROUP: usize, const F32: bool> Panels for Affine<B
     const LINES: usize = Self::BLOCKS * Self::HEAD_LINES + Self::WEIGHTS * BITS / 32;
     const RUN: usize = if GROUP < CODES { GROUP } else { CODES };
     const BIASED: bool = true;
-    const WIDE: bool = BITS == 8;
+    const CODE_MAX: u8 = u8::MAX >> (8 - BITS);
     const IN_ORDER: bool = Self::BLOCKS == 1;
     type Head<L: Lanes> = ();
 

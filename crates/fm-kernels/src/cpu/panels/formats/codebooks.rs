@@ -64,6 +64,7 @@ impl Panels for Iq2Xxs {
     const HALF: bool = true;
     const RUN: usize = 32;
     const OFFSET: i32 = codebook::TWO_BITS_MAX;
+    const CODE_MAX: u8 = 2 * codebook::TWO_BITS_MAX as u8;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -100,6 +101,7 @@ impl Panels for Iq2Xs {
     const HALF: bool = true;
     const RUN: usize = 16;
     const OFFSET: i32 = codebook::TWO_BITS_MAX;
+    const CODE_MAX: u8 = 2 * codebook::TWO_BITS_MAX as u8;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -144,6 +146,7 @@ impl Panels for Iq2S {
     const HALF: bool = true;
     const RUN: usize = 16;
     const OFFSET: i32 = codebook::TWO_BITS_MAX;
+    const CODE_MAX: u8 = 2 * codebook::TWO_BITS_MAX as u8;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -181,6 +184,7 @@ impl Panels for Iq3Xxs {
     const HALF: bool = true;
     const RUN: usize = 32;
     const OFFSET: i32 = codebook::THREE_BITS_MAX;
+    const CODE_MAX: u8 = 2 * codebook::THREE_BITS_MAX as u8;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -218,6 +222,7 @@ impl Panels for Iq3S {
     const HALF: bool = true;
     const RUN: usize = 32;
     const OFFSET: i32 = codebook::ODD_MAX;
+    const CODE_MAX: u8 = 2 * codebook::ODD_MAX as u8;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]

@@ -19,7 +19,7 @@ impl Panels for Q8_0 {
     const LINES: usize = 17;
     const RUN: usize = 32;
     const OFFSET: i32 = 128;
-    const WIDE: bool = true;
+    const CODE_MAX: u8 = u8::MAX;
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
@@ -101,6 +101,7 @@ impl<const FIFTH: bool, const MINIMUM: bool> Panels for Legacy<FIFTH, MINIMUM> {
         (false, false) => 8,
         (false, true) => 16,
     };
+    const CODE_MAX: u8 = if FIFTH { 31 } else { 15 };
     const BIASED: bool = MINIMUM;
     type Head<L: Lanes> = ();
 

@@ -11,6 +11,9 @@ use crate::cpu::{
 /// What the smallest value lacks to zero.
 const OFFSET: i32 = 127;
 
+/// The largest value without a sign.
+const CODE_MAX: u8 = TABLE[TABLE.len() - 1];
+
 /// The values without a sign.
 const TABLE: [u8; 16] = {
     let mut table = [0; 16];
@@ -35,7 +38,7 @@ impl Panels for Iq4Nl {
     const LINES: usize = 9;
     const RUN: usize = 32;
     const OFFSET: i32 = OFFSET;
-    const WIDE: bool = true;
+    const CODE_MAX: u8 = CODE_MAX;
     type Head<L: Lanes> = (L::F, L::F);
 
     #[inline(always)]
@@ -76,7 +79,7 @@ impl Panels for Iq4Xs {
     const LINES: usize = 34;
     const RUN: usize = 32;
     const OFFSET: i32 = OFFSET;
-    const WIDE: bool = true;
+    const CODE_MAX: u8 = CODE_MAX;
     const IN_ORDER: bool = true;
     type Head<L: Lanes> = L::F;
 

@@ -30,6 +30,7 @@ impl Panels for Q4K {
     const WEIGHTS: usize = 256;
     const LINES: usize = 36;
     const RUN: usize = 32;
+    const CODE_MAX: u8 = 15;
     const BIASED: bool = true;
     const IN_ORDER: bool = true;
     type Head<L: Lanes> = Q4KHead<L>;
@@ -71,6 +72,7 @@ impl Panels for Q5K {
     const WEIGHTS: usize = 256;
     const LINES: usize = 44;
     const RUN: usize = 32;
+    const CODE_MAX: u8 = 31;
     const BIASED: bool = true;
     const IN_ORDER: bool = true;
     type Head<L: Lanes> = Q4KHead<L>;
@@ -108,6 +110,7 @@ impl Panels for Q2K {
     const WEIGHTS: usize = 256;
     const LINES: usize = 21;
     const RUN: usize = 16;
+    const CODE_MAX: u8 = 3;
     const BIASED: bool = true;
     type Head<L: Lanes> = (L::F, L::F);
 
@@ -162,6 +165,7 @@ impl Panels for Q3K {
     const LINES: usize = 27;
     const HALF: bool = true;
     const RUN: usize = 16;
+    const CODE_MAX: u8 = 7;
     const OFFSET: i32 = 4;
     type Head<L: Lanes> = L::F;
 
@@ -203,6 +207,7 @@ impl Panels for Q6K {
     const LINES: usize = 52;
     const HALF: bool = true;
     const RUN: usize = 16;
+    const CODE_MAX: u8 = 63;
     const OFFSET: i32 = 32;
     type Head<L: Lanes> = L::F;
 

@@ -37,6 +37,7 @@ impl<const SEQUENTIAL: bool> Panels for Mxfp4<SEQUENTIAL> {
     const HALF: bool = true;
     const RUN: usize = 32;
     const OFFSET: i32 = OFFSET;
+    const CODE_MAX: u8 = 2 * OFFSET as u8;
     type Head<L: Lanes> = L::I;
 
     #[inline(always)]
