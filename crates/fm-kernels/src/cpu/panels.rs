@@ -394,9 +394,9 @@ impl<L: Lanes> Run<L> {
     }
 }
 
-/// Whether integer sums of two panels stay in registers, and codes where those of one panel do. With sums in the
-/// two integers of `int15`, AVX2 keeps most of them in memory, and is slower than with one panel:
-/// `docs/experiments/0060`; so is AVX-512 with runs of 64 codes.
+/// Whether integer sums of two panels stay in registers, and codes where those of one panel do. With two sums
+/// for each of the two integers of `int15`, AVX-VNNI would keep most of them in memory, and be slower than with one
+/// panel, as AVX2 was: `docs/experiments/0060`; so is AVX-512 with runs of 64 codes.
 const fn two_panels_fit<L: Lanes, P: Panels>(lines: usize) -> bool {
     let (sums, codes) = (lines * L::TURNS * L::PARTS, P::RUN / 4 * L::PARTS);
     2 * sums <= L::CHAINS && (2 * (sums + codes) <= L::CHAINS || sums + codes > L::CHAINS)

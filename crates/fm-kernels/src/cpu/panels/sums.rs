@@ -40,6 +40,7 @@ pub(super) fn multiply<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     ((block, within), part): (RunOf<'_, CODES>, usize),
     mut dots: Dots<L, CODES, N>,
 ) -> Dots<L, CODES, N> {
+    // Not in the loop, which would be too much for the compiler to write out.
     if part > 0 {
         for sum in dots[..L::TURNS].as_flattened_mut().as_flattened_mut() {
             *sum = lanes.settled(*sum);
