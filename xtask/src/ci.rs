@@ -72,7 +72,17 @@ pub(crate) fn fuzz() -> ExitCode {
 /// there is. What is set in the environment goes before what is guessed for Debian.
 pub(crate) fn arm() -> ExitCode {
     const TARGET: &str = "aarch64-unknown-linux-gnu";
-    let words = ["test", "--release", "--target", TARGET, "--package", "fm-kernels", "--lib"];
+    let words = [
+        "test",
+        "--release",
+        "--target",
+        TARGET,
+        "--package",
+        "fm-kernels",
+        "--lib",
+        "--test",
+        "cpu",
+    ];
     let defaults = [
         ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
         (

@@ -52,9 +52,9 @@ impl Level {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512)))
     }
 
-    /// The same with what a core of another kind would choose.
-    #[cfg(all(test, target_arch = "x86_64"))]
-    pub(super) fn avx512_of_another_core() -> Option<Self> {
+    /// The same with what a core of another kind would choose, to compare with.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avx512_of_another_core() -> Option<Self> {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512.of_another_core())))
     }
 
@@ -93,8 +93,7 @@ impl Level {
     }
 
     /// Whether it multiplies and adds with one rounding, as all do but the portable one of some targets.
-    #[cfg(test)]
-    pub(super) fn fuses(self) -> bool {
+    pub fn fuses(self) -> bool {
         !matches!(self.0, Found::Portable(_)) || super::arch::portable::FUSED
     }
 

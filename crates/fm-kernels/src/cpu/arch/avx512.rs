@@ -48,7 +48,6 @@ impl Avx512 {
     }
 
     /// The same with what a core of another kind would choose.
-    #[cfg(test)]
     pub(in crate::cpu) fn of_another_core(self) -> Self {
         Self { asks_first: !self.asks_first, loads_bind: !self.loads_bind, ..self }
     }
