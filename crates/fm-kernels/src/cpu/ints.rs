@@ -159,6 +159,11 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     fn dots_words(self, dots: Self::Dots) -> Self::I;
     /// `a + b`, modulo 2^32.
     fn sum_words(self, a: Self::I, b: Self::I) -> Self::I;
+    /// [`Ints::join`] of what sums are.
+    #[inline(always)]
+    fn join_dots(self, high: Self::Dots, low: Self::Dots) -> Self::I {
+        self.join(self.dots_words(high), self.dots_words(low))
+    }
     /// `128 · high + low`
     fn join(self, high: Self::I, low: Self::I) -> Self::I;
     /// The nearest floats.

@@ -35,6 +35,7 @@ use crate::{
 
 mod arrange;
 mod formats;
+mod many;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -42,7 +43,8 @@ mod tiled;
 
 pub(super) use arrange::arrange;
 use formats::{Panels, with_panels};
-use sums::{RunOf, finish, multiply, start};
+use many::{FEW, Many, two_panels_fit};
+use sums::{finish, multiply, start};
 
 /// How far ahead products of several rows of activations ask for weights.
 const PREFETCH_BYTES: usize = ASKED_AHEAD;
@@ -168,6 +170,7 @@ macro_rules! for_parts {
         }
     };
 }
+use for_parts;
 
 /// A panel and one activation row, whose sum stays in a register; weights are asked for into the first cache or
 /// the second one.
@@ -217,77 +220,6 @@ impl<P: Panels, const CODES: usize, const FIRST: bool> Work for One<'_, P, CODES
     }
 }
 
-/// So few rows wait for weights rather than for arithmetic, and two panels are two streams that get in each
-/// other's way.
-const FEW: usize = 4;
-
-/// Some panels and several activation rows: a run of weights is unpacked once for all of them, and a
-/// code of an activation loaded once for all panels.
-struct Many<'a, 'o, P, const TOGETHER: usize, const CODES: usize> {
-    format: P,
-    panels: [&'a [u8]; TOGETHER],
-    rows: &'a [&'a [Block<CODES>]],
-    /// Room for the sums of all rows.
-    sums: &'a mut [Sixteen],
-    /// Where results go to, and from which of a token's on.
-    out: (&'a mut [&'o mut [f32]], usize),
-}
-
-impl<P: Panels, const TOGETHER: usize, const CODES: usize> Work
-    for Many<'_, '_, P, TOGETHER, CODES>
-{
-    type Out = ();
-
-    #[inline(always)]
-    fn on<L: Lanes>(self, lanes: L) {
-        let Self { format, panels, rows, sums, out: (out, first) } = self;
-        let sums = &mut sums.as_chunks_mut::<TOGETHER>().0[..rows.len()];
-        sums.fill([[0.0; LANES]; TOGETHER]);
-        for at in 0..rows[0].len() / (P::WEIGHTS / BLOCK) {
-            // Arrays are filled by loops: a closure would be compiled without the instructions at hand.
-            let (lines, half) = unit::<P>(panels[0], at);
-            let mut units = [lines; TOGETHER];
-            let mut heads = [format.head(lanes, lines, half); TOGETHER];
-            lanes.prefetch(half, PREFETCH_BYTES);
-            for n in 1..TOGETHER {
-                let (lines, half) = unit::<P>(panels[n], at);
-                units[n] = lines;
-                heads[n] = format.head(lanes, lines, half);
-                lanes.prefetch(half, PREFETCH_BYTES);
-            }
-            for block in 0..P::WEIGHTS / BLOCK {
-                for within in 0..BLOCK / P::RUN {
-                    let run = block * (BLOCK / P::RUN) + within;
-                    for unit in units {
-                        prefetch::<L, P>(lanes, unit, run);
-                    }
-                    let mut runs = [Run::new(lanes, format, units[0], &heads[0], run); TOGETHER];
-                    for n in 1..TOGETHER {
-                        runs[n] = Run::new(lanes, format, units[n], &heads[n], run);
-                    }
-                    for (row, sums) in rows.iter().zip(&mut *sums) {
-                        let block = &row[at * (P::WEIGHTS / BLOCK) + block];
-                        if within == 0 {
-                            prefetch_next(lanes, block);
-                        }
-                        let mut parts = [lanes.load(&sums[0]); TOGETHER];
-                        for n in 1..TOGETHER {
-                            parts[n] = lanes.load(&sums[n]);
-                        }
-                        parts = add::<L, P, CODES, TOGETHER>(lanes, &runs, (block, within), parts);
-                        for n in 0..TOGETHER {
-                            lanes.store(parts[n], &mut sums[n]);
-                        }
-                    }
-                }
-            }
-        }
-        for (out, sums) in out.iter_mut().zip(sums) {
-            out[first..][..TOGETHER * LANES].copy_from_slice(sums.as_flattened());
-        }
-    }
-}
-
 /// Where the lines of unit `at` of a panel begin, and its half line.
 #[inline(always)]
 fn place<P: Panels>(panel_bytes: usize, at: usize) -> (usize, usize) {
@@ -332,15 +264,6 @@ fn prefetch<L: Lanes, P: Panels>(lanes: L, unit: &[Line], run: usize) {
     }
 }
 
-/// Asks for the block behind one of activations: the blocks of many rows that are multiplied next lie far
-/// from each other, and few fit into the first cache. Measured in `docs/experiments/0053`.
-#[inline(always)]
-fn prefetch_next<L: Lanes, const CODES: usize>(lanes: L, block: &Block<CODES>) {
-    for line in (0..size_of_val(block)).step_by(LINE_BYTES) {
-        lanes.prefetch_near(std::slice::from_ref(block), size_of_val(block) + line);
-    }
-}
-
 /// Words of a part of a run, at most: so many are unrolled by the compiler, and the places of their bits are
 /// constants.
 const PART_WORDS: usize = 8;
@@ -374,52 +297,4 @@ fn unpack<L: Lanes, P: Panels>(
         *codes = format.codes(lanes, unit, run, part * PART_WORDS + word);
     }
     codes
-}
-
-/// Neighbouring weights that share a scale, unpacked.
-#[derive(Clone, Copy)]
-struct Run<L: Lanes> {
-    codes: [Part<L>; PARTS_MAX],
-    /// Scale and bias.
-    factors: (L::F, L::F),
-}
-
-impl<L: Lanes> Run<L> {
-    /// Run `at` of a unit.
-    #[inline(always)]
-    fn new<P: Panels>(lanes: L, format: P, unit: &[Line], head: &P::Head<L>, at: usize) -> Self {
-        let mut codes = [[lanes.splat_int(0); PART_WORDS]; PARTS_MAX];
-        for_parts!(P, part => codes[part] = unpack(lanes, format, unit, (at, part)));
-        Self { codes, factors: format.scale(lanes, unit, head, at) }
-    }
-}
-
-/// Whether integer sums of two panels stay in registers, and codes where those of one panel do. With two sums
-/// for each of the two integers of `int15`, AVX-VNNI would keep most of them in memory, and be slower than with one
-/// panel, as AVX2 was: `docs/experiments/0060`; so is AVX-512 with runs of 64 codes.
-const fn two_panels_fit<L: Lanes, P: Panels>(lines: usize) -> bool {
-    let (sums, codes) = (lines * L::TURNS * L::PARTS, P::RUN / 4 * L::PARTS);
-    2 * sums <= L::CHAINS && (2 * (sums + codes) <= L::CHAINS || sums + codes > L::CHAINS)
-}
-
-/// `sums` and the products of the same run of some panels with a run of activations.
-#[inline(always)]
-fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
-    lanes: L,
-    runs: &[Run<L>; N],
-    x: RunOf<'_, CODES>,
-    sums: [L::F; N],
-) -> [L::F; N] {
-    let (mut dots, mut factors) = (start::<L, P, CODES, N>(lanes, x), [runs[0].factors; N]);
-    for_parts!(P, part => {
-        let mut codes = [&runs[0].codes[part]; N];
-        for n in 1..N {
-            codes[n] = &runs[n].codes[part];
-        }
-        dots = multiply::<L, P, CODES, N>(lanes, codes, (x, part), dots);
-    });
-    for n in 1..N {
-        factors[n] = runs[n].factors;
-    }
-    finish::<L, P, CODES, N>(lanes, factors, (x, dots), sums)
 }

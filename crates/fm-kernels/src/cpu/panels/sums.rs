@@ -32,6 +32,17 @@ pub(super) fn start<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     dots
 }
 
+/// Settles sums before a part that is not the first. In the loop over words it would be too much for the compiler to
+/// write out.
+#[inline(always)]
+fn make_room<L: Lanes>(lanes: L, part: usize, dots: &mut [L::Dots]) {
+    if part > 0 {
+        for sum in dots {
+            *sum = lanes.settled(*sum);
+        }
+    }
+}
+
 /// `dots` and the products of a part of a run.
 #[inline(always)]
 pub(super) fn multiply<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
@@ -40,12 +51,7 @@ pub(super) fn multiply<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     ((block, within), part): (RunOf<'_, CODES>, usize),
     mut dots: Dots<L, CODES, N>,
 ) -> Dots<L, CODES, N> {
-    // Not in the loop, which would be too much for the compiler to write out.
-    if part > 0 {
-        for sum in dots[..L::TURNS].as_flattened_mut().as_flattened_mut() {
-            *sum = lanes.settled(*sum);
-        }
-    }
+    make_room(lanes, part, dots[..L::TURNS].as_flattened_mut().as_flattened_mut());
     #[allow(clippy::needless_range_loop)] // the words of every panel, not those of one
     for word in 0..words::<P>() {
         let (turn, sums) = (word / L::TURNS, &mut dots[word % L::TURNS]);
@@ -65,6 +71,43 @@ pub(super) fn multiply<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     dots
 }
 
+/// [`multiply`] for two rows of activations, which share loads of codes: sums do not go in turns.
+#[inline(always)]
+pub(super) fn multiply_two<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    codes: [&Part<L>; N],
+    (x, part): ([RunOf<'_, CODES>; 2], usize),
+    mut dots: [[[L::Dots; CODES]; N]; 2],
+) -> [[[L::Dots; CODES]; N]; 2] {
+    make_room(lanes, part, dots.as_flattened_mut().as_flattened_mut());
+    let x = x.map(|(block, within)| {
+        let first = within * (P::RUN / 4) + part * PART_WORDS;
+        block.codes.each_ref().map(|line| &line.0.as_chunks().0[first..][..words::<P>()])
+    });
+    // A loop would be too much for the compiler to write out.
+    macro_rules! words {
+        ($($word:literal)*) => {$(
+            if $word < words::<P>() {
+                let settles = $word > 0 && $word % lanes.settles_after(P::CODE_MAX) == 0;
+                for (sums, x) in dots.iter_mut().zip(&x) {
+                    for n in 0..N {
+                        for (sum, x) in sums[n].iter_mut().zip(x) {
+                            if settles {
+                                *sum = lanes.settled(*sum);
+                            }
+                            *sum = lanes.dot(P::CODE_MAX, codes[n][$word], x[$word], *sum);
+                        }
+                    }
+                }
+                lanes.in_step(P::CODE_MAX, dots.as_flattened_mut().as_flattened_mut());
+            }
+        )*};
+    }
+    const { assert!(PART_WORDS == 8, "all words are written out") };
+    words!(0 1 2 3 4 5 6 7);
+    dots
+}
+
 /// `sums` and the products of a run, scaled.
 #[inline(always)]
 pub(super) fn finish<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
@@ -75,15 +118,7 @@ pub(super) fn finish<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
 ) -> [L::F; N] {
     let block_scale = lanes.splat(block.scale);
     for n in 0..N {
-        let mut lines = [lanes.splat_int(0); CODES];
-        for line in 0..CODES {
-            lines[line] = lanes.dots_words(dots[0][n][line]);
-            for turn in &dots[1..L::TURNS] {
-                lines[line] = lanes.sum_words(lines[line], lanes.dots_words(turn[n][line]));
-            }
-        }
-        let [first, last] = [lines[0], lines[CODES - 1]];
-        let dot = if CODES == 2 { lanes.join(first, last) } else { first };
+        let dot = whole::<L, CODES>(lanes, dots.each_ref().map(|turn| turn[n]));
         let (scale, bias) = factors[n];
         sums[n] = lanes.fma(lanes.to_float(dot), lanes.mul(scale, block_scale), sums[n]);
         if P::BIASED {
@@ -92,4 +127,18 @@ pub(super) fn finish<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
         }
     }
     sums
+}
+
+/// The integer that sums of one panel are.
+#[inline(always)]
+fn whole<L: Lanes, const CODES: usize>(lanes: L, dots: [[L::Dots; CODES]; TURNS_MAX]) -> L::I {
+    let mut lines = dots[0];
+    for line in 0..CODES {
+        for turn in &dots[1..L::TURNS] {
+            let words = (lanes.dots_words(lines[line]), lanes.dots_words(turn[line]));
+            lines[line] = lanes.dots(lanes.sum_words(words.0, words.1));
+        }
+    }
+    let [first, last] = [lines[0], lines[CODES - 1]];
+    if CODES == 2 { lanes.join_dots(first, last) } else { lanes.dots_words(first) }
 }

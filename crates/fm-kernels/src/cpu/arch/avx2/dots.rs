@@ -14,7 +14,7 @@ use std::arch::{
 
 use crate::cpu::ints::Line;
 
-use super::ints::{Words, add};
+use super::ints::{Words, add, join};
 
 /// What is taken from codes of eight bits.
 pub(super) const TAKEN: i32 = 128;
@@ -69,7 +69,7 @@ impl Dots {
         let signed = (_mm256_xor_si256(codes.0, upper), _mm256_xor_si256(codes.1, upper));
         let low = _mm256_maddubs_epi16(_mm256_abs_epi8(signed.0), _mm256_sign_epi8(x, signed.0));
         let high = _mm256_maddubs_epi16(_mm256_abs_epi8(signed.1), _mm256_sign_epi8(x, signed.1));
-        Self { words: add(self.words, widened((low, high))), ..self }
+        Self { words: add(self.words, widened((low, high), 1)), ..self }
     }
 
     /// With the products of any codes.
@@ -86,7 +86,15 @@ impl Dots {
     #[target_feature(enable = "avx2")]
     pub(super) fn settled(self) -> Self {
         let zero = _mm256_setzero_si256();
-        Self::new(add(self.words, widened(self.halves)), (zero, zero))
+        Self::new(add(self.words, widened(self.halves, 1)), (zero, zero))
+    }
+
+    /// `128 · self + low`: what widens halves multiplies them, too.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn joined(self, low: Self) -> Words {
+        let words = join(self.words, low.words);
+        add(words, add(widened(self.halves, 128), widened(low.halves, 1)))
     }
 }
 
@@ -97,12 +105,12 @@ fn all(x: [i8; 4]) -> __m256i {
     _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)))
 }
 
-/// The sum of both halves of every word.
+/// `factor` times the sum of both halves of every word.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn widened(halves: Words) -> Words {
-    let ones = _mm256_set1_epi16(1);
-    (_mm256_madd_epi16(halves.0, ones), _mm256_madd_epi16(halves.1, ones))
+fn widened(halves: Words, factor: i16) -> Words {
+    let factor = _mm256_set1_epi16(factor);
+    (_mm256_madd_epi16(halves.0, factor), _mm256_madd_epi16(halves.1, factor))
 }
 
 /// See [`crate::cpu::ints::Ints::in_step`]. The compiler does not look into what is no instruction at all.

@@ -142,6 +142,11 @@ impl<const VNNI: bool> Ints for Avx2<VNNI> {
         self.settled(dots).words
     }
     #[inline(always)]
+    fn join_dots(self, high: Dots, low: Dots) -> Words {
+        // SAFETY: `self` proves the features of `Dots::joined`.
+        unsafe { high.joined(low) }
+    }
+    #[inline(always)]
     fn sum_words(self, a: Words, b: Words) -> Words {
         // SAFETY: `self` proves avx2.
         unsafe { add(a, b) }
@@ -322,7 +327,7 @@ pub(super) fn add(a: Words, b: Words) -> Words {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn join(high: Words, low: Words) -> Words {
+pub(super) fn join(high: Words, low: Words) -> Words {
     add((_mm256_slli_epi32::<7>(high.0), _mm256_slli_epi32::<7>(high.1)), low)
 }
 

@@ -1,0 +1,219 @@
+//! Several rows of activations: a run of weights is unpacked once for all of them.
+
+use super::{
+    LINE_BYTES, PART_WORDS, PARTS_MAX, PREFETCH_BYTES, Part, for_parts,
+    formats::Panels,
+    parts, prefetch,
+    sums::{RunOf, finish, multiply, multiply_two, start},
+    unit, unpack,
+};
+use crate::{
+    cpu::{
+        ints::{Line, TURNS_MAX},
+        lanes::{LANES, Lanes, Sixteen, Work},
+    },
+    reference::quantise::{BLOCK, Block},
+};
+
+/// So few rows wait for weights rather than for arithmetic, and two panels are two streams that get in each
+/// other's way.
+pub(super) const FEW: usize = 4;
+
+/// Some panels and several activation rows: a run of weights is unpacked once for all of them, and a
+/// code of an activation loaded once for all panels.
+pub(super) struct Many<'a, 'o, P, const TOGETHER: usize, const CODES: usize> {
+    pub(super) format: P,
+    pub(super) panels: [&'a [u8]; TOGETHER],
+    pub(super) rows: &'a [&'a [Block<CODES>]],
+    /// Room for the sums of all rows.
+    pub(super) sums: &'a mut [Sixteen],
+    /// Where results go to, and from which of a token's on.
+    pub(super) out: (&'a mut [&'o mut [f32]], usize),
+}
+
+impl<P: Panels, const TOGETHER: usize, const CODES: usize> Work
+    for Many<'_, '_, P, TOGETHER, CODES>
+{
+    type Out = ();
+
+    #[inline(always)]
+    fn on<L: Lanes>(self, lanes: L) {
+        let Self { format, panels, rows, sums, out: (out, first) } = self;
+        let sums = &mut sums.as_chunks_mut::<TOGETHER>().0[..rows.len()];
+        sums.fill([[0.0; LANES]; TOGETHER]);
+        for at in 0..rows[0].len() / (P::WEIGHTS / BLOCK) {
+            // Arrays are filled by loops: a closure would be compiled without the instructions at hand.
+            let (lines, half) = unit::<P>(panels[0], at);
+            let mut units = [lines; TOGETHER];
+            let mut heads = [format.head(lanes, lines, half); TOGETHER];
+            lanes.prefetch(half, PREFETCH_BYTES);
+            for n in 1..TOGETHER {
+                let (lines, half) = unit::<P>(panels[n], at);
+                units[n] = lines;
+                heads[n] = format.head(lanes, lines, half);
+                lanes.prefetch(half, PREFETCH_BYTES);
+            }
+            for block in 0..P::WEIGHTS / BLOCK {
+                for within in 0..BLOCK / P::RUN {
+                    let run = block * (BLOCK / P::RUN) + within;
+                    for unit in units {
+                        prefetch::<L, P>(lanes, unit, run);
+                    }
+                    let mut runs = [Run::new(lanes, format, units[0], &heads[0], run); TOGETHER];
+                    for n in 1..TOGETHER {
+                        runs[n] = Run::new(lanes, format, units[n], &heads[n], run);
+                    }
+                    let place = (at * (P::WEIGHTS / BLOCK) + block, within);
+                    let (mut rows, mut sums) = (rows, &mut *sums);
+                    if const { two_rows_fit::<L, P>(TOGETHER, CODES) } {
+                        let (pairs, pair_sums);
+                        (pairs, rows) = rows.as_chunks();
+                        (pair_sums, sums) = sums.as_chunks_mut();
+                        for (rows, sums) in pairs.iter().zip(pair_sums) {
+                            add_to_two(lanes, format, &runs, (rows, place), sums);
+                        }
+                    }
+                    for (row, sums) in rows.iter().zip(sums) {
+                        add_to(lanes, format, &runs, (row, place), sums);
+                    }
+                }
+            }
+        }
+        for (out, sums) in out.iter_mut().zip(sums) {
+            out[first..][..TOGETHER * LANES].copy_from_slice(sums.as_flattened());
+        }
+    }
+}
+
+/// Asks for the block behind one of activations: the blocks of many rows that are multiplied next lie far
+/// from each other, and few fit into the first cache. Measured in `docs/experiments/0053`.
+#[inline(always)]
+fn prefetch_next<L: Lanes, const CODES: usize>(lanes: L, block: &Block<CODES>) {
+    for line in (0..size_of_val(block)).step_by(LINE_BYTES) {
+        lanes.prefetch_near(std::slice::from_ref(block), size_of_val(block) + line);
+    }
+}
+
+/// Neighbouring weights that share a scale, unpacked.
+#[derive(Clone, Copy)]
+pub(super) struct Run<L: Lanes> {
+    pub(super) codes: [Part<L>; PARTS_MAX],
+    /// Scale and bias.
+    pub(super) factors: (L::F, L::F),
+}
+
+impl<L: Lanes> Run<L> {
+    /// Run `at` of a unit.
+    #[inline(always)]
+    fn new<P: Panels>(lanes: L, format: P, unit: &[Line], head: &P::Head<L>, at: usize) -> Self {
+        let mut codes = [[lanes.splat_int(0); PART_WORDS]; PARTS_MAX];
+        for_parts!(P, part => codes[part] = unpack(lanes, format, unit, (at, part)));
+        Self { codes, factors: format.scale(lanes, unit, head, at) }
+    }
+}
+
+/// Whether integer sums of two panels stay in registers, and codes where those of one panel do. With two sums
+/// for each of the two integers of `int15`, AVX-VNNI would keep most of them in memory, and be slower than with one
+/// panel, as AVX2 was: `docs/experiments/0060`; so is AVX-512 with runs of 64 codes.
+pub(super) const fn two_panels_fit<L: Lanes, P: Panels>(lines: usize) -> bool {
+    let (sums, codes) = (lines * L::TURNS * L::PARTS, P::RUN / 4 * L::PARTS);
+    2 * sums <= L::CHAINS && (2 * (sums + codes) <= L::CHAINS || sums + codes > L::CHAINS)
+}
+
+/// Whether integer sums of two rows of activations stay in registers. Both share loads of codes, which do not.
+/// Measured in `docs/experiments/0080`.
+pub(super) const fn two_rows_fit<L: Lanes, P: Panels>(panels: usize, lines: usize) -> bool {
+    let (sums, codes) = (panels * lines * L::PARTS, P::RUN / 4 * L::PARTS);
+    L::TURNS == 1 && panels > 1 && 2 * sums <= L::CHAINS && sums + codes > L::CHAINS
+}
+
+/// Adds the products of the same run of some panels with a row of activations to its sums: with which of its
+/// blocks, and which run of that.
+#[inline(always)]
+pub(super) fn add_to<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    _: P,
+    runs: &[Run<L>; N],
+    (row, (at, within)): (&[Block<CODES>], (usize, usize)),
+    sums: &mut [Sixteen; N],
+) {
+    let block = &row[at];
+    if within == 0 {
+        prefetch_next(lanes, block);
+    }
+    let mut parts = [lanes.load(&sums[0]); N];
+    for n in 1..N {
+        parts[n] = lanes.load(&sums[n]);
+    }
+    parts = add::<L, P, CODES, N>(lanes, runs, (block, within), parts);
+    for n in 0..N {
+        lanes.store(parts[n], &mut sums[n]);
+    }
+}
+
+/// [`add_to`] for two rows.
+#[inline(always)]
+pub(super) fn add_to_two<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    _: P,
+    runs: &[Run<L>; N],
+    ([first, second], (at, within)): (&[&[Block<CODES>]; 2], (usize, usize)),
+    sums: &mut [[Sixteen; N]; 2],
+) {
+    let x = [(&first[at], within), (&second[at], within)];
+    if within == 0 {
+        prefetch_next(lanes, x[0].0);
+        prefetch_next(lanes, x[1].0);
+    }
+    let mut dots =
+        [start::<L, P, CODES, N>(lanes, x[0])[0], start::<L, P, CODES, N>(lanes, x[1])[0]];
+    for_parts!(P, part => {
+        dots = multiply_two::<L, P, CODES, N>(lanes, codes_of(runs, part), (x, part), dots);
+    });
+    for row in 0..2 {
+        let mut parts = [lanes.load(&sums[row][0]); N];
+        for n in 1..N {
+            parts[n] = lanes.load(&sums[row][n]);
+        }
+        let dots = (x[row], [dots[row]; TURNS_MAX]);
+        parts = finish::<L, P, CODES, N>(lanes, factors_of(runs), dots, parts);
+        for n in 0..N {
+            lanes.store(parts[n], &mut sums[row][n]);
+        }
+    }
+}
+
+/// `sums` and the products of the same run of some panels with a run of activations.
+#[inline(always)]
+fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+    lanes: L,
+    runs: &[Run<L>; N],
+    x: RunOf<'_, CODES>,
+    sums: [L::F; N],
+) -> [L::F; N] {
+    let mut dots = start::<L, P, CODES, N>(lanes, x);
+    for_parts!(P, part => {
+        dots = multiply::<L, P, CODES, N>(lanes, codes_of(runs, part), (x, part), dots);
+    });
+    finish::<L, P, CODES, N>(lanes, factors_of(runs), (x, dots), sums)
+}
+
+/// The codes of a part of every panel.
+#[inline(always)]
+fn codes_of<L: Lanes, const N: usize>(runs: &[Run<L>; N], part: usize) -> [&Part<L>; N] {
+    let mut codes = [&runs[0].codes[part]; N];
+    for n in 1..N {
+        codes[n] = &runs[n].codes[part];
+    }
+    codes
+}
+
+/// Scales and biases of every panel.
+#[inline(always)]
+fn factors_of<L: Lanes, const N: usize>(runs: &[Run<L>; N]) -> [(L::F, L::F); N] {
+    let mut factors = [runs[0].factors; N];
+    for n in 1..N {
+        factors[n] = runs[n].factors;
+    }
+    factors
+}
