@@ -4,7 +4,7 @@ use super::{
     LINE_BYTES, PART_WORDS, PARTS_MAX, PREFETCH_BYTES, Part, for_parts,
     formats::Panels,
     parts, prefetch,
-    sums::{RunOf, finish, multiply, multiply_two, start},
+    sums::{Dots, RunOf, finish, multiply, multiply_two, start},
     unit, unpack,
 };
 use crate::{
@@ -70,11 +70,11 @@ impl<P: Panels, const TOGETHER: usize, const CODES: usize> Work
                         (pairs, rows) = rows.as_chunks();
                         (pair_sums, sums) = sums.as_chunks_mut();
                         for (rows, sums) in pairs.iter().zip(pair_sums) {
-                            add_to_two(lanes, format, &runs, (rows, place), sums);
+                            add_to_two::<L, P, CODES, TOGETHER>(lanes, &runs, (rows, place), sums);
                         }
                     }
                     for (row, sums) in rows.iter().zip(sums) {
-                        add_to(lanes, format, &runs, (row, place), sums);
+                        add_to::<L, P, CODES, TOGETHER>(lanes, &runs, (row, place), sums);
                     }
                 }
             }
@@ -121,7 +121,8 @@ pub(super) const fn two_panels_fit<L: Lanes, P: Panels>(lines: usize) -> bool {
 }
 
 /// Whether integer sums of two rows of activations stay in registers. Both share loads of codes, which do not.
-/// Measured in `docs/experiments/0080`.
+/// One panel is the last of an odd number, or meets few rows: not worth compiling for. Measured in
+/// `docs/experiments/0080`.
 pub(super) const fn two_rows_fit<L: Lanes, P: Panels>(panels: usize, lines: usize) -> bool {
     let (sums, codes) = (panels * lines * L::PARTS, P::RUN / 4 * L::PARTS);
     L::TURNS == 1 && panels > 1 && 2 * sums <= L::CHAINS && sums + codes > L::CHAINS
@@ -132,30 +133,25 @@ pub(super) const fn two_rows_fit<L: Lanes, P: Panels>(panels: usize, lines: usiz
 #[inline(always)]
 pub(super) fn add_to<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     lanes: L,
-    _: P,
     runs: &[Run<L>; N],
     (row, (at, within)): (&[Block<CODES>], (usize, usize)),
     sums: &mut [Sixteen; N],
 ) {
-    let block = &row[at];
+    let x = (&row[at], within);
     if within == 0 {
-        prefetch_next(lanes, block);
+        prefetch_next(lanes, x.0);
     }
-    let mut parts = [lanes.load(&sums[0]); N];
-    for n in 1..N {
-        parts[n] = lanes.load(&sums[n]);
-    }
-    parts = add::<L, P, CODES, N>(lanes, runs, (block, within), parts);
-    for n in 0..N {
-        lanes.store(parts[n], &mut sums[n]);
-    }
+    let mut dots = start::<L, P, CODES, N>(lanes, x);
+    for_parts!(P, part => {
+        dots = multiply::<L, P, CODES, N>(lanes, codes_of(runs, part), (x, part), dots);
+    });
+    finish_in::<L, P, CODES, N>(lanes, runs, (x, dots), sums);
 }
 
 /// [`add_to`] for two rows.
 #[inline(always)]
 pub(super) fn add_to_two<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     lanes: L,
-    _: P,
     runs: &[Run<L>; N],
     ([first, second], (at, within)): (&[&[Block<CODES>]; 2], (usize, usize)),
     sums: &mut [[Sixteen; N]; 2],
@@ -171,31 +167,28 @@ pub(super) fn add_to_two<L: Lanes, P: Panels, const CODES: usize, const N: usize
         dots = multiply_two::<L, P, CODES, N>(lanes, codes_of(runs, part), (x, part), dots);
     });
     for row in 0..2 {
-        let mut parts = [lanes.load(&sums[row][0]); N];
-        for n in 1..N {
-            parts[n] = lanes.load(&sums[row][n]);
-        }
         let dots = (x[row], [dots[row]; TURNS_MAX]);
-        parts = finish::<L, P, CODES, N>(lanes, factors_of(runs), dots, parts);
-        for n in 0..N {
-            lanes.store(parts[n], &mut sums[row][n]);
-        }
+        finish_in::<L, P, CODES, N>(lanes, runs, dots, &mut sums[row]);
     }
 }
 
-/// `sums` and the products of the same run of some panels with a run of activations.
+/// [`finish`] for sums in memory.
 #[inline(always)]
-fn add<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+fn finish_in<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     lanes: L,
     runs: &[Run<L>; N],
-    x: RunOf<'_, CODES>,
-    sums: [L::F; N],
-) -> [L::F; N] {
-    let mut dots = start::<L, P, CODES, N>(lanes, x);
-    for_parts!(P, part => {
-        dots = multiply::<L, P, CODES, N>(lanes, codes_of(runs, part), (x, part), dots);
-    });
-    finish::<L, P, CODES, N>(lanes, factors_of(runs), (x, dots), sums)
+    x_and_dots: (RunOf<'_, CODES>, Dots<L, CODES, N>),
+    sums: &mut [Sixteen; N],
+) {
+    let (mut factors, mut parts) = ([runs[0].factors; N], [lanes.load(&sums[0]); N]);
+    for n in 1..N {
+        factors[n] = runs[n].factors;
+        parts[n] = lanes.load(&sums[n]);
+    }
+    parts = finish::<L, P, CODES, N>(lanes, factors, x_and_dots, parts);
+    for n in 0..N {
+        lanes.store(parts[n], &mut sums[n]);
+    }
 }
 
 /// The codes of a part of every panel.
@@ -206,14 +199,4 @@ fn codes_of<L: Lanes, const N: usize>(runs: &[Run<L>; N], part: usize) -> [&Part
         codes[n] = &runs[n].codes[part];
     }
     codes
-}
-
-/// Scales and biases of every panel.
-#[inline(always)]
-fn factors_of<L: Lanes, const N: usize>(runs: &[Run<L>; N]) -> [(L::F, L::F); N] {
-    let mut factors = [runs[0].factors; N];
-    for n in 1..N {
-        factors[n] = runs[n].factors;
-    }
-    factors
 }

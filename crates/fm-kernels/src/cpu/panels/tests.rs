@@ -1,5 +1,7 @@
 //! No format says codes smaller than they are, and no product of the largest overflows.
 
+use std::marker::PhantomData;
+
 use fm_format::quant;
 
 use super::{
@@ -52,7 +54,7 @@ fn no_code_is_above_what_its_format_says() {
 
 /// The products of a run of the largest codes with a run of the largest activations: alone, and in twos.
 struct LargestRun<'a, P, const CODES: usize> {
-    format: P,
+    format: PhantomData<P>,
     row: &'a [Block<CODES>],
 }
 
@@ -63,23 +65,23 @@ impl<P: Panels, const CODES: usize> Work for LargestRun<'_, P, CODES> {
         let codes = [[lanes.words(&[P::CODE_MAX; LINE_BYTES]); PART_WORDS]; PARTS_MAX];
         let run: Run<L> = Run { codes, factors: (lanes.splat(1.0), lanes.splat(0.0)) };
         let mut alone = [[0.0; LANES]];
-        add_to(lanes, self.format, &[run], (self.row, (0, 0)), &mut alone);
+        add_to::<L, P, CODES, 1>(lanes, &[run], (self.row, (0, 0)), &mut alone);
         let mut all = alone.to_vec();
         if const { two_rows_fit::<L, P>(2, CODES) } {
             let mut twos = [[[0.0; LANES]; 2]; 2];
-            add_to_two(lanes, self.format, &[run; 2], (&[self.row; 2], (0, 0)), &mut twos);
+            add_to_two::<L, P, CODES, 2>(lanes, &[run; 2], (&[self.row; 2], (0, 0)), &mut twos);
             all.extend(twos.as_flattened());
         }
         all
     }
 }
 
-fn check_largest<P: Panels, const CODES: usize>(format: P, x: f32, name: &str) {
+fn check_largest<P: Panels, const CODES: usize>(_: P, x: f32, name: &str) {
     let block = Block::<CODES>::of(&[x; BLOCK]);
     // The float is the nearest one, and so is its product with the scale.
     let sum = (i32::from(P::CODE_MAX) - P::OFFSET) * block.sum(P::RUN, 0);
     for level in Level::all() {
-        for sums in level.run(LargestRun { format, row: &[block] }) {
+        for sums in level.run(LargestRun { format: PhantomData::<P>, row: &[block] }) {
             assert_eq!(sums, [sum as f32 * block.scale; LANES], "{level}, {name}, {x}");
         }
     }
