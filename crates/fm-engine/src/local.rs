@@ -280,7 +280,7 @@ impl Local {
         let layout = &catalog.layer(losses.layer).layout;
         let together = if order == Order::Arrival { EXPERTS_TOGETHER_MAX } else { 1 };
         while leases.is_empty() || leases.len() < together && store.is_ready(ticket, order) {
-            let arrange = |record: &mut [u8]| arrange_record(device, layout, record);
+            let arrange = |slot: &mut [u8], starts| arrange_record(device, layout, slot, starts);
             match store.next_arranged(ticket, order, arrange)? {
                 Ok(Some(Arrived { expert, record: Ok(lease) })) => leases.push((expert, lease)),
                 Ok(Some(Arrived { expert, record: Err(error) })) => losses.add(expert, error),

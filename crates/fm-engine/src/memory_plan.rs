@@ -187,7 +187,7 @@ impl MemoryPlan {
             top_k: options.top_k,
         };
         let scratch = |rows| footprint.scratch(decoder(rows), spec.vocab);
-        let resident = overhead + footprint.trunk + recurrent + spec.catalog.bytes();
+        let resident = overhead + footprint.trunk + recurrent + spec.catalog.slot_bytes();
         let staging = reader::staging_bytes(&spec.catalog, reader::DEPTH_DEFAULT);
         let top_k = spec.moe_dims(options.top_k).top_k;
         let least = Plan::minimum(&spec.catalog, top_k, staging).bytes();
@@ -236,7 +236,7 @@ impl MemoryPlan {
             marks,
             kv_blocks: kv_blocks as usize,
             decoder: decoder(chunk),
-            experts: spec.catalog.bytes(),
+            experts: spec.catalog.slot_bytes(),
         })
     }
 
@@ -328,7 +328,7 @@ fn context(
         }
         return Ok(wanted);
     }
-    let everything = demand.spec.catalog.bytes().saturating_sub(least);
+    let everything = demand.spec.catalog.slot_bytes().saturating_sub(least);
     let share = (left / KV_SHARE).max(left.saturating_sub(everything));
     let smallest = fitting(left).min(fm_kernels::backend::KV_BLOCK_TOKENS as u64);
     Ok(fitting(share).max(smallest).min(u64::from(model)) as u32)
@@ -337,7 +337,8 @@ fn context(
 /// Bytes for slots and staging: all that is left, or what the user's number of slots takes.
 fn slot_budget(demand: &Demand<'_>, staging: u64, left: u64) -> u64 {
     let layers = demand.spec.catalog.layers.iter().flatten();
-    let largest = layers.map(|layer| layer.layout.bytes()).max().unwrap_or(0) as u64;
+    let largest = layers.map(|layer| layer.layout.bytes()).max().unwrap_or(0);
+    let largest = (largest + demand.spec.catalog.room_bytes()) as u64;
     match demand.options.slots {
         Some(slots) => left.min((slots as u64).saturating_mul(largest).saturating_add(staging)),
         None => left,

@@ -8,10 +8,13 @@
 //! exactly like this. A published checkpoint has the same weights in several pieces, and
 //! [`LayerRecords::place`] puts a piece where it belongs when it arrives.
 
+mod blocks;
+
 use std::{path::PathBuf, slice::ChunksExactMut};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::blocks::{InBlocks, MatrixStarts, Run};
 use crate::{
     key::{ExpertKey, LayerIndex},
     quant::{FormatKind, QuantFormat, ScaleKind, affine, fp8::TILE},
@@ -261,7 +264,7 @@ impl Catalog {
         layers.flat_map(|layer| &layer.records).map(Record::file_bytes).sum()
     }
 
-    /// Bytes that all records take up in slots.
+    /// Bytes of all records, in a container.
     pub fn bytes(&self) -> u64 {
         let layers = self.layers.iter().flatten();
         layers.map(|l| l.layout.bytes() as u64 * l.records.len() as u64).sum()

@@ -116,7 +116,8 @@ pub trait Backend: Send + Sized + 'static {
     fn upload_packed(&self, bytes: WeightBytes) -> DeviceResult<Self::Packed>;
     /// Whether the device has an order of its own for such a matrix, and kernels for that order.
     fn arranges(&self, shape: MatrixShape) -> bool;
-    /// Brings a matrix that [`Backend::arranges`] from rows into the device's own order, in place.
+    /// Brings a matrix that [`Backend::arranges`] from rows into the device's own order: from the end of
+    /// `bytes` to their start, in place where they are no longer than the matrix.
     ///
     /// # Errors
     /// If the device fails.

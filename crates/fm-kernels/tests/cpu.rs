@@ -201,6 +201,30 @@ fn every_level_decodes_exactly() {
     }
 }
 
+/// Rows that lie behind their place, by less than a panel or by several, are arranged as those in place: several
+/// passes, and a last one that is short.
+#[test]
+fn rows_behind_their_place_become_the_same_panels() {
+    for level in Level::all() {
+        let device = Cpu::with_level(level, 2).in_numerics(Numerics::Int15);
+        for format in &FORMATS {
+            let shape = MatrixShape { rows: 1040, cols: 768, format };
+            if !device.arranges(shape) {
+                continue;
+            }
+            let rows = noise_weights(shape, 5);
+            let mut in_place = rows.clone();
+            device.arrange(shape, &mut in_place).expect("the host");
+            assert!(in_place != rows, "{level}, {format:?}");
+            for behind in [1, 4095, 300_000] {
+                let mut bytes = [&vec![0xAA; behind][..], &rows].concat();
+                device.arrange(shape, &mut bytes).expect("the host");
+                assert!(bytes[..rows.len()] == in_place, "{level}, {format:?}, {behind} behind");
+            }
+        }
+    }
+}
+
 /// A format that no kernel knows: seven bits do not exist in the table.
 static UNKNOWN: QuantFormat = QuantFormat {
     name: "affine7_g64",

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, sync::Arc};
 
 use fm_format::{
     key::{ExpertIndex, LayerIndex},
-    record::{LayerRecords, MatrixRole, RecordLayout},
+    record::{LayerRecords, MatrixRole, MatrixStarts, RecordLayout},
 };
 use fm_kernels::{
     Backend,
@@ -210,19 +210,24 @@ fn position(union: &[ExpertIndex], id: ExpertIndex) -> usize {
     union.binary_search(&id).expect("the union holds every chosen expert")
 }
 
-/// Brings the matrices of a record from rows into the device's own order.
+/// Brings the matrices of a record from where their rows lie in a slot to where they belong, in the
+/// device's own order.
 ///
 /// # Errors
 /// If the device fails.
 pub fn arrange_record<B: Backend<Bytes = [u8]>>(
     device: &B,
     layout: &RecordLayout,
-    record: &mut [u8],
+    slot: &mut [u8],
+    starts: MatrixStarts,
 ) -> DeviceResult {
-    for role in MatrixRole::ALL {
-        let shape = layout.shape(role);
+    for (role, start) in MatrixRole::ALL.into_iter().zip(starts) {
+        let (shape, at) = (layout.shape(role), layout.offset(role));
+        let bytes = &mut slot[at..start + shape.bytes()];
         if device.arranges(shape) {
-            device.arrange(shape, &mut record[layout.offset(role)..][..shape.bytes()])?;
+            device.arrange(shape, bytes)?;
+        } else if at != start {
+            bytes.copy_within(start - at.., 0);
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use fm_format::record::MatrixRole;
 use fm_kernels::{
     backend::{KV_BLOCK_TOKENS, KvFormat},
-    host::{ARRANGED_ROWS_MAX, EXPERT_ROWS_PER_PASS},
+    host::{EXPERT_ROWS_PER_PASS, arranging_bytes},
 };
 
 use crate::{
@@ -197,6 +197,6 @@ fn scratch_fixed(spec: &ModelSpec, top_k: Option<usize>) -> u64 {
     let gathered = EXPERT_ROWS_PER_PASS * (3 * dims.hidden + 192);
     (4 * (ARRIVAL_ROWS_MAX * guess + 2 * spec.vocab)
         + arrivals
-        + ARRANGED_ROWS_MAX * row_bytes
+        + arranging_bytes(row_bytes)
         + gathered) as u64
 }

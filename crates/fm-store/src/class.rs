@@ -41,7 +41,7 @@ impl Class {
         Ok(Self {
             policy,
             plan,
-            slab: Slab::open(plan.record_bytes, plan.slots, chunk_bytes)?,
+            slab: Slab::open((plan.record_bytes, plan.slot_bytes), plan.slots, chunk_bytes)?,
             // Popped from the end: low slots first, so that low chunks fill up first.
             free: (0..plan.slots as u32).rev().collect(),
             occupants: vec![None; plan.slots],
@@ -112,7 +112,7 @@ impl Class {
 
     /// Bytes of mapped slots.
     pub(crate) fn bytes(&self) -> u64 {
-        self.mapped as u64 * self.plan.record_bytes as u64
+        self.mapped as u64 * self.plan.slot_bytes as u64
     }
 
     /// Residents that are neither `needed` nor held leave their slots.

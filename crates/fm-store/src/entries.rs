@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use fm_format::{
     key::{ExpertIndex, ExpertKey, LayerIndex},
-    record::Catalog,
+    record::{Catalog, MatrixStarts, RecordLayout},
 };
 
 use crate::{map::ExpertMap, plan::Plan, policy::Standing};
@@ -41,8 +41,9 @@ pub(crate) struct Entry {
     /// Whether it was ever loaded: tells a cold miss from a capacity miss.
     pub(crate) seen: bool,
     pub(crate) foreseen: Foreseen,
-    /// Whether it was handed out since it was read.
-    pub(crate) handed_out: bool,
+    /// Where a reader has left its matrices, until it is handed out for the first time: then they are in
+    /// place.
+    pub(crate) left_at: Option<MatrixStarts>,
 }
 
 /// Position of an expert in the table.
@@ -67,6 +68,7 @@ pub(crate) struct LayerEntries {
     first: u32,
     pub(crate) count: usize,
     pub(crate) class: usize,
+    pub(crate) layout: RecordLayout,
 }
 
 impl LayerEntries {
@@ -103,10 +105,10 @@ impl Entries {
                 entries.extend((0..count as u16).zip(first..).map(|(expert, id)| {
                     let key = ExpertKey { layer: LayerIndex(layer), expert: ExpertIndex(expert) };
                     let (residence, standing) = (Residence::Absent, Standing::new(key, id));
-                    let (foreseen, handed_out) = (Foreseen::No, false);
-                    Entry { key, residence, standing, pins: 0, seen: false, foreseen, handed_out }
+                    let (foreseen, left_at) = (Foreseen::No, None);
+                    Entry { key, residence, standing, pins: 0, seen: false, foreseen, left_at }
                 }));
-                LayerEntries { first, count, class }
+                LayerEntries { first, count, class, layout: records.layout }
             }));
         }
         let turns = vec![0; layers.len()];

@@ -27,8 +27,10 @@ pub const CHUNK_BYTES: usize = 64 << 20;
 /// Slots of one record size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassPlan {
-    /// Bytes of a record and of a slot.
+    /// Bytes of a record.
     pub record_bytes: usize,
+    /// Bytes of a slot: of a record, and room to read it in whole blocks.
+    pub slot_bytes: usize,
     /// Layers with records of this size.
     pub layers: usize,
     /// Experts of these layers.
@@ -78,12 +80,13 @@ impl Plan {
     pub fn minimum(catalog: &Catalog, top_k: usize, staging_bytes: u64) -> Self {
         let layers = catalog.layers.iter().flatten();
         let sizes = layers.map(|layer| (layer.layout.bytes(), layer.records.len()));
-        Self::minimum_of(sizes, top_k, staging_bytes)
+        Self::minimum_of(sizes, catalog.room_bytes(), top_k, staging_bytes)
     }
 
-    /// The smallest plan for layers of `(record bytes, experts)`.
+    /// The smallest plan for layers of `(record bytes, experts)`, and so much more room in a slot.
     pub(crate) fn minimum_of(
         layers: impl Iterator<Item = (usize, usize)>,
+        room_bytes: usize,
         top_k: usize,
         staging_bytes: u64,
     ) -> Self {
@@ -98,10 +101,21 @@ impl Plan {
                     class.slots_min = class.slots_min.max(least);
                     class.slots = class.slots_min;
                 }
-                Err(at) => classes.insert(
-                    at,
-                    ClassPlan { record_bytes, layers: 1, experts, slots_min: least, slots: least },
-                ),
+                Err(at) => {
+                    let slot_bytes = record_bytes + room_bytes;
+                    let (slots_min, slots) = (least, least);
+                    classes.insert(
+                        at,
+                        ClassPlan {
+                            record_bytes,
+                            slot_bytes,
+                            layers: 1,
+                            experts,
+                            slots_min,
+                            slots,
+                        },
+                    );
+                }
             }
         }
         Self { classes, staging_bytes }
@@ -156,9 +170,9 @@ impl Plan {
     fn fill(&mut self, budget: u64) {
         let mut left = budget - self.bytes();
         for class in self.classes.iter_mut().rev() {
-            while class.slots < class.experts && left >= class.record_bytes as u64 {
+            while class.slots < class.experts && left >= class.slot_bytes as u64 {
                 class.slots += 1;
-                left -= class.record_bytes as u64;
+                left -= class.slot_bytes as u64;
             }
         }
     }
@@ -177,6 +191,6 @@ impl ClassPlan {
     }
 
     fn bytes(&self, slots: usize) -> u64 {
-        slots as u64 * self.record_bytes as u64
+        slots as u64 * self.slot_bytes as u64
     }
 }

@@ -16,7 +16,10 @@ mod steps;
 
 use std::{fmt, sync::Arc, time::Instant};
 
-use fm_format::{key::ExpertKey, record::Catalog};
+use fm_format::{
+    key::ExpertKey,
+    record::{Catalog, MatrixStarts},
+};
 
 pub use self::{
     disk::{Access, Disk, PAGE_CACHE_SHARE_MIN},
@@ -30,7 +33,7 @@ use crate::{error::StoreError, slots::Buffer};
 pub struct Fetch {
     /// Which one.
     pub key: ExpertKey,
-    /// The slot, as long as the record.
+    /// The slot.
     pub buffer: Buffer,
 }
 
@@ -45,13 +48,13 @@ pub struct Fetched {
     pub transfer: Transfer,
     /// When it was done, which may be long before anybody asked.
     pub at: Instant,
-    /// Whether the slot now holds the record.
-    pub outcome: Result<(), StoreError>,
+    /// Where the matrices of the record now lie in the slot, or why they do not.
+    pub outcome: Result<MatrixStarts, StoreError>,
 }
 
 impl Fetched {
     /// A record that is done with now.
-    fn new(fetch: Fetch, transfer: Transfer, outcome: Result<(), StoreError>) -> Self {
+    fn new(fetch: Fetch, transfer: Transfer, outcome: Result<MatrixStarts, StoreError>) -> Self {
         let Fetch { key, buffer } = fetch;
         Self { key, buffer: Some(buffer), transfer, at: Instant::now(), outcome }
     }

@@ -225,7 +225,7 @@ impl<'a> Cache<'a> {
             top_k: header.top_k,
             chunk_bytes: CHUNK_BYTES,
         };
-        let mut plan = Plan::minimum_of(sizes, header.top_k, 0).with_budget(options)?;
+        let mut plan = Plan::minimum_of(sizes, 0, header.top_k, 0).with_budget(options)?;
         if scenario.sharing == Sharing::PerLayer {
             plan.classes = plan.classes.iter().flat_map(ClassPlan::per_layer).collect();
         }

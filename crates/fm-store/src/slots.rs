@@ -28,6 +28,7 @@ const HUGE: usize = 2 << 20;
 /// All slots of one size.
 #[derive(Debug)]
 pub(crate) struct Slab {
+    record_bytes: usize,
     slot_bytes: usize,
     slots: usize,
     slots_per_chunk: usize,
@@ -36,16 +37,17 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    /// Maps `slots` slots of `slot_bytes`, a multiple of the page size, in chunks of at most
-    /// `chunk_bytes` or one slot; pages are charged when they are first written.
+    /// Maps `slots` slots of `slot_bytes`, a multiple of the page size, whose first `record_bytes` are
+    /// leased, in chunks of at most `chunk_bytes` or one slot; pages are charged when they are first
+    /// written.
     pub(crate) fn open(
-        slot_bytes: usize,
+        (record_bytes, slot_bytes): (usize, usize),
         slots: usize,
         chunk_bytes: usize,
     ) -> Result<Self, StoreError> {
         let slots_per_chunk = slots_per_chunk(slot_bytes, slots, chunk_bytes);
         let chunks = vec![None; slots.div_ceil(slots_per_chunk)];
-        let mut slab = Self { slot_bytes, slots, slots_per_chunk, chunks };
+        let mut slab = Self { record_bytes, slot_bytes, slots, slots_per_chunk, chunks };
         for chunk in 0..slab.chunks.len() {
             slab.map(chunk)?;
         }
@@ -78,7 +80,9 @@ impl Slab {
         let chunk_slots = self.slots_of(chunk).len();
         let pages = Pages::map(chunk_slots * self.slot_bytes)?;
         let words = (0..chunk_slots).map(|_| Word::idle()).collect();
-        self.chunks[chunk] = Some(Arc::new(Chunk { pages, slot_bytes: self.slot_bytes, words }));
+        let Self { record_bytes, slot_bytes, .. } = *self;
+        let chunk_of_slots = Chunk { pages, record_bytes, slot_bytes, words };
+        self.chunks[chunk] = Some(Arc::new(chunk_of_slots));
         Ok(())
     }
 
@@ -127,6 +131,8 @@ fn slots_per_chunk(slot_bytes: usize, slots: usize, chunk_bytes: usize) -> usize
 /// Slots that are mapped together.
 struct Chunk {
     pages: Pages,
+    /// At most `slot_bytes`.
+    record_bytes: usize,
     slot_bytes: usize,
     words: Box<[Word]>,
 }
@@ -161,9 +167,9 @@ impl Deref for Lease {
     /// The whole record, as `RecordLayout` describes it.
     fn deref(&self) -> &[u8] {
         let start = self.chunk.start(self.at);
-        // SAFETY: the slot's `slot_bytes` bytes are mapped while `chunk` lives and zeroed by the
-        // kernel; this lease is counted in the slot's word, so no `Buffer` for it exists.
-        unsafe { slice::from_raw_parts(start.as_ptr(), self.chunk.slot_bytes) }
+        // SAFETY: the slot's bytes, of which these are the first, are mapped while `chunk` lives and zeroed by
+        // the kernel; this lease is counted in the slot's word, so no `Buffer` for it exists.
+        unsafe { slice::from_raw_parts(start.as_ptr(), self.chunk.record_bytes) }
     }
 }
 
@@ -212,7 +218,7 @@ impl Drop for Buffer {
 pub(crate) fn staging(bytes: usize, count: usize) -> Result<Vec<Buffer>, StoreError> {
     let pages = Pages::map(staged_bytes(bytes, count).max(1))?;
     let words = (0..count).map(|_| Word::writing()).collect();
-    let chunk = Arc::new(Chunk { pages, slot_bytes: bytes, words });
+    let chunk = Arc::new(Chunk { pages, record_bytes: bytes, slot_bytes: bytes, words });
     Ok((0..count).map(|at| Buffer { chunk: Arc::clone(&chunk), at }).collect())
 }
 
@@ -313,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_slot_has_one_writer_or_many_readers() {
-        let slab = Slab::open(4096, 3, 4 << 20).unwrap();
+        let slab = Slab::open((4096, 4096), 3, 4 << 20).unwrap();
         let mut buffer = slab.write(1).unwrap();
         assert!(slab.write(1).is_none() && slab.lease(1).is_none() && !slab.is_idle(1));
         buffer.fill(7);
@@ -329,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_lease_outlives_its_chunk() {
-        let mut slab = Slab::open(8192, 2, 8192).unwrap();
+        let mut slab = Slab::open((8192, 8192), 2, 8192).unwrap();
         assert_eq!(slab.chunk_count(), 2);
         slab.write(1).unwrap()[8191] = 9;
         let lease = slab.lease(1).unwrap();

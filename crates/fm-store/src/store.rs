@@ -13,11 +13,14 @@ mod warm;
 
 use std::{convert::Infallible, sync::Arc, time::Instant};
 
-use fm_format::{key::ExpertKey, record::Catalog};
+use fm_format::{
+    key::ExpertKey,
+    record::{Catalog, MatrixStarts},
+};
 
 use crate::{
     class::{Class, Taken},
-    entries::{Entries, EntryIndex, Foreseen, Residence},
+    entries::{Entries, EntryIndex, Foreseen, LayerEntries, Residence},
     error::StoreError,
     map::ExpertMap,
     plan::{Plan, StoreOptions},
@@ -109,7 +112,13 @@ impl Store {
         ticket: &mut Ticket,
         order: Order,
     ) -> Result<Option<Arrived>, StoreError> {
-        let Ok(next) = self.next_arranged(ticket, order, |_| Ok::<_, Infallible>(()));
+        let pending = self.tickets.get(self.tickets.position(ticket));
+        let layout = self.entries.layer(pending.layer).layout;
+        let settled = |slot: &mut [u8], starts| -> Result<_, Infallible> {
+            layout.settle(slot, starts);
+            Ok(())
+        };
+        let Ok(next) = self.next_arranged(ticket, order, settled);
         next
     }
 
@@ -123,7 +132,9 @@ impl Store {
     }
 
     /// As [`Store::next`] for a caller that wants records in another order of bytes: `arrange` is
-    /// called with every record after it was read, before it is handed out for the first time.
+    /// called with the slot of every record after it was read, before it is handed out for the first
+    /// time, and where the rows of its matrices begin there. It has to leave each matrix where
+    /// `RecordLayout` says.
     ///
     /// # Errors
     /// The outer one is that of `arrange`. Its record is not kept: the request goes on with the others, and
@@ -135,7 +146,7 @@ impl Store {
         &mut self,
         ticket: &mut Ticket,
         order: Order,
-        arrange: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        arrange: impl FnOnce(&mut [u8], MatrixStarts) -> Result<(), E>,
     ) -> Result<Result<Option<Arrived>, StoreError>, E> {
         let (at, item) = match self.next_ready(ticket, order) {
             Ok(Some(ready)) => ready,
@@ -333,11 +344,11 @@ impl Store {
             unreachable!("the reader returns what it was given, once")
         };
         match outcome {
-            Ok(()) => {
+            Ok(starts) => {
                 self.map.read(at);
                 entry.residence = Residence::Resident(slot);
                 entry.seen = true;
-                entry.handed_out = false;
+                entry.left_at = Some(starts);
                 self.stats.records_read += 1;
                 if entry.pins == 0 {
                     self.classes[class].unpin(slot, &entry.standing);
@@ -394,12 +405,12 @@ impl Store {
         &mut self,
         ticket: usize,
         at: usize,
-        arrange: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        arrange: impl FnOnce(&mut [u8], MatrixStarts) -> Result<(), E>,
     ) -> Result<Arrived, E> {
         let pending = self.tickets.get_mut(ticket);
         let (layer, item) = (pending.layer, pending.items[at]);
         pending.finish(at);
-        let class = self.entries.layer(layer).class;
+        let LayerEntries { class, layout, .. } = self.entries.layer(layer);
         self.unpin(layer, item.expert);
         if item.state == ItemState::Failed {
             let ours =
@@ -412,10 +423,12 @@ impl Store {
         let Residence::Resident(slot) = self.entries[entry].residence else {
             unreachable!("only residents are ready")
         };
-        if !self.entries[entry].handed_out {
-            let arranged = arrange(&mut self.classes[class].buffer(slot));
+        if let Some(starts) = self.entries[entry].left_at.take() {
+            let mut buffer = self.classes[class].buffer(slot);
+            let arranged = arrange(&mut buffer, starts);
+            layout.clear_padding(&mut buffer);
+            drop(buffer);
             arranged.inspect_err(|_| self.discard(entry, slot))?;
-            self.entries[entry].handed_out = true;
         }
         Ok(Arrived { expert: item.expert, record: Ok(self.classes[class].lease(slot)) })
     }

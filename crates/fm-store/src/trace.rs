@@ -103,10 +103,11 @@ pub enum TraceError {
 impl TraceHeader {
     /// The geometry of a catalog; the names are for the caller to fill.
     pub fn new(catalog: &Catalog, top_k: usize) -> Self {
+        let room = catalog.room_bytes();
         let layers = catalog.layers.iter().map(|layer| {
             layer.as_ref().map(|layer| TracedLayer {
                 experts: layer.records.len(),
-                slot_bytes: layer.layout.bytes() as u64,
+                slot_bytes: (layer.layout.bytes() + room) as u64,
                 read_bytes: layer
                     .records
                     .first()

@@ -1,17 +1,28 @@
 //! Placement decides speed, never bits.
 
+use std::path::Path;
+
 use fm_engine::{Engine, local::read_stats, look_ahead::LookAhead, options::EngineOptions};
 use fm_kernels::backend::Numerics;
 use fm_store::{PolicyKind, reader::IoMode};
+use fm_testkit::{
+    golden::demo_dir,
+    oracle::Family,
+    tiny_checkpoint::{GgufLayout, TinyModel},
+};
 
-use crate::harness::{bits, open, prompt};
+use crate::harness::{bits, open, open_at, prompt};
 
 fn run(options: &EngineOptions, chunk: usize) -> Vec<u32> {
-    let mut engine = open(options);
+    run_at(&demo_dir(), options, &prompt(), chunk)
+}
+
+fn run_at(dir: &Path, options: &EngineOptions, prompt: &[u32], chunk: usize) -> Vec<u32> {
+    let mut engine = open_at(dir, options);
     let session = engine.runner.open(256).unwrap();
-    let mut all = bits(engine.runner.as_mut(), session, &prompt(), chunk);
+    let mut all = bits(engine.runner.as_mut(), session, prompt, chunk);
     // Decoding goes by arrival, prefill in ascending order: both must add up alike.
-    all.extend(bits(engine.runner.as_mut(), session, &prompt()[..12], 1));
+    all.extend(bits(engine.runner.as_mut(), session, &prompt[..12], 1));
     let plan = &engine.plan.store;
     assert_eq!(plan.holds_everything(), options.slots.is_none());
     all
@@ -83,6 +94,37 @@ fn direct_or_buffered_reads() {
     assert!(run(&with(IoMode::Buffered, Some(9)), 64) == want);
     assert!(run(&with(IoMode::Direct, Some(9)), 64) == want);
     assert!(run(&with(IoMode::Direct, None), 64) == want);
+}
+
+/// Experts of a GGUF file begin anywhere, and long ones are read in whole blocks: what the device arranges in
+/// one way of packing, and what it takes as it is in another.
+#[test]
+fn experts_that_begin_inside_a_block() {
+    let model =
+        TinyModel { hidden: 512, moe_ffn: 512, layers: 2, ..TinyModel::new(Family::Qwen3Moe) };
+    let prompt: Vec<u32> = prompt().into_iter().map(|token| token % 300).collect();
+    for (format, numerics) in
+        [("q8_0", Numerics::Int15), ("q8_0", Numerics::F32), ("f16", Numerics::Int15)]
+    {
+        // Not every file system for temporary files reads directly.
+        let dir = tempfile::tempdir_in(".").unwrap();
+        model.write_gguf(dir.path(), &GgufLayout::uniform(format));
+        let file = dir.path().join("model.gguf");
+        let with = |io, slots| EngineOptions {
+            io,
+            slots,
+            numerics: Some(numerics),
+            ..EngineOptions::default()
+        };
+        let plan = open_at(&file, &with(IoMode::Direct, None)).plan;
+        let class = plan.store.classes[0];
+        assert!(class.slot_bytes > class.record_bytes && plan.store.staging_bytes == 0);
+        let want = run_at(&file, &with(IoMode::Buffered, None), &prompt, 64);
+        for slots in [None, Some(3)] {
+            let got = run_at(&file, &with(IoMode::Direct, slots), &prompt, 64);
+            assert!(got == want, "{format}, {numerics}, {slots:?} slots");
+        }
+    }
 }
 
 #[test]

@@ -51,8 +51,11 @@ pub const DELTA_TOKENS_MAX: usize = 16;
 /// Rows of arranged weights that lie side by side.
 pub const PANEL_ROWS: usize = 16;
 
-/// Rows that are copied at a time while they are arranged.
-pub const ARRANGED_ROWS_MAX: usize = 64;
+/// Bytes of rows that are copied at a time while they are arranged, at most: what a second cache keeps of
+/// them, or a few panels of long rows.
+pub fn arranging_bytes(row_bytes: usize) -> usize {
+    (256 << 10).max(4 * PANEL_ROWS * row_bytes)
+}
 
 /// The inner loops of a host backend.
 pub trait Kernels: Parallel + Sync {

@@ -4,7 +4,7 @@ use std::{io, time::Instant};
 
 use fm_format::{
     key::ExpertKey,
-    record::{Catalog, Extent, MatrixRole, Piece, Place, Record},
+    record::{Catalog, Extent, MatrixRole, MatrixStarts, Piece, Place, Record},
 };
 
 use super::{
@@ -35,7 +35,6 @@ pub(super) struct Gather<'a> {
     pub(super) disk: &'a dyn Disk,
     pub(super) catalog: &'a Catalog,
     pub(super) key: ExpertKey,
-    /// As long as the record.
     pub(super) slot: &'a mut [u8],
     /// As long as [`super::steps::buffer_bytes`].
     pub(super) staging: &'a mut [u8],
@@ -43,12 +42,15 @@ pub(super) struct Gather<'a> {
 }
 
 impl Gather<'_> {
-    /// Fills the slot, or says why it cannot.
-    pub(super) fn read(&mut self) -> Result<(), StoreError> {
+    /// Fills the slot and says where its matrices lie, or why it cannot.
+    pub(super) fn read(&mut self) -> Result<MatrixStarts, StoreError> {
         let begun = Instant::now();
         let mut attempt = 1;
         let outcome = loop {
-            let read = self.read_steps().and_then(|()| finish(self.catalog, self.key, self.slot));
+            let read = self.read_steps().and_then(|starts| {
+                check(self.catalog, self.key, self.slot)?;
+                Ok(starts)
+            });
             match read {
                 Err(StoreError::Corrupt { .. }) if attempt < CHECKSUM_ATTEMPTS_MAX => {
                     self.transfer.retries += 1;
@@ -61,13 +63,13 @@ impl Gather<'_> {
         outcome
     }
 
-    fn read_steps(&mut self) -> Result<(), StoreError> {
+    fn read_steps(&mut self) -> Result<MatrixStarts, StoreError> {
         let (layer, record) = (self.catalog.layer(self.key.layer), self.catalog.record(self.key));
-        let mut steps = Steps::new(self.disk.access());
+        let mut steps = Steps::new(self.disk.access(), layer, record);
         while let Some(step) = steps.next(layer, record) {
             self.read_step(&step).map_err(|lapse| failure(self.catalog, self.key, &step, lapse))?;
         }
-        Ok(())
+        Ok(steps.starts())
     }
 
     /// One step, tried until it succeeds or has failed too often.
@@ -157,15 +159,12 @@ pub(super) fn failure(catalog: &Catalog, key: ExpertKey, step: &Step, lapse: Lap
     }
 }
 
-/// The last touch of a record that was read: padding is zero, so that its bytes depend on nothing
-/// but its weights; checksums, where the catalog has them, are right.
-pub(super) fn finish(catalog: &Catalog, key: ExpertKey, slot: &mut [u8]) -> Result<(), StoreError> {
+/// Compares a record that was read with its checksums, where the catalog has them.
+pub(super) fn check(catalog: &Catalog, key: ExpertKey, slot: &[u8]) -> Result<(), StoreError> {
     let (layout, record) = (&catalog.layer(key.layer).layout, catalog.record(key));
-    let down = layout.offset(MatrixRole::Down);
-    slot[layout.gate.bytes() + layout.up.bytes()..down].fill(0);
-    slot[down + layout.down.bytes()..].fill(0);
-
     let Some(expected) = record.checksums else { return Ok(()) };
+    // Such a record is in place, see `Steps`.
+    let down = layout.offset(MatrixRole::Down);
     let found = layout.checksums(slot);
     let parts = [RecordPart::GateUp, RecordPart::Down];
     for (part, (expected, found)) in parts.into_iter().zip(expected.into_iter().zip(found)) {

@@ -29,7 +29,7 @@ use super::{
     Fetch, Fetched, Reader, Transfer, Wait,
     disk::{Disk, Files},
     exchange::{Exchange, Lost},
-    gather::{ATTEMPTS_MAX, CHECKSUM_ATTEMPTS_MAX, Lapse, failure, finish, put, resume_at},
+    gather::{ATTEMPTS_MAX, CHECKSUM_ATTEMPTS_MAX, Lapse, check, failure, put, resume_at},
     steps::{Step, Steps, Target, buffer_bytes},
 };
 use crate::{
@@ -294,7 +294,7 @@ impl Ring {
         let record = self.records.iter().position(Option::is_none)?;
         let mut fetch = self.parts.exchange.try_take()?;
         let slot = NonNull::from(&mut fetch.buffer[..]);
-        let steps = Steps::new(self.parts.files.access());
+        let steps = self.steps(fetch.key);
         self.records[record] = Some(Active {
             fetch,
             slot,
@@ -307,17 +307,13 @@ impl Ring {
             begun: Instant::now(),
         });
         self.to_start.push_back(record);
-        self.take_apart(record);
         Some(record)
     }
 
-    /// Straight or staged, not both: see [`Steps::all_or_nothing`].
-    fn take_apart(&mut self, record: usize) {
-        let active = self.records[record].as_mut().expect("the record is active");
-        let (access, catalog) = (self.parts.files.access(), &self.parts.catalog);
-        let ExpertKey { layer, .. } = active.fetch.key;
-        let record = catalog.record(active.fetch.key);
-        active.steps = Steps::all_or_nothing(access, catalog.layer(layer), record);
+    /// From its first read on.
+    fn steps(&self, key: ExpertKey) -> Steps {
+        let catalog = &self.parts.catalog;
+        Steps::new(self.parts.files.access(), catalog.layer(key.layer), catalog.record(key))
     }
 
     /// Hands a read, or the rest of one, to the kernel.
@@ -414,13 +410,14 @@ impl Ring {
         let key = active.fetch.key;
         let outcome = active.failed.take().map_or_else(
             || {
-                let slot = &mut active.fetch.buffer;
-                let checking = || finish(&self.parts.catalog, key, slot);
+                let slot = &active.fetch.buffer;
+                let checking = || check(&self.parts.catalog, key, slot);
                 let checked = catch_unwind(AssertUnwindSafe(checking));
                 checked.unwrap_or(Err(StoreError::ReaderPanicked { key }))
             },
             Err,
         );
+        let outcome = outcome.map(|()| active.steps.starts());
         if matches!(outcome, Err(StoreError::Corrupt { .. }))
             && active.checksum_attempt < CHECKSUM_ATTEMPTS_MAX
         {
@@ -429,7 +426,8 @@ impl Ring {
             active.started = false;
             active.slot = NonNull::from(&mut active.fetch.buffer[..]);
             self.to_start.push_back(record);
-            self.take_apart(record);
+            let steps = self.steps(key);
+            self.records[record].as_mut().expect("the record is active").steps = steps;
             return;
         }
         let Some(active) = self.records[record].take() else { return };

@@ -1,19 +1,21 @@
 //! A record as a sequence of physical reads.
 //!
 //! Neighbours in the file that are neighbours in the record become one read, and so do neighbours
-//! that are placed one by one, up to a length. A read goes straight
-//! into the slot where alignment allows, else into staging, from where its bytes are placed.
-//! Direct reads are widened to whole blocks of 4096 bytes.
+//! that are placed one by one, up to a length. A record goes straight into its slot as it is, or in whole
+//! blocks ([`InBlocks`]), if it can; else all of it goes into staging, from where its bytes are placed:
+//! where reads overlap in time, placing must not touch what the kernel still writes. Direct reads are
+//! widened to whole blocks of 4096 bytes.
 
 use fm_format::record::{
-    Catalog, Extent, FileIndex, LayerRecords, PART_ALIGN, Piece, Place, Record,
+    Catalog, Extent, FileIndex, InBlocks, LayerRecords, MatrixStarts, PART_ALIGN, Place, Record,
+    Run,
 };
 
 use super::disk::Access;
 use crate::slots::staged_bytes;
 
 /// What a direct read starts and ends at: the largest logical block in use.
-pub(super) const BLOCK: usize = 4096;
+pub(super) const BLOCK: usize = PART_ALIGN;
 
 /// Longest read straight into a slot; also what one retry repeats.
 const STRAIGHT_BYTES_MAX: usize = 8 << 20;
@@ -39,9 +41,9 @@ pub(super) struct Step {
 /// Where a read goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// Into the record, from this byte on.
+    /// Into the slot, from this byte on.
     Slot {
-        /// Offset in the record.
+        /// Offset in the slot.
         at: usize,
     },
     /// Into staging, and from there into the record, from this byte on.
@@ -66,80 +68,99 @@ impl Step {
     }
 }
 
+/// Where all of a record goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Straight to where it belongs.
+    InPlace,
+    /// Straight into the slot, in whole blocks.
+    InBlocks,
+    /// Into staging.
+    Staged,
+}
+
 /// How a record is taken apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
     access: Access,
-    /// Whether nothing goes straight into the slot.
-    staged: bool,
+    way: Way,
+    starts: MatrixStarts,
     piece: usize,
     /// Bytes of the run that starts at `piece` that earlier steps cover.
     done: usize,
-}
-
-/// Pieces that one read covers.
-struct Run {
-    extent: Extent,
-    at: usize,
-    /// The piece behind the run.
-    next: usize,
+    /// Where the blocks of that run begin in the slot.
+    block: usize,
 }
 
 impl Steps {
-    pub(super) fn new(access: Access) -> Self {
-        Self { access, staged: false, piece: 0, done: 0 }
+    pub(super) fn new(access: Access, layer: &LayerRecords, record: &Record) -> Self {
+        let in_blocks = || layer.in_blocks(record).filter(|_| access == Access::Direct);
+        let in_place = layer.layout.starts();
+        let (way, starts) = match in_blocks() {
+            _ if is_straight(access, layer, record) => (Way::InPlace, in_place),
+            Some(InBlocks { starts, .. }) => (Way::InBlocks, starts),
+            None => (Way::Staged, in_place),
+        };
+        Self { access, way, starts, piece: 0, done: 0, block: 0 }
     }
 
-    /// Like [`Steps::new`], but a record goes into its slot straight as a whole or not at all: for
-    /// readers whose reads overlap in time, so that placing never touches a slot that the kernel
-    /// still writes.
-    #[cfg(target_os = "linux")]
-    pub(super) fn all_or_nothing(access: Access, layer: &LayerRecords, record: &Record) -> Self {
-        let mut steps = Self::new(access);
-        let mut rest = steps;
-        while let Some(step) = rest.next(layer, record) {
-            steps.staged |= !matches!(step.target, Target::Slot { .. });
-        }
-        steps
+    /// Where the matrices of the record lie when all steps are done.
+    pub(super) fn starts(&self) -> MatrixStarts {
+        self.starts
     }
 
     /// The next read. Allocates nothing.
     pub(super) fn next(&mut self, layer: &LayerRecords, record: &Record) -> Option<Step> {
-        let piece = record.pieces.get(self.piece)?;
-        let Place::Copy { .. } = piece.place else {
+        record.pieces.get(self.piece)?;
+        let Some(run) = layer.run_from(record, self.piece) else {
             let (first, (extent, count)) = (self.piece, planar_run(record, self.piece));
             self.piece += count;
             return Some(self.stage(extent, Target::Pieces { first, count }));
         };
-        let run = run_from(layer, record, self.piece);
-        let (at, offset) = (run.at + self.done, run.extent.offset + self.done as u64);
-        let left = run.extent.bytes as usize - self.done;
-        let straight = !self.staged && self.is_straight(layer, offset, at, left);
-        let wanted = left.min(if straight { STRAIGHT_BYTES_MAX } else { COPIED_BYTES_MAX });
-        self.done += wanted;
-        if wanted == left {
-            (self.piece, self.done) = (run.next, 0);
-        }
-        let extent = Extent { offset, bytes: wanted as u64, ..run.extent };
-        if !straight {
-            return Some(self.stage(extent, Target::Staging { at }));
-        }
+        Some(match self.way {
+            Way::InPlace => self.next_in_place(&run),
+            Way::InBlocks => self.next_in_blocks(&run),
+            Way::Staged => self.next_staged(&run),
+        })
+    }
+
+    fn next_in_place(&mut self, run: &Run) -> Step {
+        let (at, extent) = self.next_of_run(run, STRAIGHT_BYTES_MAX);
+        let wanted = extent.bytes as usize;
         let bytes = match self.access {
             Access::Buffered => wanted,
             Access::Direct => wanted.next_multiple_of(BLOCK),
         };
-        let target = Target::Slot { at };
-        Some(Step { file: extent.file, offset, bytes, skip: 0, wanted, target })
+        let Extent { file, offset, .. } = extent;
+        Step { file, offset, bytes, skip: 0, wanted, target: Target::Slot { at } }
     }
 
-    /// A direct read needs its place aligned, and padding behind it to round up into.
-    fn is_straight(&self, layer: &LayerRecords, offset: u64, at: usize, bytes: usize) -> bool {
-        if self.access == Access::Buffered {
-            return true;
+    fn next_in_blocks(&mut self, run: &Run) -> Step {
+        let skip = if self.done == 0 { run.skip() } else { 0 };
+        let (_, extent) = self.next_of_run(run, STRAIGHT_BYTES_MAX - skip);
+        let wanted = extent.bytes as usize;
+        let (offset, bytes) =
+            (extent.offset - skip as u64, (skip + wanted).next_multiple_of(BLOCK));
+        let target = Target::Slot { at: self.block };
+        self.block += bytes;
+        Step { file: extent.file, offset, bytes, skip, wanted, target }
+    }
+
+    fn next_staged(&mut self, run: &Run) -> Step {
+        let (at, extent) = self.next_of_run(run, COPIED_BYTES_MAX);
+        self.stage(extent, Target::Staging { at })
+    }
+
+    /// The next bytes of a run, at most so many, and where in the record they belong.
+    fn next_of_run(&mut self, run: &Run, bytes_max: usize) -> (usize, Extent) {
+        let (at, offset) = (run.at + self.done, run.extent.offset + self.done as u64);
+        let left = run.extent.bytes as usize - self.done;
+        let bytes = left.min(bytes_max);
+        self.done += bytes;
+        if bytes == left {
+            (self.piece, self.done) = (run.next, 0);
         }
-        let (end, ends) = (at + bytes, part_ends(layer));
-        let roomy = end.is_multiple_of(BLOCK) || ends.contains(&end);
-        offset.is_multiple_of(BLOCK as u64) && at.is_multiple_of(BLOCK) && roomy
+        (at, Extent { offset, bytes: bytes as u64, ..run.extent })
     }
 
     fn stage(&self, extent: Extent, target: Target) -> Step {
@@ -155,35 +176,25 @@ impl Steps {
     }
 }
 
-/// Where the weights of the two parts end: behind them is padding up to [`PART_ALIGN`].
-fn part_ends(layer: &LayerRecords) -> [usize; 2] {
+/// Whether a record is read to where it belongs. A direct read needs its place aligned, and padding
+/// behind it to round up into.
+fn is_straight(access: Access, layer: &LayerRecords, record: &Record) -> bool {
     let layout = &layer.layout;
-    [layout.gate.bytes() + layout.up.bytes(), layout.first_part_bytes() + layout.down.bytes()]
-}
-
-/// The longest run of copied pieces from `first` on that lies in the file as it lies in the record;
-/// padding between the parts may be in both.
-fn run_from(layer: &LayerRecords, record: &Record, first: usize) -> Run {
-    let mut extent = record.pieces[first].extent;
-    let Place::Copy { at } = record.pieces[first].place else {
-        unreachable!("runs are made of copied pieces")
-    };
-    let mut next = first + 1;
-    while let Some(piece) = record.pieces.get(next) {
-        let Place::Copy { at: follows } = piece.place else { break };
-        let end = at + extent.bytes as usize;
-        let padding = end == part_ends(layer)[0] && follows == layer.layout.first_part_bytes();
-        let gap = (follows.wrapping_sub(end)) as u64;
-        let joins = piece.extent.file == extent.file
-            && (follows == end || padding)
-            && piece.extent.offset == extent.offset + extent.bytes + gap;
-        if !joins {
-            break;
+    // Behind the weights of the two parts is padding up to the next block.
+    let ends =
+        [layout.gate.bytes() + layout.up.bytes(), layout.first_part_bytes() + layout.down.bytes()];
+    let mut piece = 0;
+    while piece < record.pieces.len() {
+        let Some(run) = layer.run_from(record, piece) else { return false };
+        let end = run.at + run.extent.bytes as usize;
+        let roomy = end.is_multiple_of(BLOCK) || ends.contains(&end);
+        let aligned = run.skip() == 0 && run.at.is_multiple_of(BLOCK) && roomy;
+        if access == Access::Direct && !aligned {
+            return false;
         }
-        extent.bytes += gap + piece.extent.bytes;
-        next += 1;
+        piece = run.next;
     }
-    Run { extent, at, next }
+    true
 }
 
 /// The longest run of pieces from `first` on that are no copies and lie back to back in the file, and
@@ -218,32 +229,18 @@ fn staged_range(access: Access, extent: Extent) -> (u64, u64) {
 
 /// Bytes of one staging buffer: the longest read of the catalog that is not straight.
 pub(super) fn buffer_bytes(catalog: &Catalog, access: Access) -> usize {
-    let records = catalog.layers.iter().flatten().flat_map(|layer| &layer.records);
-    let longest = records.map(|record| longest_stage(record, access));
+    let layers = catalog.layers.iter().flatten();
+    let longest = layers
+        .flat_map(|layer| layer.records.iter().map(|record| longest_stage(access, layer, record)));
     longest.max().unwrap_or(0).next_multiple_of(PART_ALIGN)
 }
 
-fn longest_stage(record: &Record, access: Access) -> usize {
-    let copied = |piece: &Piece| matches!(piece.place, Place::Copy { .. });
-    let straight = record.pieces.iter().all(copied);
-    let (mut longest, mut at) = (0, 0);
-    while let Some(piece) = record.pieces.get(at) {
-        let (bytes, count) = match (piece.place, access) {
-            (Place::Copy { .. }, Access::Buffered) if straight => (0, 1),
-            // See `all_or_nothing`.
-            (Place::Copy { .. }, Access::Buffered) => (COPIED_BYTES_MAX, 1),
-            // A run may be longer than its pieces, but is copied in parts.
-            (Place::Copy { .. }, Access::Direct) => (COPIED_BYTES_MAX + 2 * BLOCK, 1),
-            _ => {
-                let (extent, count) = planar_run(record, at);
-                let (start, end) = staged_range(access, extent);
-                ((end - start) as usize, count)
-            }
-        };
-        longest = longest.max(bytes);
-        at += count;
+fn longest_stage(access: Access, layer: &LayerRecords, record: &Record) -> usize {
+    let mut steps = Steps::new(access, layer, record);
+    if steps.way != Way::Staged {
+        return 0;
     }
-    longest
+    std::iter::from_fn(|| steps.next(layer, record)).map(|step| step.bytes).max().unwrap_or(0)
 }
 
 /// Memory that a reader of this depth takes for its buffers at most: what a plan must set aside
@@ -259,7 +256,7 @@ mod tests {
     use super::*;
     use fm_format::{
         quant,
-        record::{MatrixRole, MatrixShape, PlanarPart, RecordLayout, ScaleSource},
+        record::{MatrixRole, MatrixShape, Piece, PlanarPart, RecordLayout, ScaleSource},
     };
 
     /// An expert in nine parts of one file, each as long as `bytes`, with a gap before the seventh.
@@ -283,10 +280,10 @@ mod tests {
     /// What is read: offset, length and the pieces of it.
     fn reads(bytes: u64, gap: u64) -> Vec<(u64, usize, Target)> {
         let (layer, record) = nine_parts(bytes, gap);
-        let mut steps = Steps::new(Access::Buffered);
+        let mut steps = Steps::new(Access::Buffered, &layer, &record);
         let mut found = Vec::new();
         while let Some(step) = steps.next(&layer, &record) {
-            assert!(step.bytes <= longest_stage(&record, Access::Buffered));
+            assert!(step.bytes <= longest_stage(Access::Buffered, &layer, &record));
             found.push((step.offset, step.wanted, step.target));
         }
         found
@@ -308,21 +305,70 @@ mod tests {
         assert_eq!(long.collect::<Vec<_>>(), [8, 8, 2]);
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn copies_beside_other_parts_fit_into_staging() {
         let (layer, mut record) = nine_parts(1 << 12, 0);
         let extent = Extent { file: FileIndex(0), offset: 5, bytes: 3 << 20 };
         record.pieces.push(Piece { extent, place: Place::Copy { at: 1 << 16 } });
         for access in [Access::Buffered, Access::Direct] {
-            let mut steps = Steps::all_or_nothing(access, &layer, &record);
+            let mut steps = Steps::new(access, &layer, &record);
             let mut copied = 0;
             while let Some(step) = steps.next(&layer, &record) {
-                assert!(step.bytes <= longest_stage(&record, access), "{access:?}: {step:?}");
+                let longest = longest_stage(access, &layer, &record);
+                assert!(step.bytes <= longest, "{access:?}: {step:?}");
                 copied +=
                     u64::from(matches!(step.target, Target::Staging { .. })) * step.wanted as u64;
             }
             assert_eq!(copied, 3 << 20);
         }
+    }
+    /// A record of matrices longer than a read may be, at such offsets of one file.
+    fn long(offsets: [u64; 3]) -> (LayerRecords, Record) {
+        let format = quant::by_name("bf16").expect("a format of the table");
+        let shape = MatrixShape { rows: 1025, cols: 8192, format };
+        let layout = RecordLayout { gate: shape, up: shape, down: shape };
+        let piece = |(offset, role): (u64, MatrixRole)| {
+            let extent = Extent { file: FileIndex(0), offset, bytes: shape.bytes() as u64 };
+            Piece { extent, place: Place::Copy { at: layout.offset(role) } }
+        };
+        let pieces = offsets.into_iter().zip(MatrixRole::ALL).map(piece).collect();
+        let record = Record { pieces, checksums: None };
+        (LayerRecords { layout, records: vec![record.clone()] }, record)
+    }
+
+    #[test]
+    fn reads_in_blocks_lie_side_by_side_and_bring_every_weight_once() {
+        let (layer, record) = long([32, (1 << 30) + 4095, 1 << 31]);
+        let blocks = layer.in_blocks(&record).unwrap();
+        let mut steps = Steps::new(Access::Direct, &layer, &record);
+        assert_eq!(steps.starts(), blocks.starts);
+        let (mut end, mut wanted) = (0, Vec::new());
+        while let Some(step) = steps.next(&layer, &record) {
+            assert_eq!(step.target, Target::Slot { at: end });
+            assert!(step.offset.is_multiple_of(4096) && step.bytes.is_multiple_of(4096));
+            assert!(step.bytes <= STRAIGHT_BYTES_MAX && step.skip + step.wanted <= step.bytes);
+            assert!(step.bytes - step.skip - step.wanted < BLOCK, "no block for nothing");
+            wanted.push((step.extent(), end + step.skip));
+            end += step.bytes;
+        }
+        assert_eq!(end, blocks.bytes);
+        for (piece, start) in record.pieces.iter().zip(blocks.starts) {
+            let (mut offset, mut at) = (piece.extent.offset, start);
+            for (extent, lies_at) in wanted.drain(..3) {
+                assert_eq!((extent.offset, lies_at), (offset, at));
+                (offset, at) = (offset + extent.bytes, at + extent.bytes as usize);
+            }
+            assert_eq!(offset, piece.extent.offset + piece.extent.bytes);
+        }
+        assert_eq!(longest_stage(Access::Direct, &layer, &record), 0);
+    }
+
+    #[test]
+    fn what_is_in_place_needs_no_blocks_and_the_page_cache_neither() {
+        let (layer, aligned) = long([0, 1 << 30, 1 << 31]);
+        let (_, odd) = long([1, (1 << 30) + 1, (1 << 31) + 1]);
+        assert_eq!(Steps::new(Access::Direct, &layer, &aligned).way, Way::InPlace);
+        assert_eq!(Steps::new(Access::Direct, &layer, &odd).way, Way::InBlocks);
+        assert_eq!(Steps::new(Access::Buffered, &layer, &odd).way, Way::InPlace);
     }
 }

@@ -7,7 +7,7 @@ impl Store {
     /// Bytes of the experts that one token uses.
     pub fn working_set_bytes(&self) -> u64 {
         let classes = self.plan.classes.iter();
-        classes.map(|class| (class.slots_min * class.layers * class.record_bytes) as u64).sum()
+        classes.map(|class| (class.slots_min * class.layers * class.slot_bytes) as u64).sum()
     }
 
     /// Gives back chunks until `bytes` are reached or no more can be spared, see

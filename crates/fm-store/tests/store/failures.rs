@@ -251,7 +251,7 @@ fn a_record_that_could_not_be_arranged_is_read_again_before_anybody_gets_it() {
     let turn = |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = !*byte);
     let arranged = |expert: usize| world.truth[&key(0, expert)].iter().map(|byte| !byte);
     for expert in 1..=3 {
-        let broken = |record: &mut [u8]| {
+        let broken = |record: &mut [u8], _| {
             if expert != 2 {
                 turn(record);
                 return Ok(());
@@ -271,7 +271,7 @@ fn a_record_that_could_not_be_arranged_is_read_again_before_anybody_gets_it() {
         assert_eq!(store.is_resident(key(0, expert)), expert != 2);
     }
     assert!(store.next(&mut one, Order::Ascending).unwrap().is_none(), "it went on without");
-    let whole = |record: &mut [u8]| {
+    let whole = |record: &mut [u8], _| {
         turn(record);
         Ok::<_, ()>(())
     };
@@ -292,7 +292,7 @@ fn no_slot_is_lost_with_a_record_that_could_not_be_arranged() {
     let (mut store, _) = store(&world, Access::Buffered);
     for round in 0..20 {
         let mut ticket = store.request(LayerIndex(0), &experts([round % 6])).unwrap();
-        let refused = store.next_arranged(&mut ticket, Order::Arrival, |_| Err(round));
+        let refused = store.next_arranged(&mut ticket, Order::Arrival, |_, _| Err(round));
         assert_eq!(refused.unwrap_err(), round);
     }
     let glances = store.map().glances().filter(|glance| glance.is_resident()).count();

@@ -52,7 +52,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-const LAYERS: usize = 7;
+const LAYERS: usize = 8;
 const EXPERTS: usize = 12;
 /// Two slots of the largest record.
 const CHUNK_BYTES: usize = 40960;

@@ -23,6 +23,8 @@ pub(crate) enum Style {
     Aligned,
     /// Gate and up in one tensor, down in another, at odd offsets.
     Fused,
+    /// Gate, up and down somewhere, at odd offsets, and so long that they can be read in whole blocks.
+    Long,
     /// Codes, scales and biases of affine matrices in nine tensors.
     Affine,
     /// Codes and scales in four tensors, rows of gate and up in turns.
@@ -68,7 +70,11 @@ fn layout(style: Style, layer: usize) -> RecordLayout {
     };
     let format = quant::by_name(name).expect("the format has a row");
     // Two sizes of records, so that there are two classes.
-    let (ffn, hidden) = if layer % 3 == 2 { (32, 96) } else { (32, 64) };
+    let (ffn, hidden) = match style {
+        Style::Long => (128, 520),
+        _ if layer % 3 == 2 => (32, 96),
+        _ => (32, 64),
+    };
     RecordLayout {
         gate: MatrixShape { rows: ffn, cols: hidden, format },
         up: MatrixShape { rows: ffn, cols: hidden, format },
@@ -84,6 +90,7 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
         Style::Container => vec![(layout.bytes(), Place::Copy { at: 0 }, false)],
         Style::Scattered => [MatrixRole::Down, MatrixRole::Gate, MatrixRole::Up].map(copy).to_vec(),
         Style::Aligned => [MatrixRole::Down, MatrixRole::Up, MatrixRole::Gate].map(copy).to_vec(),
+        Style::Long => MatrixRole::ALL.map(copy).to_vec(),
         Style::Fused => {
             let mut parts = [MatrixRole::Gate, MatrixRole::Up, MatrixRole::Down].map(copy).to_vec();
             parts[1].2 = true;
@@ -128,11 +135,12 @@ fn parts(layout: &RecordLayout, style: Style) -> Vec<(usize, Place, bool)> {
 }
 
 impl Style {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Container,
         Self::Scattered,
         Self::Aligned,
         Self::Fused,
+        Self::Long,
         Self::Affine,
         Self::InTurns,
         Self::Packed,

@@ -1,4 +1,4 @@
-//! From rows to panels, in place: a panel has as many bytes as its sixteen rows.
+//! From rows to panels, in place or a little lower: a panel has as many bytes as its sixteen rows.
 
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
@@ -13,13 +13,11 @@ use crate::{
         ints::Line,
         lanes::{LANES, Lanes, Work},
     },
-    host::{ARRANGED_ROWS_MAX, PANEL_ROWS, Parallel},
+    host::{PANEL_ROWS, Parallel, arranging_bytes},
 };
 
-/// Panels that are arranged at a time: their copies stay in a cache.
-const PANELS_PER_PASS: usize = ARRANGED_ROWS_MAX / PANEL_ROWS;
-
-/// Arranges a matrix; `scratch` grows to a copy of some panels once.
+/// Arranges a matrix whose rows are at the end of `bytes`; its panels are at their start afterwards.
+/// `scratch` grows to a copy of some panels once.
 ///
 /// # Panics
 /// If the format has no panels or the lengths do not fit each other.
@@ -31,13 +29,21 @@ pub(in crate::cpu) fn arrange(
     scratch: &mut Vec<u8>,
 ) {
     let panel_bytes = PANEL_ROWS * shape.row_bytes();
-    if scratch.len() < PANELS_PER_PASS * panel_bytes {
-        scratch.resize(PANELS_PER_PASS * panel_bytes, 0);
+    let pass = arranging_bytes(shape.row_bytes()) / panel_bytes * panel_bytes;
+    let (whole, lower) = (shape.bytes(), bytes.len() - shape.bytes());
+    if scratch.len() < pass {
+        scratch.resize(pass, 0);
     }
-    for panels in bytes.chunks_mut(PANELS_PER_PASS * panel_bytes) {
-        let panels = (panels, panel_bytes);
-        parallel.for_each_pair(panels, (&mut scratch[..], panel_bytes), |_, panel, rows| {
-            rows.copy_from_slice(panel);
+    for at in (0..whole).step_by(pass) {
+        let some = pass.min(whole - at);
+        let copies = &mut scratch[..some];
+        let rows = (&mut bytes[lower + at..][..some], panel_bytes);
+        // All are copied before any is written: a panel may end in what were rows of the next ones.
+        parallel.for_each_pair(rows, (&mut *copies, panel_bytes), |_, rows, copy| {
+            copy.copy_from_slice(rows);
+        });
+        let panels = (&mut bytes[at..][..some], panel_bytes);
+        parallel.for_each_pair(panels, (copies, panel_bytes), |_, panel, rows| {
             let arranged = with_panels!(shape.format, panels => {
                 arrange_panel(level, (panels, shape.format), rows, panel);
             });
