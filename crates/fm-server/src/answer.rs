@@ -17,7 +17,12 @@ use fm_text::{CallPart, Channel};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-use crate::{kept::CallIds, problem::Problem, serve::App};
+use crate::{
+    kept::CallIds,
+    problem::Problem,
+    progress::{Progress, Stored},
+    serve::App,
+};
 
 /// Where requests go: the scheduler's queue, or a test's.
 pub trait Submit: Send + Sync {
@@ -139,7 +144,11 @@ pub(crate) enum Sent {
 }
 
 /// Sends what a job hears, with the odds of its tokens if they are wanted; breaks off as soon as the receiver is gone.
-pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: bool) -> Listener {
+pub(crate) fn listener(
+    choice: usize,
+    (to, progress): (UnboundedSender<Sent>, Arc<Progress>),
+    odds: bool,
+) -> Listener {
     let mut unsaid = odds.then(Unsaid::default);
     Box::new(move |update| {
         let piece = match update {
@@ -155,6 +164,7 @@ pub(crate) fn listener(choice: usize, to: UnboundedSender<Sent>, odds: bool) -> 
             }
             Update::Event(Event::Call(call, part)) => Some(Piece::Call(call, part.into())),
             Update::Event(Event::Token(chosen)) => {
+                progress.token(choice, chosen.channel);
                 unsaid.iter_mut().for_each(|unsaid| unsaid.add(chosen));
                 None
             }
@@ -225,13 +235,17 @@ impl Answer {
 
     fn fail(&mut self) {
         self.open = 0;
-        self.tally.requested.finish = "error";
+        self.tally.requested.finish = FAILED;
     }
 
     pub(crate) async fn next(&mut self) -> Option<(usize, Piece)> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 }
+
+/// Why a request ended whose client went first, and one that has failed.
+const GONE: &str = "gone";
+const FAILED: &str = "error";
 
 /// What became of a request: for the log, never with any of its text.
 #[derive(Clone, Debug, Default)]
@@ -334,28 +348,35 @@ pub(crate) struct Tally {
     arrived: Instant,
     /// Choices of each prompt.
     choices: usize,
+    /// Choices that have not ended.
+    open: usize,
+    progress: Arc<Progress>,
+    /// When it had a session, and what the store had done by then.
+    started: Option<(Instant, Stored)>,
     pub(crate) requested: Requested,
 }
 
 impl Tally {
-    /// Of a request with so many tokens in its prompts, and so many choices for each.
+    /// Of a request with so many tokens in its prompts, so many choices for each, and so many in all.
     pub(crate) fn new(
-        app: Arc<App>,
+        (app, progress): (Arc<App>, Arc<Progress>),
         path: &'static str,
-        (prompt_tokens, choices): (usize, usize),
+        (prompt_tokens, choices, open): (usize, usize, usize),
         arrived: Instant,
     ) -> Self {
-        let requested = Requested { path, prompt_tokens, finish: "gone", ..Requested::default() };
-        Self { app, arrived, choices, requested }
+        let requested = Requested { path, prompt_tokens, finish: GONE, ..Requested::default() };
+        Self { app, arrived, choices, open, progress, started: None, requested }
     }
 
     fn start(&mut self) {
-        if self.requested.queue == Duration::ZERO {
+        if self.started.is_none() {
             self.requested.queue = self.arrived.elapsed();
+            self.started = Some((Instant::now(), Stored::now(&self.app.watch.gauges)));
         }
     }
 
     fn done(&mut self, choice: usize, generated: &Generated) {
+        self.open -= 1;
         let requested = &mut self.requested;
         requested.written_tokens += generated.tokens.len();
         requested.thinking_tokens += generated.thinking_tokens;
@@ -373,16 +394,49 @@ impl Tally {
         requested.prefill = prefill.elapsed;
         requested.decode = decode.elapsed;
         requested.longest_wait = generated.longest_wait;
-        requested.read_bytes = prefill.store.read_bytes + decode.store.read_bytes;
-        let hits = prefill.store.hits + decode.store.hits;
-        let asked = hits + prefill.store.misses() + decode.store.misses();
-        requested.hit_rate = if asked == 0 { 1.0 } else { hits as f64 / asked as f64 };
+        let stored = Stored {
+            hits: prefill.store.hits + decode.store.hits,
+            misses: prefill.store.misses() + decode.store.misses(),
+            read_bytes: prefill.store.read_bytes + decode.store.read_bytes,
+        };
+        requested.read_bytes = stored.read_bytes;
+        requested.hit_rate = stored.hit_rate();
         requested.logits_hash = generated.logits_hash;
+    }
+
+    /// Tells of an answer that was given up, or has failed, what had come of it.
+    fn give_up(&mut self) {
+        let Some((started, before)) = self.started else {
+            self.requested.queue = self.arrived.elapsed();
+            return;
+        };
+        let (written, stored) = (self.progress.written(), Stored::now(&self.app.watch.gauges));
+        let requested = &mut self.requested;
+        requested.written_tokens = written.tokens;
+        requested.thinking_tokens = written.thinking_tokens;
+        if requested.finish != FAILED {
+            requested.finish = GONE;
+        }
+        if requested.first_tokens > 0 {
+            // The first choice has ended, and has said what it took.
+            return;
+        }
+        requested.first_tokens = written.first_tokens;
+        requested.longest_wait = written.longest_wait;
+        let (first, latest) = written.between.unwrap_or_else(|| (Instant::now(), Instant::now()));
+        requested.prefill = first.saturating_duration_since(started);
+        requested.decode = latest.saturating_duration_since(first);
+        let stored = stored.since(before);
+        requested.read_bytes = stored.read_bytes;
+        requested.hit_rate = stored.hit_rate();
     }
 }
 
 impl Drop for Tally {
     fn drop(&mut self) {
+        if self.open > 0 {
+            self.give_up();
+        }
         self.app.watch.requested(&self.requested);
     }
 }

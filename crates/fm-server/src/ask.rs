@@ -20,6 +20,7 @@ use crate::{
     kept::CallIds,
     model::{Model, Prompt},
     problem::{Problem, Wrong},
+    progress::Progress,
     serve::App,
     structured,
 };
@@ -184,18 +185,24 @@ impl Ask {
         let (sender, receiver) = mpsc::unbounded_channel();
         let arrived = manner.arrived.unwrap_or_else(Instant::now);
         let every = prompts.iter().flat_map(|prompt| (0..manner.choices).map(move |n| (prompt, n)));
+        let progress = Arc::<Progress>::default();
         let jobs = every.enumerate().map(|(choice, (prompt, of_prompt))| Job {
             request: request(app, prompt, &manner, (of_prompt, arrived)),
             listener: app.texts.watched(
                 prompt.tokens.len(),
-                listener(choice, sender.clone(), manner.top_logprobs.is_some()),
+                listener(
+                    choice,
+                    (sender.clone(), Arc::clone(&progress)),
+                    manner.top_logprobs.is_some(),
+                ),
             ),
         });
         let jobs: Vec<Job> = jobs.collect();
         let choices = jobs.len();
         app.submit.submit(jobs)?;
         // Not before: it tells the log of itself, and what is refused is no request.
-        let tally = Tally::new(Arc::clone(app), path, (tokens, manner.choices), arrived);
+        let of = (tokens, manner.choices, choices);
+        let tally = Tally::new((Arc::clone(app), progress), path, of, arrived);
         Ok(Answer::new(receiver, choices, tally, ids))
     }
 }

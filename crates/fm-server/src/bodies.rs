@@ -39,6 +39,11 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Reads it in this place, beside the thread of the network. Who waits for that and leaves is forgotten, but
     /// place and share are taken until it has been read all the same.
     pub(crate) async fn read<T: Send + 'static>(
@@ -119,7 +124,7 @@ async fn next(body: &mut Body) -> Result<Option<Bytes>, Problem> {
     loop {
         match poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
             None => return Ok(None),
-            Some(Err(_)) => return Err(Problem::BodyTooSlow),
+            Some(Err(_)) => return Err(Problem::BodyBroken),
             // What is no data is a trailer, which says nothing here.
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use axum::http::{HeaderMap, header};
 use subtle::ConstantTimeEq;
 
-use crate::problem::Problem;
+use crate::{page, problem::Problem};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -21,8 +21,8 @@ pub struct Door {
 }
 
 impl Door {
-    /// Lets a request in or says why not.
-    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+    /// Lets a request for this path in or says why not.
+    pub(crate) fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), Problem> {
         let host = text(headers, header::HOST.as_str());
         // A page somewhere may give its own name this machine's address: the name tells.
         let ours = host.is_none_or(|host| {
@@ -37,16 +37,19 @@ impl Door {
             if (own.is_none() || own != host) && !self.admits(origin) {
                 return Err(Problem::Foreign);
             }
+        } else if is_fetched_elsewhere(headers) && !(page::has(path) && is_walk(headers)) {
+            return Err(Problem::Foreign);
         }
         let Some(key) = &self.key else { return Ok(()) };
         let bearer = text(headers, header::AUTHORIZATION.as_str());
         let bearer = bearer.and_then(|value| value.split_once(' '));
         let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let bearer = bearer.map(|(_, key)| key.trim());
-        let given = bearer.or_else(|| text(headers, "x-api-key")).unwrap_or_default();
-        let same = bool::from(given.as_bytes().ct_eq(key.as_bytes()));
+        // Clients send either, and some send both: one of them has to be right, and which one takes no time.
+        let given = [bearer, text(headers, "x-api-key")].map(Option::unwrap_or_default);
+        let [bearer, own] = given.map(|given| given.as_bytes().ct_eq(key.as_bytes()));
         // An empty key is nobody's.
-        if same && !key.is_empty() { Ok(()) } else { Err(Problem::Key) }
+        if bool::from(bearer | own) && !key.is_empty() { Ok(()) } else { Err(Problem::Key) }
     }
 }
 
@@ -60,6 +63,17 @@ impl Door {
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     // What is no text is no name and no key.
     headers.get(name).map(|value| value.to_str().unwrap_or("\u{FFFD}"))
+}
+
+/// Whether a browser says that a page of another origin wants it: what is fetched without being read, as an image
+/// or a script is, names no origin.
+fn is_fetched_elsewhere(headers: &HeaderMap) -> bool {
+    matches!(text(headers, "sec-fetch-site"), Some("cross-site" | "same-site"))
+}
+
+/// Whether somebody follows a link.
+fn is_walk(headers: &HeaderMap) -> bool {
+    text(headers, "sec-fetch-mode") == Some("navigate")
 }
 
 /// A host without its port.
@@ -91,7 +105,7 @@ mod tests {
     #[test]
     fn a_name_of_this_machine_and_a_page_of_its_own() {
         let door = Door { loopback: true, ..Door::default() };
-        let may = |list: &[(&'static str, &str)]| door.check(&headers(list)).is_ok();
+        let may = |list: &[(&'static str, &str)]| door.check("/v1/models", &headers(list)).is_ok();
         for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST", "127.0.0.2"] {
             assert!(may(&[("host", host)]), "{host}");
         }
@@ -109,15 +123,15 @@ mod tests {
         let hosts = ["box:80", "fe80::1", "[fd00::1]:80"].map(str::to_owned).to_vec();
         let door = Door { loopback: true, hosts, ..Door::default() };
         for host in ["box", "BOX:8080", "[fe80::1]:80", "[fd00::1]"] {
-            assert!(door.check(&headers(&[("host", host)])).is_ok(), "{host}");
+            assert!(door.check("/v1/models", &headers(&[("host", host)])).is_ok(), "{host}");
         }
-        assert!(door.check(&headers(&[("host", "box2:80")])).is_err());
+        assert!(door.check("/v1/models", &headers(&[("host", "box2:80")])).is_err());
     }
 
     #[test]
     fn the_key_of_either_interface() {
         let door = Door { key: Some("secret".to_owned()), ..Door::default() };
-        let may = |list: &[(&'static str, &str)]| door.check(&headers(list)).is_ok();
+        let may = |list: &[(&'static str, &str)]| door.check("/v1/models", &headers(list)).is_ok();
         assert!(may(&[("host", "box:80"), ("authorization", "Bearer secret")]));
         assert!(may(&[("x-api-key", "secret")]));
         for key in ["secre", "secret2", "Secret", ""] {
@@ -126,6 +140,6 @@ mod tests {
         assert!(!may(&[]));
         assert!(!may(&[("authorization", "secret")]));
         let nobody = Door { key: Some(String::new()), ..Door::default() };
-        assert!(nobody.check(&headers(&[])).is_err(), "an empty key opens nothing");
+        assert!(nobody.check("/v1/models", &headers(&[])).is_err(), "an empty key opens nothing");
     }
 }

@@ -61,6 +61,7 @@ impl Fields {
                 Ok(Self { map, path: String::new(), peer: None, arrived: None })
             }
             Ok(_) => Err(Problem::Body { source: None }),
+            Err(error) if is_deep(&error) => Err(Problem::BodyTooDeep),
             Err(error) => Err(Problem::Body { source: Some(error) }),
         }
     }
@@ -98,6 +99,11 @@ impl Fields {
     /// Where a field is in the body.
     pub(crate) fn path_of(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
+    }
+
+    /// What has not been taken.
+    pub(crate) fn all(self) -> Map<String, Value> {
+        self.map
     }
 
     /// Adds a field, unless the body has it.
@@ -328,6 +334,11 @@ impl<'de> Visitor<'de> for Plain {
     }
 }
 
+/// Whether the reader gave up because of the depth: it has no other word for that.
+fn is_deep(error: &serde_json::Error) -> bool {
+    error.is_syntax() && error.to_string().starts_with("recursion limit")
+}
+
 /// How many values, and lists and objects, a body has at most.
 fn size(body: &[u8]) -> (usize, usize) {
     let (mut values, mut nests, mut in_text, mut escaped) = (1, 0, false, false);
@@ -367,7 +378,9 @@ pub(crate) fn float(
     if range.contains(&number) {
         return Ok(number);
     }
-    Err(Wrong::Range(f64::from(*range.start()), f64::from(*range.end())).at(field))
+    // The nearest number of f64 to one of f32 has digits that nobody wrote.
+    let [start, end] = [range.start(), range.end()].map(|bound| (f64::from(*bound) * 1e6).round());
+    Err(Wrong::Range(start / 1e6, end / 1e6).at(field))
 }
 
 #[cfg(test)]
@@ -462,6 +475,6 @@ mod tests {
         let hidden = format!(r#"{{"a": {{"$serde_json::private::RawValue": "[{hidden}1]"}}}}"#);
         assert!(fields(&hidden).take("a").unwrap().is_object());
         let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
-        assert!(matches!(Fields::parse(deep.as_bytes()), Err(Problem::Body { source: Some(_) })));
+        assert!(matches!(Fields::parse(deep.as_bytes()), Err(Problem::BodyTooDeep)));
     }
 }

@@ -100,15 +100,9 @@ impl Model {
         Ok(prompt)
     }
 
-    /// Tokens of a conversation, however many: who asks wants to know how much to leave out.
-    pub(crate) fn count(&self, conversation: Conversation, kept: &Kept) -> Result<usize, Problem> {
-        let (rendered, _) = self.render(conversation, kept, None)?;
-        Ok(self.tokenizer.encode(&rendered, SpecialTokens::ParseTemplate)?.len())
-    }
-
     /// The text of a conversation, and all of its prompt but the tokens; in `places`, if somebody wants to know,
     /// where words of the user are. What its messages spell never becomes a control token.
-    fn render(
+    pub(crate) fn render(
         &self,
         mut conversation: Conversation,
         kept: &Kept,
@@ -255,7 +249,7 @@ pub(crate) fn opening(choice: &Choice, dialect: Option<&'static Dialect>) -> Str
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use fm_engine::generate::Call;
     use fm_testkit::golden::demo_dir;
     use serde_json::json;
@@ -263,7 +257,7 @@ mod tests {
     use super::*;
     use crate::kept::CallIds;
 
-    fn demo() -> Model {
+    pub(crate) fn demo() -> Model {
         let dir = demo_dir();
         let tokenizer = Arc::new(Tokenizer::open(&dir, None).unwrap());
         Model {

@@ -87,6 +87,10 @@ pub(crate) fn with_status(problem: &Problem, body: &Value) -> Response {
         response.extensions_mut().insert(Told);
     }
     response.headers_mut().insert(header::CONTENT_TYPE, json);
+    if status == StatusCode::UNAUTHORIZED {
+        let bearer = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
+    }
     if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         let seconds = HeaderValue::from(RETRY_AFTER_SECONDS);
         response.headers_mut().insert(header::RETRY_AFTER, seconds);

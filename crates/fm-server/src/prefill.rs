@@ -17,6 +17,14 @@ use crate::{
 /// What users might say, as unlike as can be: what the prompts have in common is not theirs.
 const SAID: [&str; 3] = ["A", "1 + 1", "\n\n<x>"];
 
+/// Who would answer it.
+#[derive(Clone, Copy, PartialEq)]
+enum Api {
+    Chat,
+    Responses,
+    Messages,
+}
+
 /// Why a prompt cannot be computed beforehand.
 #[derive(Debug, thiserror::Error)]
 #[error("this is no request that could be answered here: {0}")]
@@ -30,7 +38,11 @@ impl Model {
     /// # Errors
     /// If the request could not be answered.
     pub fn prefill(&self, body: Option<&[u8]>) -> Result<Option<Request>, NoRequest> {
-        let tokens = self.beginning(body.unwrap_or(b"{}")).map_err(NoRequest)?;
+        let tokens = match body {
+            Some(body) => self.asked(body).and_then(|(body, api)| self.beginning(&body, api)),
+            None => self.beginning(&Map::new(), Api::Chat),
+        };
+        let tokens = tokens.map_err(NoRequest)?;
         Ok(tokens.map(|prompt| Request {
             prompt,
             max_tokens: Some(0),
@@ -40,14 +52,40 @@ impl Model {
         }))
     }
 
+    /// A body that could be answered, and by whom.
+    fn asked(&self, body: &[u8]) -> Result<(Map<String, Value>, Api), Problem> {
+        let fields = Fields::parse(body)?;
+        let tools = fields.peek("tools").and_then(Value::as_array);
+        let schemas = tools.into_iter().flatten().any(|tool| !tool["input_schema"].is_null());
+        let api = if fields.peek("input").or(fields.peek("instructions")).is_some() {
+            Api::Responses
+        } else if schemas || fields.peek("system").is_some() {
+            Api::Messages
+        } else {
+            Api::Chat
+        };
+        let kept = Kept::default();
+        let takes = |api, fields| match api {
+            Api::Chat => openai::chat::asked(self, &kept, fields).map(drop),
+            Api::Responses => openai::responses::asked(self, &kept, fields).map(drop),
+            Api::Messages => anthropic::messages::asked(self, &kept, fields).map(drop),
+        };
+        let api = match takes(api, fields) {
+            Ok(()) => api,
+            // Some bodies of messages show by a field only what they are.
+            Err(_) if api == Api::Chat && takes(Api::Messages, Fields::parse(body)?).is_ok() => {
+                Api::Messages
+            }
+            Err(problem) => return Err(problem),
+        };
+        Ok((Fields::parse(body)?.all(), api))
+    }
+
     /// The common beginning and a token more, which is not computed.
-    fn beginning(&self, body: &[u8]) -> Result<Option<Vec<u32>>, Problem> {
-        let body: Value =
-            serde_json::from_slice(body).map_err(|error| Problem::Body { source: Some(error) })?;
-        let Value::Object(body) = body else { return Err(Problem::Body { source: None }) };
-        let mut beginning = self.tokens(&body, SAID[0])?;
+    fn beginning(&self, body: &Map<String, Value>, api: Api) -> Result<Option<Vec<u32>>, Problem> {
+        let mut beginning = self.tokens(body, api, SAID[0])?;
         for said in &SAID[1..] {
-            let other = self.tokens(&body, said)?;
+            let other = self.tokens(body, api, said)?;
             let common = beginning.iter().zip(&other).take_while(|(a, b)| a == b).count();
             beginning.truncate(common + 1);
         }
@@ -55,9 +93,9 @@ impl Model {
     }
 
     /// The prompt if that is what the user said last.
-    fn tokens(&self, body: &Map<String, Value>, said: &str) -> Result<Vec<u32>, Problem> {
+    fn tokens(&self, body: &Map<String, Value>, api: Api, said: &str) -> Result<Vec<u32>, Problem> {
         let mut body = body.clone();
-        let responses = body.contains_key("input") || body.contains_key("instructions");
+        let responses = api == Api::Responses;
         let field = if responses { "input" } else { "messages" };
         let messages = body.entry(field).or_insert_with(|| json!([]));
         if responses && messages.is_string() {
@@ -68,18 +106,48 @@ impl Model {
         let last = list.iter().rposition(|message| message["role"] == "user");
         list.truncate(last.unwrap_or(list.len()));
         list.push(json!({"role": "user", "content": said}));
-        let tools = body.get("tools").and_then(Value::as_array);
-        let anthropic = body.contains_key("system")
-            || tools.is_some_and(|tools| tools.iter().any(|tool| !tool["input_schema"].is_null()));
         let mut fields = Fields::of(Value::Object(body), "")?;
         let mut manner = Manner::default();
-        let conversation = if responses {
-            openai::responses::conversation(&mut fields, &mut manner, &Kept::default())?
-        } else if anthropic {
-            anthropic::conversation(&mut fields, &mut manner)?
-        } else {
-            openai::chat::conversation(&mut fields, &mut manner)?
+        let (fields, manner) = (&mut fields, &mut manner);
+        let conversation = match api {
+            Api::Chat => openai::chat::conversation(fields, manner)?,
+            Api::Responses => openai::responses::conversation(fields, manner, &Kept::default())?,
+            Api::Messages => anthropic::conversation(fields, manner)?,
         };
         Ok(self.prompt(conversation, &Kept::default())?.tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tests::demo;
+
+    #[test]
+    fn what_no_endpoint_would_answer_is_not_taken_in() {
+        let model = demo();
+        let prefill = |body: &Value| model.prefill(Some(body.to_string().as_bytes()));
+        let (hi, rules) = (json!([{"role": "user", "content": "hi"}]), "Be kind. ".repeat(9));
+        for (body, said) in [
+            (json!({"messages": []}), "messages: it must not be empty"),
+            (json!({"prompt": "x"}), "messages: it is required"),
+            (json!({"messages": hi, "foo": 1}), "foo: this server does not know this field"),
+            (json!({"messages": hi, "temperature": "hot"}), "temperature: it must be a number"),
+            (json!({"system": rules, "messages": hi}), "max_tokens: it is required"),
+            (json!({"instructions": rules}), "input: it is required"),
+        ] {
+            let refused = prefill(&body).unwrap_err().to_string();
+            assert!(refused.ends_with(said), "{body}: {refused}");
+        }
+        for body in [
+            json!({"messages": [{"role": "system", "content": rules}, hi[0]]}),
+            json!({"system": rules, "messages": hi, "max_tokens": 3}),
+            json!({"messages": [hi[0], {"role": "assistant", "content": rules}, hi[0]],
+                "max_tokens": 3, "thinking": {"type": "disabled"}}),
+            json!({"instructions": rules, "input": "hi"}),
+        ] {
+            let prompt = prefill(&body).unwrap().unwrap().prompt;
+            assert!(prompt.len() > 20, "{body}: {}", prompt.len());
+        }
     }
 }

@@ -14,6 +14,15 @@ pub(crate) enum Problem {
         /// Where and why.
         source: Option<serde_json::Error>,
     },
+    /// The body has more lists and objects in each other than are read.
+    #[error("the body has more than 127 lists and objects in each other")]
+    BodyTooDeep,
+    /// The body is compressed.
+    #[error("bodies are taken as they are: without a content-encoding")]
+    Coding,
+    /// The body breaks off, or comes in chunks that are none.
+    #[error("the body breaks off, or its chunks are malformed")]
+    BodyBroken,
     /// The body is longer than is taken.
     #[error("the body is longer than {max} bytes")]
     BodyTooLong {
@@ -66,6 +75,14 @@ pub(crate) enum Problem {
         source: GrammarError,
     },
     /// Calls of a strict tool cannot be held to its schema.
+    #[error("tools: the parameters of {name}: {source}")]
+    Unmade {
+        /// The tool.
+        name: String,
+        /// Why.
+        source: GrammarError,
+    },
+    /// The tags of this model's calls cannot be held to it.
     #[error("tools: the parameters of {name}: {source}")]
     Unkept {
         /// The tool.
@@ -175,7 +192,7 @@ impl Wrong {
     }
 }
 
-/// Where it ceases to be one, and why; JSON may be nested 127 deep.
+/// Where it ceases to be one, and why.
 fn reason(error: Option<&serde_json::Error>) -> String {
     error.map_or_else(String::new, |error| format!(": {error}"))
 }
@@ -207,9 +224,12 @@ impl Problem {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Body { .. }
+            | Self::BodyTooDeep
+            | Self::BodyBroken
             | Self::BodyTooMany { .. }
             | Self::Field { .. }
             | Self::Unkept { .. }
+            | Self::Unmade { .. }
             | Self::Text(_)
             | Self::TooLong { .. }
             | Self::OddsTooMany { .. }
@@ -224,6 +244,7 @@ impl Problem {
                 | EngineError::Grammar(GrammarError::Stuck { .. } | GrammarError::Exhausted),
             ) => StatusCode::BAD_REQUEST,
             Self::BodyTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Coding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::Key => StatusCode::UNAUTHORIZED,
             Self::Foreign => StatusCode::FORBIDDEN,
@@ -254,7 +275,9 @@ impl Problem {
             | Self::Grammar { field, .. }
             | Self::TooLong { field, .. } => Some(field),
             Self::NoItem { .. } => Some("input"),
-            Self::NoTools | Self::NoDialect | Self::Unkept { .. } => Some("tools"),
+            Self::NoTools | Self::NoDialect | Self::Unkept { .. } | Self::Unmade { .. } => {
+                Some("tools")
+            }
             _ => None,
         }
     }

@@ -24,10 +24,15 @@ const PATHS: &[(&str, Read)] = &[
     ("/v1/completions", openai::completions::check),
     ("/v1/responses", openai::responses::check),
     ("/v1/messages", messages::check),
-    ("/v1/messages/count_tokens", |app, fields| messages::tokens_of(app, fields).map(drop)),
+    ("/v1/messages/count_tokens", counted),
     ("/tokenize", |app, fields| tokens::tokens_of(app, fields).map(drop)),
     ("/detokenize", |app, fields| tokens::text_of(app, fields).map(drop)),
 ];
+
+fn counted(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
+    let asks = Arc::new(());
+    messages::tokens_of(app, fields, &Arc::downgrade(&asks)).map(drop)
+}
 
 impl Reader {
     /// Reads as the service would.

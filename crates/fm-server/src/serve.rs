@@ -11,7 +11,10 @@ use std::{
 use axum::{
     Json, Router,
     extract::{Request, State},
-    http::{HeaderName, Method, StatusCode, Version, header::HOST},
+    http::{
+        HeaderName, HeaderValue, Method, StatusCode, Version,
+        header::{CONTENT_ENCODING, HOST, RETRY_AFTER},
+    },
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
@@ -43,18 +46,12 @@ use crate::{
     kept::Kept,
     model::Model,
     openai, openapi, page,
+    places::{Places, Work},
     problem::Problem,
     texts::Texts,
     tokens,
     watch::{Log, Watch},
 };
-
-/// Requests that are rendered and encoded at once: they share cores with the model. Two of them may wait
-/// for a grammar that takes long.
-const PREPARING_MAX: usize = 4;
-
-/// Conversations that are counted at once, beside those: a count of megabytes keeps no request out.
-const COUNTING_MAX: usize = 1;
 
 /// Letters of a path in the log.
 const PATH_SHOWN: usize = 80;
@@ -92,8 +89,7 @@ pub(crate) struct App {
     pub(crate) kept: Kept,
     pub(crate) started_unix: u64,
     pub(crate) bounds: Bounds,
-    pub(crate) preparing: Arc<Semaphore>,
-    pub(crate) counting: Arc<Semaphore>,
+    places: Places,
     bodies: Bodies,
     door: Door,
     pub(crate) patience: Patience,
@@ -211,7 +207,7 @@ impl Server {
         // One thread for the network: the cores belong to the model.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(PREPARING_MAX + COUNTING_MAX)
+            .max_blocking_threads(Places::ALL)
             .build()?;
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
@@ -244,8 +240,7 @@ pub(crate) fn app(service: Service) -> Arc<App> {
         kept,
         started_unix,
         bounds,
-        preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
-        counting: Arc::new(Semaphore::new(COUNTING_MAX)),
+        places: Places::default(),
         bodies: Bodies::default(),
         door,
         patience,
@@ -316,7 +311,7 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let hosts = request.headers().get_all(HOST).iter().count();
     let named =
         request.version() != Version::HTTP_11 || hosts > 0 || request.uri().host().is_some();
-    let mut response = match app.door.check(request.headers()) {
+    let mut response = match app.door.check(&path, request.headers()) {
         _ if !named || hosts > 1 => refuse(&request, &Problem::NoHost),
         Err(Problem::Key) if open => next.run(request).await,
         Err(problem) => refuse(&request, &problem),
@@ -356,21 +351,25 @@ async fn metrics(State(app): State<Arc<App>>) -> String {
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
-    let (status, word) = if app.submit.is_open() {
-        (StatusCode::OK, "ready")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "draining")
-    };
-    (status, Json(json!({"status": word, "model": app.model.name}))).into_response()
+    let told = |word| Json(json!({"status": word, "model": app.model.name}));
+    if app.submit.is_open() {
+        return told("ready").into_response();
+    }
+    let again = [(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS))];
+    (StatusCode::SERVICE_UNAVAILABLE, again, told("draining")).into_response()
 }
 
-/// Reads a body and what it asks for, beside the thread of the network, in one of these places: who waits for one and
-/// leaves is forgotten.
+/// Reads a body and what it asks for, beside the thread of the network, in one of the places for that: who waits for
+/// one and leaves is forgotten.
 pub(crate) async fn prepare<T: Send + 'static>(
-    (app, places): (&Arc<App>, &Arc<Semaphore>),
+    (app, work): (&Arc<App>, Work),
     request: Request,
     read: impl FnOnce(&Arc<App>, Fields) -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
+    let coding = request.headers().get(CONTENT_ENCODING);
+    if coding.is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        return Err(Problem::Coding);
+    }
     let own = request.uri().path().starts_with("/v1/");
     let session = request.headers().get(SESSION_HEADER).filter(|_| own);
     let session = session.and_then(|name| name.to_str().ok()).map(str::to_owned);
@@ -380,7 +379,10 @@ pub(crate) async fn prepare<T: Send + 'static>(
         .await
         .map_err(|_| Problem::BodyTooSlow)??;
     let arrived = Instant::now();
-    let place = Arc::clone(places).acquire_owned().await.map_err(|_| Problem::Gone)?;
+    let place = Arc::clone(app.places.of(work, body.len()))
+        .acquire_owned()
+        .await
+        .map_err(|_| Problem::Gone)?;
     let (app, address) = (Arc::clone(app), peer.map(|peer| peer.address));
     let read = move |body: &[u8]| {
         let mut fields = Fields::parse(body)?.of_peer(address, arrived);

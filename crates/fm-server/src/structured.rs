@@ -10,7 +10,10 @@ use fm_engine::{
         Constraint, Grammar, GrammarError, Grammars, choice_rule, json_rule, lark_rule, regex_rule,
     },
 };
-use fm_text::{ChatTemplate, Dialect, tools::Calls};
+use fm_text::{
+    ChatTemplate, Dialect,
+    tools::{Callable, Calls},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -132,7 +135,7 @@ pub(crate) fn with_tools(
         return Ok(());
     }
     let compile = |text| model.grammars.constraint(Grammar::Calls(text));
-    let wrong = |source| Problem::Grammar { field: "tools".to_owned(), source };
+    let wrong = |source| blame(tools, source, &model.grammars);
     check_strict(tools, dialect, |schemas| compile(schemas).map(drop).map_err(wrong))?;
     let write = |loose| {
         let functions = tools.callable(loose);
@@ -159,6 +162,20 @@ pub(crate) fn with_tools(
     manner.constrained = if answer.is_some() { Constrained::Either } else { Constrained::Calls };
     manner.constraint = Some(compiled.map_err(wrong)?);
     Ok(())
+}
+
+/// Why calls have no grammar: because of the first strict tool whose schema has none, if there is one. What is said of
+/// the grammar of all of them shows lines that nobody has sent.
+fn blame(tools: &Tools, source: GrammarError, grammars: &Arc<Grammars>) -> Problem {
+    if let GrammarError::Invalid { .. } = source {
+        for Callable { name, parameters } in tools.callable(false) {
+            let schema = parameters.map(|parameters| Grammar::JsonSchema(parameters.clone()));
+            if let Some(Err(source)) = schema.map(|schema| grammars.constraint(schema)) {
+                return Problem::Unmade { name: name.to_owned(), source };
+            }
+        }
+    }
+    Problem::Grammar { field: "tools".to_owned(), source }
 }
 
 /// Refuses strict tools whose calls cannot be held to their schemas.

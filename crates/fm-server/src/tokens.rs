@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     fields::Fields,
     openai::refuse,
+    places::Work,
     problem::{Problem, Wrong},
     serve::{self, App},
 };
@@ -27,7 +28,7 @@ const TEXT_MAX: usize = 1 << 20;
 
 /// Text to tokens. `<|im_end|>`, `<think>` and their like are letters, unless `parse_special` is true.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
-    respond(serve::prepare((&app, &app.preparing), request, tokens_of).await)
+    respond(serve::prepare((&app, Work::Answer), request, tokens_of).await)
 }
 
 pub(crate) fn tokens_of(app: &Arc<App>, mut fields: Fields) -> Result<Value, Problem> {
@@ -50,7 +51,7 @@ pub(crate) fn special(fields: &mut Fields) -> Result<SpecialTokens, Problem> {
 
 /// Tokens to text, special ones written out.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
-    respond(serve::prepare((&app, &app.preparing), request, text_of).await)
+    respond(serve::prepare((&app, Work::Answer), request, text_of).await)
 }
 
 pub(crate) fn text_of(app: &Arc<App>, mut fields: Fields) -> Result<Value, Problem> {

@@ -86,11 +86,11 @@ impl Tools {
     pub(crate) fn take_openai(fields: &mut Fields) -> Result<Self, Problem> {
         let (list, strict) = each(fields, |tool, field| {
             let mut tool = Fields::of(tool, field)?;
-            if tool.text("type")?.as_deref() != Some("function") {
+            if kind_of(&mut tool)? != "function" {
                 return Err(Wrong::Unsupported("tools other than functions").at(field));
             }
-            let function = tool.take("function").ok_or_else(|| Wrong::Missing.at(field))?;
-            let field = format!("{field}.function");
+            let field = tool.path_of("function");
+            let function = tool.take("function").ok_or_else(|| Wrong::Missing.at(&field))?;
             Ok([function_of(Fields::of(function, field)?, "parameters")?])
         })?;
         let namespaces = Namespaces::default();
@@ -113,9 +113,9 @@ impl Tools {
         let mut without = Vec::new();
         let (list, strict) = each(fields, |tool, field| {
             let mut tool = Fields::of(tool, field)?;
-            match tool.text("type")?.as_deref() {
-                Some("function") => Ok(vec![function_of(tool, "parameters")?]),
-                Some("namespace") => namespaces.take(tool, &mut without),
+            match kind_of(&mut tool)?.as_str() {
+                "function" => Ok(vec![function_of(tool, "parameters")?]),
+                "namespace" => namespaces.take(tool, &mut without),
                 kind => {
                     without.push(left_out(kind, field)?);
                     Ok(Vec::new())
@@ -277,9 +277,14 @@ fn each<R: IntoIterator<Item = (Value, bool)>>(
     Ok(tools.into_iter().unzip())
 }
 
+/// The `type` of a tool, which OpenAI's have to say.
+fn kind_of(tool: &mut Fields) -> Result<String, Problem> {
+    tool.text("type")?.ok_or_else(|| Wrong::Missing.at(tool.path_of("type")))
+}
+
 /// The type of a tool that the model is not told of.
-fn left_out(kind: Option<&str>, field: &str) -> Result<&'static str, Problem> {
-    let own = LEFT_OUT.into_iter().find(|own| kind == Some(*own));
+fn left_out(kind: &str, field: &str) -> Result<&'static str, Problem> {
+    let own = LEFT_OUT.into_iter().find(|own| kind == *own);
     own.ok_or_else(|| Wrong::Unsupported("tools other than functions").at(field))
 }
 
@@ -292,7 +297,9 @@ fn function_of(mut fields: Fields, schema: &str) -> Result<(Value, bool), Proble
         function.insert("description".to_owned(), description.into());
     }
     let strict = fields.flag("strict")?;
-    let mut parameters = fields.object(schema)?.unwrap_or_default();
+    // A function without them has none, as in the original.
+    let nothing = || Map::from_iter([("additionalProperties".to_owned(), false.into())]);
+    let mut parameters = fields.object(schema)?.unwrap_or_else(nothing);
     // Templates go through the properties of every function.
     if !parameters.contains_key("type") {
         parameters.insert("type".to_owned(), "object".into());

@@ -2,7 +2,14 @@
 
 mod prefixes;
 
-use std::{fs, net::SocketAddr, path::Path, sync::Arc, thread, time::Duration};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
@@ -129,7 +136,7 @@ fn door() -> [Arg; 5] {
             "NAME",
             "Go by this name too, if a proxy here passes it on; may be given several times",
         )
-        .value_parser(NonEmptyStringValueParser::new())
+        .value_parser(parse_host)
         .action(ArgAction::Append),
     ]
 }
@@ -138,6 +145,15 @@ fn parse_origin(text: &str) -> Result<String, String> {
     let (scheme, name) = text.split_once("://").unwrap_or_default();
     if scheme.is_empty() || name.is_empty() || name.contains('/') {
         return Err("an origin is https://name or http://name:port, without a path".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// A name as it stands in the head of a request: nothing else would ever match.
+fn parse_host(text: &str) -> Result<String, String> {
+    let strange = |letter: char| letter.is_whitespace() || matches!(letter, '/' | '@' | ',' | '*');
+    if text.is_empty() || text.contains(strange) {
+        return Err("a host is name, or name:port, without http:// and without a path".to_owned());
     }
     Ok(text.to_owned())
 }
@@ -189,7 +205,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     };
     let named = matches.get_one::<String>("served-name").cloned();
     let name = named.unwrap_or_else(|| name_of(&path));
-    let greeting = greeting(&engine, &name, address, schedule);
+    let greeting = greeting(&engine, &name, (address, door.key.is_some()), schedule);
     let fingerprint = engine.state_fingerprint(places::program().as_deref());
     let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, limits, &places));
     let no_tokenizer = EngineError::NoTokenizer { path };
@@ -342,14 +358,31 @@ fn system(matches: &ArgMatches) -> anyhow::Result<Option<String>> {
     files.find_map(|file| read(&file).transpose()).transpose()
 }
 
-fn greeting(engine: &Engine, name: &str, address: SocketAddr, schedule: ScheduleOptions) -> String {
+fn greeting(
+    engine: &Engine,
+    name: &str,
+    (address, has_key): (SocketAddr, bool),
+    schedule: ScheduleOptions,
+) -> String {
     let plan = &engine.plan;
+    let (mut here, mut reach) = (address, "");
+    if address.ip().is_unspecified() {
+        // Nobody has this address: a client here goes to its own machine.
+        let own: IpAddr = match address.ip() {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        here.set_ip(own);
+        reach = " and every other address of this machine";
+    }
+    // What it is stays out of the log.
+    let key = if has_key { " -H \"authorization: Bearer $FLASH_MOE_API_KEY\"" } else { "" };
     format!(
-        "serving {name} ({}, {}) at http://{address}\n  \
+        "serving {name} ({}, {}) at http://{here}{reach}\n  \
          {} sessions of {} tokens, up to {} requests wait; memory {} of a budget of {}\n  \
-         curl http://{address}/v1/chat/completions -H 'content-type: application/json' \
+         curl http://{here}/v1/chat/completions -H 'content-type: application/json'{key} \
          -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n  \
-         OPENAI_BASE_URL=http://{address}/v1   ANTHROPIC_BASE_URL=http://{address}",
+         OPENAI_BASE_URL=http://{here}/v1   ANTHROPIC_BASE_URL=http://{here}",
         engine.model_type,
         engine.numerics.name(),
         schedule.sessions,

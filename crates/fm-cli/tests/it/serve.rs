@@ -155,12 +155,29 @@ fn a_taken_port_and_an_open_door_are_refused_before_the_model_is_read() {
 }
 
 #[test]
+fn a_server_for_all_addresses_greets_with_one_that_can_be_asked() {
+    let serving = Serving::start(&["--host", "0.0.0.0", "--api-key", "secret"]);
+    assert!(!serving.greeting.contains("0.0.0.0"), "{}", serving.greeting);
+    assert!(serving.address.starts_with("127.0.0.1:"), "{}", serving.greeting);
+    assert!(send(&serving.address, "GET /health", "").starts_with("HTTP/1.1 200"));
+    assert_eq!(serving.end().0, Some(0));
+    for host in ["http://a", "a/b", "", "a b"] {
+        let refused = flash_moe(&["serve", "models/nothing", "--allow-host", host]);
+        assert_eq!(refused.status.code(), Some(2), "{host:?} never matches");
+        assert!(stderr(&refused).contains("--allow-host"), "{}", stderr(&refused));
+    }
+}
+
+#[test]
 fn flags_say_who_comes_in_and_how_much_is_answered() {
     let open = ["--allow-host", "box.example", "--allow-origin", "https://app.example"];
     let serving = Serving::start(
         &[&open[..], &["--api-key", " secret\n", "--queue", "3", "--sessions", "2"]].concat(),
     );
     assert!(serving.greeting.contains("2 sessions of 1024 tokens, up to 3 requests wait"));
+    let key = " -H \"authorization: Bearer $FLASH_MOE_API_KEY\" -d ";
+    assert!(serving.greeting.contains(key), "{}", serving.greeting);
+    assert!(!serving.greeting.contains("secret"), "{}", serving.greeting);
     let ask = |headers: &[&str], n: usize| {
         let message = json!({"role": "user", "content": "hi"});
         let body = json!({"messages": [message], "max_tokens": 3, "n": n});

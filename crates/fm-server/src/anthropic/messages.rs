@@ -14,9 +14,11 @@ use super::{TOLERATED, conversation, error, refuse, refuse_unsupported};
 use crate::{
     answer::{CallPiece, Piece, Requested},
     ask::{Ask, Manner, TOKENS_MAX, stops},
+    count::Waits,
     fields::Fields,
-    kept::CallIds,
-    model::Conversation,
+    kept::{CallIds, Kept},
+    model::{Conversation, Model},
+    places::Work,
     problem::{Problem, Wrong},
     serve::{self, App, Part, Whole},
     stream::{self, Encode, Out},
@@ -28,7 +30,8 @@ const PATH: &str = "/v1/messages";
 /// Thinking is not signed, but clients leave out of the history what has no signature.
 const SIGNATURE: &str = "unsigned";
 
-struct Form {
+/// What the response needs to know of the request.
+pub(crate) struct Form {
     id: String,
     ids: CallIds,
     model: String,
@@ -43,20 +46,27 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 
 /// Counts the tokens of a conversation, also of one that is too long, or not anybody's turn to answer.
 pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
-    match serve::prepare((&app, &app.counting), request, tokens_of).await {
+    let asks = Arc::new(());
+    let waits = Arc::downgrade(&asks);
+    let read = move |app: &Arc<App>, fields| tokens_of(app, fields, &waits);
+    match serve::prepare((&app, Work::Count), request, read).await {
         Ok(tokens) => axum::Json(json!({"input_tokens": tokens})).into_response(),
         Err(problem) => refuse(&problem),
     }
 }
 
-pub(crate) fn tokens_of(app: &Arc<App>, mut fields: Fields) -> Result<usize, Problem> {
+pub(crate) fn tokens_of(
+    app: &Arc<App>,
+    mut fields: Fields,
+    waits: &Waits,
+) -> Result<usize, Problem> {
     let manner = super::manner(&mut fields, &app.model)?;
-    let (conversation, ..) = read_conversation(app, fields, manner)?;
-    app.model.count(conversation, &app.kept)
+    let (conversation, ..) = read_conversation(&app.model, fields, manner)?;
+    app.model.count(conversation, &app.kept, waits)
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, form) = serve::prepare((&app, &app.preparing), request, read).await?;
+    let (ask, form) = serve::prepare((&app, Work::Answer), request, read).await?;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         let stream = MessageStream { form, block: None, blocks: 0, end: None };
@@ -78,8 +88,13 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
     read(app, fields).map(drop)
 }
 
-fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
-    let mut manner = super::manner(&mut fields, &app.model)?;
+fn read(app: &Arc<App>, fields: Fields) -> Result<(Ask, Form), Problem> {
+    asked(&app.model, &app.kept, fields)
+}
+
+/// What a body asks for.
+pub(crate) fn asked(own: &Model, kept: &Kept, mut fields: Fields) -> Result<(Ask, Form), Problem> {
+    let mut manner = super::manner(&mut fields, own)?;
     // Of none, the prompt is taken in for whoever asks next.
     let max_tokens = fields.count("max_tokens", 0..=TOKENS_MAX)?;
     let max_tokens = max_tokens.ok_or_else(|| Wrong::Missing.at("max_tokens"))?;
@@ -87,12 +102,12 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     manner.stop = stops(&mut fields, "stop_sequences")?;
     let stop = manner.stop.clone();
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let (conversation, manner, model) = read_conversation(app, fields, manner)?;
+    let (conversation, manner, model) = read_conversation(own, fields, manner)?;
     if conversation.messages.last().is_some_and(|message| message.role == "assistant") {
         let wrong = Wrong::Unsupported("the continuation of an assistant's message");
         return Err(wrong.at("messages"));
     }
-    let prompts = vec![app.model.prompt(conversation, &app.kept)?];
+    let prompts = vec![own.prompt(conversation, kept)?];
     let ids = CallIds::new("toolu_");
     let ask = Ask { prompts, manner, ids: ids.clone() };
     Ok((ask, Form { id: serve::new_id("msg_"), ids, model, stream, stop }))
@@ -100,15 +115,15 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
 
 /// Reads what messages and counts have in common; with the model's name.
 fn read_conversation(
-    app: &App,
+    own: &Model,
     mut fields: Fields,
     mut manner: Manner,
 ) -> Result<(Conversation, Manner, String), Problem> {
     let conversation = conversation(&mut fields, &mut manner)?;
-    manner.constraint = structured::take_anthropic(&mut fields, &app.model.grammars)?;
-    structured::with_tools(&mut manner, &conversation, &app.model)?;
+    manner.constraint = structured::take_anthropic(&mut fields, &own.grammars)?;
+    structured::with_tools(&mut manner, &conversation, own)?;
     refuse_unsupported(&mut fields)?;
-    let name = fields.name("model")?.unwrap_or_else(|| app.model.name.clone());
+    let name = fields.name("model")?.unwrap_or_else(|| own.name.clone());
     fields.end(TOLERATED)?;
     Ok((conversation, manner, name))
 }

@@ -19,8 +19,9 @@ use crate::{
     answer::{Answer, CallPiece, Piece, Requested, TokenOdds},
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
-    kept::CallIds,
-    model::Conversation,
+    kept::{CallIds, Kept},
+    model::{Conversation, Model},
+    places::Work,
     problem::{Problem, Wrong},
     serve::{self, App, Whole},
     stream::{self, Encode, Out},
@@ -34,7 +35,7 @@ const PATH: &str = "/v1/chat/completions";
 const ODDS_MAX: usize = 1 << 18;
 
 /// What the response needs to know of the request.
-struct Form {
+pub(crate) struct Form {
     app: Arc<App>,
     id: String,
     ids: CallIds,
@@ -51,7 +52,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, form) = serve::prepare((&app, &app.preparing), request, read).await?;
+    let (ask, form) = serve::prepare((&app, Work::Answer), request, read).await?;
     let choices = ask.manner.choices;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
@@ -68,8 +69,17 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
     read(app, fields).map(drop)
 }
 
-fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
-    let model = &app.model;
+fn read(app: &Arc<App>, fields: Fields) -> Result<(Ask, Form), Problem> {
+    let (ask, form) = asked(&app.model, &app.kept, fields)?;
+    Ok((ask, form(Arc::clone(app))))
+}
+
+/// What a body asks for.
+pub(crate) fn asked(
+    model: &Model,
+    kept: &Kept,
+    mut fields: Fields,
+) -> Result<(Ask, impl FnOnce(Arc<App>) -> Form + use<>), Problem> {
     let mut manner = Manner::take_openai(&mut fields, model)?;
     let max_tokens = fields.count("max_completion_tokens", 1..=TOKENS_MAX)?;
     let max_tokens = max_tokens.or(fields.count("max_tokens", 1..=TOKENS_MAX)?);
@@ -88,10 +98,11 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("chatcmpl-"), CallIds::new("call_"));
-    let prompts = vec![model.prompt(conversation, &app.kept)?];
+    let prompts = vec![model.prompt(conversation, kept)?];
     let ask = Ask { prompts, manner, ids: ids.clone() };
-    let (app, created_unix, model) = (Arc::clone(app), serve::now_unix(), name);
-    Ok((ask, Form { app, id, ids, created_unix, model, stream, include_usage, odds }))
+    let (created_unix, model) = (serve::now_unix(), name);
+    let form = move |app| Form { app, id, ids, created_unix, model, stream, include_usage, odds };
+    Ok((ask, form))
 }
 
 /// `stream` and `stream_options`.

@@ -19,6 +19,7 @@ use crate::{
     fields::Fields,
     kept::CallIds,
     model::{Model, Prompt},
+    places::Work,
     problem::{Problem, Wrong},
     serve::{self, App, Part},
     stream::{self, Encode, Out},
@@ -57,7 +58,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, form) = serve::prepare((&app, &app.preparing), request, read).await?;
+    let (ask, form) = serve::prepare((&app, Work::Answer), request, read).await?;
     let answer = ask.submit(&app, PATH)?;
     if form.stream {
         return Ok(stream::respond(&app, answer, form));
@@ -177,6 +178,15 @@ impl Form {
         if self.odds { own.write(&self.app.model.tokenizer, text) } else { Value::Null }
     }
 
+    /// A piece of a stream, which has a place for the usage if that comes in the end.
+    fn chunk(&self, choices: &Value) -> Value {
+        let mut chunk = self.frame(choices);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
     fn frame(&self, choices: &Value) -> Value {
         json!({
             "id": self.id,
@@ -195,7 +205,7 @@ fn choice((index, text): (usize, &str), odds: &Value, finish: Option<&str>) -> V
 impl Encode for Form {
     fn open(&mut self, out: &mut Out, _: &Requested) {
         for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            out.data(&self.frame(&json!([choice((index, echo), &Value::Null, None)])));
+            out.data(&self.chunk(&json!([choice((index, echo), &Value::Null, None)])));
         }
     }
 
@@ -215,7 +225,7 @@ impl Encode for Form {
             }
             Piece::Failed(problem) => return out.data(&error(&problem)),
         };
-        let chunk = self.frame(&json!([choice]));
+        let chunk = self.chunk(&json!([choice]));
         if ends {
             self.ending.end(out, chunk);
         } else {

@@ -37,8 +37,9 @@ impl LegacyOdds {
         self.pass(rest);
         let spelled = |token: u32| spelled(tokenizer.token_bytes(token).unwrap_or_default());
         let top = own.iter().map(|odds| {
-            let top = odds.likeliest.iter();
-            top.map(|(token, logprob)| (spelled(*token), *logprob)).collect::<BTreeMap<_, _>>()
+            // The one that was chosen is among them, likely or not.
+            let top = odds.likeliest.iter().copied().chain([(odds.token, odds.logprob)]);
+            top.map(|(token, logprob)| (spelled(token), logprob)).collect::<BTreeMap<_, _>>()
         });
         json!({
             "tokens": own.iter().map(|odds| spelled(odds.token)).collect::<Vec<_>>(),

@@ -45,15 +45,15 @@ pub(super) fn read(value: Value, at: usize) -> Result<Message, Problem> {
     let thought = message.extra.get("reasoning").and_then(Value::as_str);
     message.reasoning_content = message.reasoning_content.or(thought.map(str::to_owned));
     let thinks = message.role == "assistant" && message.reasoning_content.is_some();
+    if message.extra.get("function_call").is_some_and(|call| !call.is_null()) {
+        return Err(Wrong::Unsupported("function_call; use tool_calls").at(field("function_call")));
+    }
     let refusal = message.extra.get(REFUSAL).and_then(Value::as_str).map(str::to_owned);
     let text = match (message.content.take(), refusal) {
         (None | Some(Value::Null), Some(refusal)) if message.role == "assistant" => refusal,
         (content, _) => text_of(content, thinks || message.tool_calls.is_some(), at)?,
     };
     message.content = Some(text.into());
-    if message.extra.get("function_call").is_some_and(|call| !call.is_null()) {
-        return Err(Wrong::Unsupported("function_call; use tool_calls").at(field("function_call")));
-    }
     // What clients send back of earlier answers, and templates do not know.
     message.extra = Map::new();
     Ok(message)

@@ -19,7 +19,8 @@ use crate::{
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::{CallIds, Kept},
-    model::Conversation,
+    model::{Conversation, Model},
+    places::Work,
     problem::Problem,
     serve::{self, App},
     stream, structured,
@@ -51,7 +52,7 @@ const TOLERATED: &[&str] = &[
 ];
 
 /// What the response needs to know of the request.
-struct Form {
+pub(crate) struct Form {
     app: Arc<App>,
     id: String,
     ids: CallIds,
@@ -70,7 +71,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, mut form) = serve::prepare((&app, &app.preparing), request, read).await?;
+    let (ask, mut form) = serve::prepare((&app, Work::Answer), request, read).await?;
     let mut answer: Answer = ask.submit(&app, PATH)?;
     answer.tally.requested.left_out = std::mem::take(&mut form.left_out);
     if form.stream {
@@ -88,8 +89,17 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
     read(app, fields).map(drop)
 }
 
-fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
-    let model = &app.model;
+fn read(app: &Arc<App>, fields: Fields) -> Result<(Ask, Form), Problem> {
+    let (ask, form) = asked(&app.model, &app.kept, fields)?;
+    Ok((ask, form(Arc::clone(app))))
+}
+
+/// What a body asks for.
+pub(crate) fn asked(
+    model: &Model,
+    kept: &Kept,
+    mut fields: Fields,
+) -> Result<(Ask, impl FnOnce(Arc<App>) -> Form + use<>), Problem> {
     let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
     let mut repeated = Repeated::of(&fields, &name)?;
     let mut manner = Manner::take(&mut fields, model)?;
@@ -105,7 +115,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     manner.top_logprobs = (odds || top.is_some()).then(|| top.unwrap_or(0) as usize);
     manner.odds_max = ODDS_MAX;
     manner.constraint = structured::take_responses(&mut fields, &model.grammars)?;
-    let mut conversation = conversation(&mut fields, &mut manner, &app.kept)?;
+    let mut conversation = conversation(&mut fields, &mut manner, kept)?;
     structured::with_tools(&mut manner, &conversation, model)?;
     let stream = streams(&mut fields)?;
     let keeps = fields.peek("store").is_none();
@@ -114,11 +124,21 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
     let namespaces = std::mem::take(&mut conversation.tools.namespaces);
     let left_out = std::mem::take(&mut conversation.tools.left_out);
-    let prompt = model.prompt(conversation, &app.kept);
+    let prompt = model.prompt(conversation, kept);
     let prompts = vec![prompt.map_err(|problem| problem.of_field("input"))?];
     let ask = Ask { prompts, manner, ids: ids.clone() };
-    let (app, created_unix) = (Arc::clone(app), serve::now_unix());
-    let form = Form { app, id, ids, created_unix, repeated, stream, keeps, namespaces, left_out };
+    let created_unix = serve::now_unix();
+    let form = move |app| Form {
+        app,
+        id,
+        ids,
+        created_unix,
+        repeated,
+        stream,
+        keeps,
+        namespaces,
+        left_out,
+    };
     Ok((ask, form))
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use fm_text::tools::valid_name;
 use serde_json::Value;
 
-use super::{TOOLS_MAX, function_of, left_out, name_of};
+use super::{TOOLS_MAX, function_of, kind_of, left_out, name_of};
 use crate::{
     fields::Fields,
     problem::{Problem, Wrong},
@@ -55,8 +55,8 @@ impl Namespaces {
         for (at, tool) in list.into_iter().enumerate() {
             let field = format!("{}[{at}]", fields.path_of("tools"));
             let mut tool = Fields::of(tool, field.as_str())?;
-            match tool.text("type")?.as_deref() {
-                Some("function") => {
+            match kind_of(&mut tool)?.as_str() {
+                "function" => {
                     let (mut function, strict) = function_of(tool, "parameters")?;
                     let name = &mut function["function"]["name"];
                     let called = self.add(&namespace, name.as_str().unwrap_or_default());

@@ -271,6 +271,7 @@ fn who_comes_to_a_server_that_ends_is_told_and_half_requests_are_not_waited_for(
     assert!(half.rest().starts_with("HTTP/1.1 503"));
     let told = get(server.at, "/health");
     assert_eq!((told.status, &told.json()["status"]), (503, &json!("draining")));
+    assert!(told.head.contains("\r\nretry-after: 5"), "{}", told.head);
     let refused = post(server.at, "/v1/messages", &hello(false));
     assert!(refused.status == 503 && refused.head.contains("retry-after"), "{}", refused.head);
     assert!(answer.rest().contains("[DONE]"), "what was begun is finished");

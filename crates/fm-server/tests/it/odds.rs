@@ -147,3 +147,50 @@ fn the_odds_of_a_response_are_those_of_its_text() {
         }
     }
 }
+
+#[test]
+fn the_token_that_was_chosen_is_among_the_likeliest() {
+    let server = start(1);
+    let mut beside = 0;
+    for (top, seed) in [(0, 1), (1, 2), (3, 3)] {
+        let body = json!({
+            "prompt": "Once upon a time", "temperature": 2, "seed": seed, "max_tokens": 30, "logprobs": top,
+        });
+        let answer = post(server.at, "/v1/completions", &body).json();
+        let odds = &answer["choices"][0]["logprobs"];
+        let list = |name: &str| odds[name].as_array().unwrap().clone();
+        let tokens = list("tokens").into_iter().zip(list("token_logprobs"));
+        for ((token, logprob), likeliest) in tokens.zip(list("top_logprobs")) {
+            assert_eq!(likeliest[token.as_str().unwrap()], logprob, "{top}: {token} {likeliest}");
+            let told = likeliest.as_object().unwrap().len();
+            assert!(told.max(1) <= top + 1, "{top}: {likeliest}");
+            beside += usize::from(told > top);
+        }
+    }
+    assert!(beside > 30, "{beside}");
+}
+
+#[test]
+fn every_chunk_of_a_stream_with_usage_has_one() {
+    let server = start(1);
+    for (path, ask) in [
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "hi"}]})),
+        ("/v1/completions", json!({"prompt": "Once upon", "echo": true})),
+    ] {
+        for wanted in [true, false] {
+            let mut body = ask.clone();
+            body["max_tokens"] = 4.into();
+            body["stream"] = true.into();
+            body["stream_options"] = json!({"include_usage": wanted});
+            let mut chunks = post(server.at, path, &body).chunks();
+            if wanted {
+                let last = chunks.pop().unwrap();
+                assert!(last["usage"]["total_tokens"].as_u64() > Some(4), "{last}");
+            }
+            for chunk in chunks {
+                assert_eq!(chunk.get("usage").is_some(), wanted, "{path} {chunk}");
+                assert_eq!(chunk["usage"], Value::Null, "{path}");
+            }
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! The description of all paths: what it says is so.
 
+use std::{collections::BTreeSet, fs, path::Path};
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -50,6 +52,56 @@ fn every_example_is_accepted_and_every_path_answers() {
     }
 }
 
+fn takes_null(schema: &Value) -> bool {
+    let [kinds, values, all] = ["type", "enum", "oneOf"].map(|name| &schema[name]);
+    let has =
+        |list: &Value, value: Value| list.as_array().is_some_and(|list| list.contains(&value));
+    let open =
+        [kinds, values, all, &schema["const"], &schema["$ref"]].iter().all(|part| part.is_null());
+    let kind = kinds == "null" || has(kinds, json!("null"));
+    let value = values.is_null() || has(values, Value::Null);
+    open || kind && value
+        || kinds.is_null() && has(values, Value::Null)
+        || has(all, json!({"type": "null"}))
+}
+
+/// Every word between quotes in the server's own files: among them are the names of all fields that it takes.
+fn words() -> BTreeSet<String> {
+    let mut words = BTreeSet::new();
+    let mut dirs = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    while let Some(dir) = dirs.pop() {
+        for file in fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()) {
+            if file.is_dir() {
+                dirs.push(file);
+            } else if file.extension().is_some_and(|ending| ending == "rs") {
+                let text = fs::read_to_string(file).unwrap();
+                let text = text.split("#[cfg(test)]").next().unwrap();
+                let is_name = |word: &&str| {
+                    !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+                };
+                words.extend(text.split('"').filter(is_name).map(str::to_owned));
+            }
+        }
+    }
+    words
+}
+
+#[test]
+fn no_field_is_taken_that_is_not_described() {
+    let server = start(1);
+    let (described, words) = (described(server.at), words());
+    assert!(words.len() > 300 && words.contains("access_programs"), "{}", words.len());
+    for (path, schema, examples) in bodies(&described) {
+        let properties = described["components"]["schemas"][&schema]["properties"].clone();
+        for word in words.iter().filter(|word| properties.get(word.as_str()).is_none()) {
+            let mut body = examples[0].clone();
+            body[word] = json!([[[]]]);
+            let said = post(server.at, &path, &body).body;
+            assert!(said.contains("does not know this field"), "{path}: {word}: {said}");
+        }
+    }
+}
+
 #[test]
 fn every_field_is_known_and_every_bound_is_kept() {
     let server = start(1);
@@ -57,18 +109,42 @@ fn every_field_is_known_and_every_bound_is_kept() {
     let (mut fields, mut bounds) = (0, 0);
     for (path, schema, examples) in bodies(&described) {
         let schema = &described["components"]["schemas"][&schema];
-        let refused = |field: &str, value: Value| {
+        let required = schema["required"].as_array().cloned().unwrap_or_default();
+        let refused_with = |more: &Value| {
             let mut body = examples[0].clone();
-            body[field] = value;
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             let response = post(server.at, &path, &body);
             (response.status == 400)
                 .then(|| response.json()["error"]["message"].as_str().unwrap().to_owned())
         };
+        let refused = |field: &str, value: Value| refused_with(&json!({field: value}));
         for (field, own) in schema["properties"].as_object().unwrap() {
             // Whatever it is, it is not unknown.
             let said = refused(field, json!([[[]]])).unwrap_or_default();
             assert!(!said.contains("does not know this field"), "{path}: {said}");
             fields += 1;
+            let optional = !required.contains(&json!(field));
+            assert_eq!(takes_null(own), optional, "{path}: {field} may be left out, as null is");
+            // What is refused is the field behind it.
+            let fits = |value: Value| {
+                let body = json!({field: value, "no_such_field": 1});
+                refused_with(&body).unwrap_or_default().starts_with("no_such_field")
+            };
+            // Of two that stand for each other, one has to be there.
+            let one_of = schema["anyOf"].to_string().contains(&format!("\"{field}\""));
+            assert!(!optional || one_of || fits(Value::Null), "{path}: {field}");
+            for bound in ["minimum", "maximum"] {
+                let number = &own[bound];
+                let alone = !["thinking_min", "top_logprobs"].contains(&field.as_str());
+                assert!(
+                    number.is_null() || !alone || fits(number.clone()),
+                    "{path}: {field} {bound}"
+                );
+            }
+            if let Some(least) = own["minimum"].as_f64() {
+                let said = refused(field, json!(least - 1.0)).unwrap_or_default();
+                assert!(said.starts_with(field), "{path} {field}: {said}");
+            }
             let Some(most) = own["maximum"].as_f64() else { continue };
             let said = refused(field, json!(most + 1.0)).unwrap_or_default();
             assert!(said.starts_with(field) && said.contains("between"), "{path} {field}: {said}");

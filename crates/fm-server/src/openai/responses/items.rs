@@ -69,7 +69,10 @@ struct Items<'n> {
 
 impl Items<'_> {
     fn add(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
+        let named = item["role"].is_null() && item["content"].is_null() && item["id"].is_string();
         match item["type"].as_str() {
+            // What has nothing but an id is named by it, as in the original.
+            None if named => self.reference(item, field),
             None | Some("message") => self.message(item, field),
             Some("reasoning") => {
                 self.think(item);
@@ -79,23 +82,7 @@ impl Items<'_> {
             Some(
                 "function_call_output" | "custom_tool_call_output" | "local_shell_call_output",
             ) => self.result(item, field),
-            Some("item_reference") => {
-                let id = string(item, "id", field)?;
-                if id.len() > NAME_MAX {
-                    return Err(Wrong::Long(NAME_MAX).at(format!("{field}.id")));
-                }
-                let kept = self.kept.item(id);
-                let (item, bytes) = kept.ok_or_else(|| Problem::NoItem { id: id.to_owned() })?;
-                // A short body may name a long item many times.
-                self.referenced += bytes;
-                if self.referenced > BODY_MAX {
-                    return Err(
-                        Wrong::Rule("with the items before it has more than 16 MiB").at(field)
-                    );
-                }
-                // What is kept is no reference, so this ends here.
-                self.add(&item, field)
-            }
+            Some("item_reference") => self.reference(item, field),
             Some("custom_tool_call") => {
                 let input = json!({"input": string(item, "input", field)?});
                 self.call_of(item, &function(Some(text(item, "name")), &input, field)?, field)
@@ -107,6 +94,22 @@ impl Items<'_> {
             Some(kind) if LEFT_OUT.contains(&kind) => Ok(()),
             Some(_) => Err(Wrong::Unsupported("items of this type").at(field)),
         }
+    }
+
+    fn reference(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
+        let id = string(item, "id", field)?;
+        if id.len() > NAME_MAX {
+            return Err(Wrong::Long(NAME_MAX).at(format!("{field}.id")));
+        }
+        let kept = self.kept.item(id);
+        let (item, bytes) = kept.ok_or_else(|| Problem::NoItem { id: id.to_owned() })?;
+        // A short body may name a long item many times.
+        self.referenced += bytes;
+        if self.referenced > BODY_MAX {
+            return Err(Wrong::Rule("with the items before it has more than 16 MiB").at(field));
+        }
+        // What is kept has a type and is no reference, so this ends here.
+        self.add(&item, field)
     }
 
     fn message(&mut self, item: &Value, field: &str) -> Result<(), Problem> {
