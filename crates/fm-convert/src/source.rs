@@ -14,7 +14,7 @@ use fm_format::{
     record::LayerRecords,
     source::{Checkpoint, Files, gguf},
 };
-use fm_model::{arch, spec::ModelSpec};
+use fm_model::{arch, load::check_tied_head, spec::ModelSpec};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::{error::ConvertError, fingerprint};
@@ -96,6 +96,7 @@ impl Source {
         }
         let spec = arch::describe(&checkpoint)?;
         let files = Files::new(checkpoint.files.clone());
+        check_tied_head(&files, &spec)?;
         let copied = copied(&checkpoint)?;
         let fingerprint = fingerprint::of(&checkpoint, &spec, &files, &copied)?;
         Ok(Self { checkpoint, spec, files, copied, fingerprint })

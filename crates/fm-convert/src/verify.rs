@@ -133,7 +133,7 @@ pub fn verify(
     cache_dir: Option<&Path>,
     report: &mut OnProgress<'_>,
 ) -> Result<Report, ConvertError> {
-    let checkpoint = Checkpoint::open(dir)?;
+    let checkpoint = Checkpoint::open_unchecked(dir)?;
     let mut spec = arch::describe(&checkpoint)?;
     if let Some(container) = &checkpoint.container {
         let tensors = &container.manifest.trunk.tensors;

@@ -27,7 +27,7 @@ use fm_model::{
     arch::describe,
     decoder::Decoder,
     footprint::Footprint,
-    load::{Loader, WeightMemory, fingerprint},
+    load::{Loader, WeightMemory, fingerprint, identity},
     model_runner::{ModelRunner, RunnerOptions},
     spec::ModelSpec,
 };
@@ -40,6 +40,7 @@ use fm_text::{ChatTemplate, Tokenizer};
 use crate::{
     backends::{self, DeviceChoice},
     error::EngineError,
+    generation_config::GenerationConfig,
     limits::Limits,
     local::{Handles, Local, SharedStats},
     look_ahead::{InForce, LookAhead},
@@ -47,7 +48,6 @@ use crate::{
     memory_plan::{Demand, MemoryPlan},
     options::EngineOptions,
     pressure::Guard,
-    sampler::GenerationConfig,
     text_parts::{self, TextParts},
     warm_start::{HeatFile, HeatIgnored, WarmStart},
 };
@@ -343,7 +343,7 @@ impl Engine {
             let text = scope.spawn(|| {
                 let parts = match &planned.metadata {
                     Some(metadata) => TextParts::of_metadata(metadata, &planned.path, cache_dir),
-                    None => TextParts::of_directory(&planned.path, cache_dir),
+                    None => TextParts::of_directory(&planned.path, planned.spec.vocab, cache_dir),
                 };
                 parts.map(|parts| (parts, started.elapsed()))
             });
@@ -460,10 +460,10 @@ where
     let local = Local::new(Arc::clone(&spec.catalog), store)
         .looking_ahead(planned.options.look_ahead)
         .guarded(Guard::of_machine(&places.root));
-    let mut identity = fingerprint(&files, spec)?;
+    let weights = fingerprint(&files, spec)?;
     let remembers = planned.options.warm_start == Some(WarmStart::On);
     let (local, heat_ignored) = match places.cache_dir.as_deref().filter(|_| remembers) {
-        Some(cache_dir) => local.remembering(HeatFile::new(cache_dir, identity)),
+        Some(cache_dir) => local.remembering(HeatFile::new(cache_dir, weights)),
         None => (local, None),
     };
     let handles = local.handles();
@@ -471,10 +471,11 @@ where
     let mut trace_header = TraceHeader::new(&spec.catalog, plan.store_options.top_k);
     trace_header.model = planned.path.display().to_string();
     spec.model_type.clone_into(&mut trace_header.model_type);
-    trace_header.fingerprint = format!("{identity:032x}");
+    trace_header.fingerprint = format!("{weights:032x}");
     numerics.name().clone_into(&mut trace_header.numerics);
     // Another arithmetic, or other experts, and the state would not be this model's.
     let kv = planned.options.kv;
+    let mut identity = identity(&files, spec)?;
     identity ^= (kv as u128) << 96 | (numerics as u128) << 64;
     identity ^= plan.decoder.top_k.unwrap_or(0) as u128;
     let runner_options = RunnerOptions {

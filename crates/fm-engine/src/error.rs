@@ -89,6 +89,32 @@ pub enum EngineError {
         /// Where and why.
         source: serde_json::Error,
     },
+    /// A number of the model's own way of choosing words that makes no sense.
+    #[error("{}: `{key}` is {found}, expected {low} to {high}", path.display())]
+    Sampling {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        found: f32,
+        /// The lowest that it may be.
+        low: f32,
+        /// The highest that it may be.
+        high: f32,
+    },
+    /// An end of text that is no token of the model.
+    #[error("{}: `{key}` is {found}, which is no token of a vocabulary of {vocab}", path.display())]
+    EndToken {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// Its value, as JSON.
+        found: serde_json::Value,
+        /// Tokens of the model.
+        vocab: usize,
+    },
     /// The time of a request was over before an answer began.
     #[error("the time that this server gives a request was over before the answer began")]
     Late,
@@ -163,6 +189,8 @@ impl EngineError {
             }
             Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
             Self::NoTokenizer { .. } => "`flash-moe run` takes tokens: --prompt-tokens 1,2,3",
+            Self::Sampling { .. } => "correct the file, or remove the key",
+            Self::EndToken { .. } => "correct the file: an answer would never end where it says",
             Self::Text(TextError::Refused { .. }) => {
                 "these are the words of the model's own template; --raw continues a prompt without it"
             }

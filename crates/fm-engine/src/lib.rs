@@ -10,6 +10,7 @@ pub mod error;
 pub mod eval;
 pub mod gauges;
 pub mod generate;
+pub mod generation_config;
 pub mod grammar;
 pub mod limits;
 pub mod local;

@@ -250,9 +250,15 @@ pub static ENGINE: [OptionRow<EngineOptions>; 14] = [
     },
 ];
 
-fn within(text: &str, low: f32, high: f32) -> Option<f32> {
+fn within(text: &str, [low, high]: [f32; 2]) -> Option<f32> {
     text.parse().ok().filter(|number| (low..=high).contains(number))
 }
+
+/// What may be chosen for [`Sampling`], by users and models alike: the lowest and the highest.
+pub(crate) const TEMPERATURE: [f32; 2] = [0.0, 100.0];
+pub(crate) const TOP_P: [f32; 2] = [0.0, 1.0];
+pub(crate) const MIN_P: [f32; 2] = [0.0, 1.0];
+pub(crate) const REPETITION_PENALTY: [f32; 2] = [0.01, 100.0];
 
 /// How words are chosen. Defaults come from the model's `generation_config.json`.
 pub static SAMPLING: [OptionRow<Sampling>; 8] = [
@@ -261,7 +267,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
         value: "T",
         help: "Divides the logits, up to 100; 0 takes the most likely token [default: the model's, else 0]",
         choices: free,
-        set: |sampling, text| within(text, 0.0, 100.0).map(|t| sampling.temperature = t),
+        set: |sampling, text| within(text, TEMPERATURE).map(|t| sampling.temperature = t),
     },
     OptionRow {
         name: "top-k",
@@ -276,7 +282,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
         help: "Choose among the likeliest tokens that together have probability P, 0 to 1 \
                [default: the model's, else 1]",
         choices: free,
-        set: |sampling, text| within(text, 0.0, 1.0).map(|top_p| sampling.top_p = top_p),
+        set: |sampling, text| within(text, TOP_P).map(|top_p| sampling.top_p = top_p),
     },
     OptionRow {
         name: "min-p",
@@ -284,7 +290,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
         help: "Leave out tokens less than P times as likely as the likeliest, 0 to 1 \
                [default: the model's, else 0]",
         choices: free,
-        set: |sampling, text| within(text, 0.0, 1.0).map(|min_p| sampling.min_p = min_p),
+        set: |sampling, text| within(text, MIN_P).map(|min_p| sampling.min_p = min_p),
     },
     OptionRow {
         name: "repetition-penalty",
@@ -292,14 +298,16 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
         help: "Make tokens that stand anywhere in the text X times less likely, 0.01 to 100 \
                [default: the model's, else 1]",
         choices: free,
-        set: |sampling, text| within(text, 0.01, 100.0).map(|x| sampling.repetition_penalty = x),
+        set: |sampling, text| {
+            within(text, REPETITION_PENALTY).map(|x| sampling.repetition_penalty = x)
+        },
     },
     OptionRow {
         name: "presence-penalty",
         value: "X",
         help: "Subtract X, -100 to 100, from the logit of every token already generated [default: 0]",
         choices: free,
-        set: |sampling, text| within(text, -100.0, 100.0).map(|x| sampling.presence_penalty = x),
+        set: |sampling, text| within(text, [-100.0, 100.0]).map(|x| sampling.presence_penalty = x),
     },
     OptionRow {
         name: "frequency-penalty",
@@ -307,7 +315,7 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
         help: "Subtract X, -100 to 100, from the logit of a token for each time it was generated \
                [default: 0]",
         choices: free,
-        set: |sampling, text| within(text, -100.0, 100.0).map(|x| sampling.frequency_penalty = x),
+        set: |sampling, text| within(text, [-100.0, 100.0]).map(|x| sampling.frequency_penalty = x),
     },
     OptionRow {
         name: "seed",

@@ -4,8 +4,6 @@
 
 use std::cmp::Ordering;
 
-use serde::Deserialize;
-
 /// How a token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
@@ -44,62 +42,11 @@ impl Default for Sampling {
     }
 }
 
-/// What `generation_config.json` says, or the `general.sampling` keys of a GGUF file.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct GenerationConfig {
-    /// One end-of-text token or several.
-    #[serde(default)]
-    pub eos_token_id: Option<OneOrMany>,
-    pub(crate) do_sample: Option<bool>,
-    pub(crate) temperature: Option<f32>,
-    pub(crate) top_k: Option<usize>,
-    pub(crate) top_p: Option<f32>,
-    pub(crate) min_p: Option<f32>,
-    pub(crate) repetition_penalty: Option<f32>,
-}
-
-/// A token or a list of tokens.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-pub enum OneOrMany {
-    /// One.
-    One(u32),
-    /// Several.
-    Many(Vec<u32>),
-}
-
-impl OneOrMany {
-    /// All of them.
-    pub fn into_vec(self) -> Vec<u32> {
-        match self {
-            Self::One(token) => vec![token],
-            Self::Many(tokens) => tokens,
-        }
-    }
-}
-
-impl GenerationConfig {
-    /// The model's own way of choosing. Without `do_sample` that is the most likely token.
-    pub fn sampling(&self) -> Sampling {
-        let default = Sampling::default();
-        let repetition_penalty = self.repetition_penalty.unwrap_or(default.repetition_penalty);
-        if self.do_sample != Some(true) {
-            return Sampling { repetition_penalty, ..default };
-        }
-        Sampling {
-            temperature: self.temperature.unwrap_or(1.0),
-            top_k: self.top_k.unwrap_or(default.top_k),
-            top_p: self.top_p.unwrap_or(default.top_p),
-            min_p: self.min_p.unwrap_or(default.min_p),
-            repetition_penalty,
-            ..default
-        }
-    }
-}
-
 /// Why no token can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the logit of token {token} is not a number: the weights or the arithmetic are broken")]
+#[error(
+    "the logit of token {token} is not a number or has no bounds: the weights or the arithmetic are broken"
+)]
 pub struct NotANumber {
     /// The first such token.
     pub token: usize,
@@ -153,7 +100,7 @@ impl Sampler {
     /// Chooses a token and notes it.
     ///
     /// # Errors
-    /// If a logit is not a number.
+    /// If a logit is not a number, or infinite.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, NotANumber> {
         self.sample_within(logits, |_| ())
     }
@@ -162,14 +109,15 @@ impl Sampler {
     /// bias and penalties, and must leave one.
     ///
     /// # Errors
-    /// If a logit is not a number.
+    /// If a logit is not a number, or infinite.
     pub(crate) fn sample_within(
         &mut self,
         logits: &[f32],
         mask: impl FnOnce(&mut [f32]),
     ) -> Result<u32, NotANumber> {
-        if logits.iter().fold(false, |any, logit| any | logit.is_nan()) {
-            let token = logits.iter().position(|logit| logit.is_nan()).expect("one is");
+        // Of the model's own: what bias and masks make infinite, they mean.
+        if logits.iter().fold(false, |any, logit| any | !logit.is_finite()) {
+            let token = logits.iter().position(|logit| !logit.is_finite()).expect("one is");
             return Err(NotANumber { token });
         }
         self.logits.clear();
@@ -421,7 +369,12 @@ mod tests {
     fn greedy_takes_the_first_of_equals_and_refuses_what_is_no_number() {
         let mut sampler = Sampler::new(Sampling::default(), 3, &[]);
         assert_eq!(sampler.sample(&[1.0, 5.0, 5.0]).unwrap(), 1);
-        assert_eq!(sampler.sample(&[1.0, f32::NAN, 5.0]), Err(NotANumber { token: 1 }));
+        for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(sampler.sample(&[1.0, broken, 5.0]), Err(NotANumber { token: 1 }));
+        }
+        let barred =
+            sampler.sample_within(&[1.0, 5.0, 5.0], |logits| logits[1] = f32::NEG_INFINITY);
+        assert_eq!(barred, Ok(2), "a mask is no arithmetic");
     }
 
     #[test]
@@ -433,17 +386,5 @@ mod tests {
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
-    }
-
-    #[test]
-    fn the_model_decides_unless_it_says_nothing() {
-        let config: GenerationConfig = serde_json::from_str(
-            r#"{"do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.95, "eos_token_id": [4, 2]}"#,
-        )
-        .unwrap();
-        let want = Sampling { temperature: 0.7, top_k: 20, top_p: 0.95, ..Sampling::default() };
-        assert_eq!(config.sampling(), want);
-        assert_eq!(config.eos_token_id.unwrap().into_vec(), [4, 2]);
-        assert_eq!(GenerationConfig::default().sampling(), Sampling::default());
     }
 }

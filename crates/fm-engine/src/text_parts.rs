@@ -11,14 +11,14 @@ use fm_format::source::{
     read_json,
 };
 use fm_text::{
-    ChatTemplate, TextError, Tokenizer, Vocabulary,
-    vocabulary::{BPET_MAGIC, ENDS, key},
+    ChatTemplate, TextError, Tokenizer, Vocabulary, end_token,
+    vocabulary::{BPET_MAGIC, key, known_ends},
 };
 use serde_json::Value;
 
 use crate::{
     error::EngineError,
-    sampler::{GenerationConfig, OneOrMany},
+    generation_config::{GenerationConfig, OneOrMany},
 };
 
 /// See the module.
@@ -33,10 +33,15 @@ pub(crate) struct TextParts {
 }
 
 impl TextParts {
-    /// Reads the files in the directory `path`.
-    pub(crate) fn of_directory(path: &Path, cache_dir: Option<&Path>) -> Result<Self, EngineError> {
+    /// Reads the files in the directory `path`, of a model that has `vocab` tokens.
+    pub(crate) fn of_directory(
+        path: &Path,
+        vocab: usize,
+        cache_dir: Option<&Path>,
+    ) -> Result<Self, EngineError> {
         let generation = generation_config(path)?;
-        let (template, mut eos) = (ChatTemplate::open(path)?, eos_tokens(path, &generation)?);
+        let (template, mut eos) =
+            (ChatTemplate::open(path)?, eos_tokens(path, &generation, vocab)?);
         let tokenizer = if path.join("tokenizer.json").is_file() {
             Some(Tokenizer::open(path, cache_dir)?)
         } else if let Some((file, vocabulary)) = packed_vocabulary(path)? {
@@ -44,9 +49,12 @@ impl TextParts {
         } else {
             None
         };
+        if let Some(tokenizer) = &tokenizer {
+            add_end_token(&mut eos, path, (tokenizer, vocab))?;
+        }
         if let Some(tokenizer) = tokenizer.as_ref().filter(|_| eos.is_empty()) {
             // Packed files name none; the tokens themselves do.
-            eos = ENDS.iter().filter_map(|text| tokenizer.token_id(text)).collect();
+            eos = known_ends(|text| tokenizer.token_id(text));
         }
         Ok(Self { tokenizer, template, generation, eos })
     }
@@ -58,7 +66,7 @@ impl TextParts {
         cache_dir: Option<&Path>,
     ) -> Result<Self, EngineError> {
         let wrong = |source| EngineError::Metadata { path: path.into(), source };
-        let generation = sampling(metadata).map_err(wrong)?;
+        let generation = GenerationConfig::of_metadata(metadata, path)?;
         let Some(vocabulary) = vocabulary(metadata).map_err(wrong)? else {
             return Ok(Self { tokenizer: None, template: None, generation, eos: Vec::new() });
         };
@@ -109,45 +117,63 @@ fn generation_config(dir: &Path) -> Result<GenerationConfig, EngineError> {
         return Ok(GenerationConfig::default());
     }
     let value = read_json(&path)?;
-    serde_json::from_value(value).map_err(|source| EngineError::GenerationConfig { path, source })
+    GenerationConfig::of_json(value, &path)
 }
 
-/// Every end-of-text token that the checkpoint names, wherever it names it.
-fn eos_tokens(dir: &Path, generation: &GenerationConfig) -> Result<Vec<u32>, EngineError> {
+/// Every end-of-text token that the checkpoint names by its id, wherever it names it.
+fn eos_tokens(
+    dir: &Path,
+    generation: &GenerationConfig,
+    vocab: usize,
+) -> Result<Vec<u32>, EngineError> {
+    const KEY: &str = "eos_token_id";
     let path = dir.join("config.json");
     // Packed files carry one that names no tokens.
     let config = if path.is_file() { read_json(&path)? } else { Value::Null };
-    let text = config.get("text_config");
-    let named = [config.get("eos_token_id"), text.and_then(|text| text.get("eos_token_id"))];
-    let mut tokens = generation.eos_token_id.clone().map_or_else(Vec::new, OneOrMany::into_vec);
-    for value in named.into_iter().flatten() {
-        match value {
-            Value::Array(list) => {
-                tokens.extend(list.iter().filter_map(|token| token.as_u64().map(|t| t as u32)));
-            }
-            value => tokens.extend(value.as_u64().map(|token| token as u32)),
+    let mut tokens = Vec::new();
+    for value in [config.get(KEY), config["text_config"].get(KEY)].into_iter().flatten() {
+        let list = match value {
+            Value::Null => &[],
+            Value::Array(list) => list.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        for found in list {
+            let token = found.as_u64().filter(|token| *token < vocab as u64);
+            let (path, found) = (path.clone(), found.clone());
+            let token = token.ok_or(EngineError::EndToken { path, key: KEY, found, vocab })?;
+            tokens.push(token as u32);
         }
     }
+    let named = generation.eos_token_id.clone().map_or_else(Vec::new, OneOrMany::into_vec);
+    if let Some(token) = named.iter().find(|token| **token as usize >= vocab) {
+        let (path, found) = (dir.join("generation_config.json"), (*token).into());
+        return Err(EngineError::EndToken { path, key: KEY, found, vocab });
+    }
+    tokens.extend(named);
     tokens.sort_unstable();
     tokens.dedup();
     Ok(tokens)
 }
 
-/// The `general.sampling` keys; a model that names a temperature is made for drawing.
-fn sampling(metadata: &Metadata) -> Result<GenerationConfig, GgufError> {
-    let float = |key: &str| -> Result<Option<f32>, GgufError> {
-        Ok(metadata.float(&format!("general.sampling.{key}"))?.map(|value| value as f32))
-    };
-    let temperature = float("temp")?;
-    Ok(GenerationConfig {
-        eos_token_id: None,
-        do_sample: Some(temperature.is_some()),
-        temperature,
-        top_k: metadata.unsigned("general.sampling.top_k")?.map(|count| count as usize),
-        top_p: float("top_p")?,
-        min_p: float("min_p")?,
-        repetition_penalty: float("penalty_repeat")?,
-    })
+/// The end-of-text token that the checkpoint names by its text. One that is no token ends nothing, which
+/// is no harm where there are others.
+fn add_end_token(
+    eos: &mut Vec<u32>,
+    dir: &Path,
+    (tokenizer, vocab): (&Tokenizer, usize),
+) -> Result<(), EngineError> {
+    let Some(text) = end_token(dir)? else { return Ok(()) };
+    match tokenizer.token_id(&text).filter(|token| (*token as usize) < vocab) {
+        Some(token) => eos.push(token),
+        None if eos.is_empty() => {
+            let (path, found) = (dir.join("tokenizer_config.json"), text.into());
+            return Err(EngineError::EndToken { path, key: "eos_token", found, vocab });
+        }
+        None => {}
+    }
+    eos.sort_unstable();
+    eos.dedup();
+    Ok(())
 }
 
 /// The `tokenizer` keys; nothing if the file has no tokens.
@@ -185,4 +211,70 @@ fn vocabulary(metadata: &Metadata) -> Result<Option<Vocabulary>, GgufError> {
         chat_template: text(key::CHAT_TEMPLATE)?,
         chat_templates: templates?,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use fm_testkit::golden::{copy_files, demo_dir};
+    use serde_json::json;
+
+    use super::*;
+
+    const VOCAB: usize = 2048;
+    const MESSAGE_END: u32 = 2041;
+    const TEXT_END: u32 = 2039;
+
+    /// Ends of the demonstration model's texts where its files say this.
+    fn ends(
+        config: &Value,
+        generation: &Value,
+        tokenizer: &Value,
+    ) -> Result<Vec<u32>, EngineError> {
+        let dir = tempfile::tempdir().unwrap();
+        copy_files(&demo_dir(), dir.path());
+        for (name, value) in [
+            ("config.json", config),
+            ("generation_config.json", generation),
+            ("tokenizer_config.json", tokenizer),
+        ] {
+            fs::write(dir.path().join(name), value.to_string()).unwrap();
+        }
+        TextParts::of_directory(dir.path(), VOCAB, None).map(|parts| parts.eos)
+    }
+
+    #[test]
+    fn an_end_that_only_the_tokenizer_names_is_one() {
+        let (none, text) = (json!({}), json!({"eos_token": "<|im_end|>"}));
+        assert_eq!(ends(&none, &none, &text).unwrap(), [MESSAGE_END]);
+        let described = json!({"eos_token": {"content": "<|im_end|>"}});
+        let other = json!({"text_config": {"eos_token_id": TEXT_END}});
+        assert_eq!(ends(&other, &none, &described).unwrap(), [TEXT_END, MESSAGE_END]);
+        let stale = json!({"eos_token": "<|nothing|>"});
+        assert_eq!(ends(&other, &none, &stale).unwrap(), [TEXT_END]);
+        let message = ends(&none, &none, &stale).unwrap_err().to_string();
+        let expected = "tokenizer_config.json: `eos_token` is \"<|nothing|>\", which is no token";
+        assert!(message.contains(expected), "{message}");
+    }
+
+    #[test]
+    fn ends_that_are_no_tokens_are_refused_by_file_and_key() {
+        let none = json!({});
+        let wrong = [
+            json!(2048),
+            json!((1_u64 << 32) + 2041),
+            json!(-1),
+            json!("<|im_end|>"),
+            json!(2041.0),
+        ];
+        for id in wrong {
+            for id in [id.clone(), json!([TEXT_END, id])] {
+                let message =
+                    ends(&json!({"eos_token_id": id}), &none, &none).unwrap_err().to_string();
+                assert!(message.contains("config.json: `eos_token_id` is "), "{id}: {message}");
+                assert!(ends(&none, &json!({"eos_token_id": id}), &none).is_err(), "{id}");
+            }
+        }
+        let named = json!({"eos_token_id": [TEXT_END]});
+        assert_eq!(ends(&json!({"eos_token_id": null}), &named, &none).unwrap(), [TEXT_END]);
+    }
 }

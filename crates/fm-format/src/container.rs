@@ -18,6 +18,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
 use crate::{
     error::FormatError,
     quant,
@@ -31,7 +33,7 @@ use crate::{
 pub mod manifest;
 pub mod recorded;
 
-use manifest::{LayerEntry, Manifest, MatrixEntry, TrunkEntry};
+use manifest::{Checksum, LayerEntry, Manifest, MatrixEntry, TrunkEntry};
 
 /// The file that makes a directory a container; written last.
 pub const MANIFEST: &str = "manifest.json";
@@ -47,17 +49,21 @@ pub const METADATA: &str = "metadata.gguf";
 /// What the model is, unless [`METADATA`] says it.
 pub const CONFIG: &str = "config.json";
 /// Small files of a checkpoint that a container carries along, where they exist.
-pub const COPIED: [&str; 7] = [
+pub const COPIED: [&str; 9] = [
+    "added_tokens.json",
     "chat_template.jinja",
     CONFIG,
     "generation_config.json",
     METADATA,
+    "special_tokens_map.json",
     "tokenizer.bin",
     "tokenizer.json",
     "tokenizer_config.json",
 ];
 /// Longest manifest we accept: forty times that of the largest published model.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of a file that are in memory at once while its checksum is computed.
+const CHECK_BYTES: usize = 1 << 18;
 
 /// An opened container; its records are those of [`Checkpoint::records`].
 #[derive(Debug)]
@@ -71,23 +77,32 @@ pub fn layer_file(layer: usize) -> String {
     format!("layer-{layer:03}.bin")
 }
 
-/// Opens `dir` if it is a container; `None` if it has nothing of one.
+/// Opens `dir` if it is a container; `None` if it has nothing of one. What decides about arithmetic and
+/// tokens without being a tensor (small files, the header of the trunk) is held against its checksums:
+/// what opens is what was converted.
 ///
 /// # Errors
 /// If a conversion into `dir` was not finished, if the manifest is of another version, or if it
 /// contradicts itself or the files.
 pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
+    if let Some(manifest) = manifest(dir)? {
+        check_lengths(dir, &manifest)?;
+        check_contents(dir, &manifest)?;
+    }
+    open_unchecked(dir)
+}
+
+/// As [`open`], for those who will compare every checksum themselves and go on where one is wrong.
+///
+/// # Errors
+/// As [`open`], but for checksums.
+pub fn open_unchecked(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
     let path = dir.join(MANIFEST);
     let Some(manifest) = manifest(dir)? else {
         let begun = [JOURNAL, TRUNK].iter().any(|name| dir.join(name).exists());
         return if begun { Err(FormatError::Unfinished { path: dir.into() }) } else { Ok(None) };
     };
-    for (name, entry) in &manifest.files {
-        if !COPIED.contains(&name.as_str()) {
-            return Err(FormatError::ManifestFile { path, file: name.clone() });
-        }
-        check_file(&dir.join(name), entry.bytes)?;
-    }
+    check_lengths(dir, &manifest)?;
     let (config, metadata) = if manifest.files.contains_key(METADATA) {
         let header = gguf::read_header(&dir.join(METADATA), FileIndex(0))?;
         (serde_json::Value::Null, Some(header.metadata))
@@ -95,7 +110,6 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
         (read_json(&dir.join(CONFIG))?, None)
     };
     let mut files = vec![dir.join(TRUNK)];
-    check_file(&files[0], manifest.trunk.bytes)?;
     let mut trunk = safetensors::read_header(&files[0], FileIndex(0))?;
     trunk.iter_mut().try_for_each(|tensor| restore_format(&path, &manifest.trunk, tensor))?;
     let named: BTreeSet<&str> = trunk.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -115,6 +129,48 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
     let (container, records) = (Some(Container { manifest }), Some(layers));
     let path = dir.to_path_buf();
     Ok(Some(Checkpoint { path, config, metadata, files, tensors, container, records }))
+}
+
+/// Small files and the trunk are as long as the manifest says, and there is no file that has no meaning.
+fn check_lengths(dir: &Path, manifest: &Manifest) -> Result<(), FormatError> {
+    for (name, entry) in &manifest.files {
+        if !COPIED.contains(&name.as_str()) {
+            return Err(FormatError::ManifestFile { path: dir.join(MANIFEST), file: name.clone() });
+        }
+        check_file(&dir.join(name), entry.bytes)?;
+    }
+    check_file(&dir.join(TRUNK), manifest.trunk.bytes)
+}
+
+/// Compares what is small enough to be read at every start: megabytes, most of them the tokenizer's.
+fn check_contents(dir: &Path, manifest: &Manifest) -> Result<(), FormatError> {
+    for (name, entry) in &manifest.files {
+        let path = dir.join(name);
+        let found = file_checksum(&path)?;
+        if found != entry.xxh3 {
+            return Err(FormatError::FileCorrupt { path, found, expected: entry.xxh3 });
+        }
+    }
+    let path = dir.join(TRUNK);
+    let found = Checksum(xxh3_64(&safetensors::header_text(&path)?));
+    let expected = manifest.trunk.header;
+    if found == expected {
+        Ok(())
+    } else {
+        Err(FormatError::HeaderCorrupt { path, found, expected })
+    }
+}
+
+fn file_checksum(path: &Path) -> Result<Checksum, FormatError> {
+    let io_error = |source| FormatError::Io { path: path.into(), source };
+    let mut file = fs::File::open(path).map_err(io_error)?;
+    let (mut hash, mut buffer) = (Xxh3Default::new(), vec![0; CHECK_BYTES]);
+    loop {
+        match file.read(&mut buffer).map_err(io_error)? {
+            0 => return Ok(Checksum(hash.digest())),
+            read => hash.update(&buffer[..read]),
+        }
+    }
 }
 
 /// What the manifest in `dir` says, if there is one of ours; nobody looks at the files it names.

@@ -2,7 +2,10 @@
 
 use std::{io, path::PathBuf};
 
-use crate::source::{gguf::GgufError, packed::PackedError};
+use crate::{
+    container::manifest::Checksum,
+    source::{gguf::GgufError, packed::PackedError},
+};
 
 /// Why a checkpoint cannot be read. Messages name the file and, where there is one, the tensor.
 #[derive(Debug, thiserror::Error)]
@@ -303,6 +306,34 @@ pub enum FormatError {
         /// What the manifest says.
         expected: u64,
     },
+
+    /// A small file of a container is not the one that was converted.
+    #[error(
+        "{} is not what was converted: checksum {found}, the manifest says {expected}",
+        path.display()
+    )]
+    FileCorrupt {
+        /// The file.
+        path: PathBuf,
+        /// Checksum of its bytes.
+        found: Checksum,
+        /// What the manifest says.
+        expected: Checksum,
+    },
+
+    /// The header of a container's trunk is not the one that was written.
+    #[error(
+        "the header of {} is not what was written: checksum {found}, the manifest says {expected}",
+        path.display()
+    )]
+    HeaderCorrupt {
+        /// The trunk.
+        path: PathBuf,
+        /// Checksum of its header.
+        found: Checksum,
+        /// What the manifest says.
+        expected: Checksum,
+    },
 }
 
 fn place(before: Option<&str>) -> String {
@@ -333,7 +364,9 @@ impl FormatError {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 "a file of the model is missing: download it, or convert again into the same directory"
             }
-            Self::TensorCorrupt { .. } => MEND,
+            Self::TensorCorrupt { .. } | Self::FileCorrupt { .. } | Self::HeaderCorrupt { .. } => {
+                MEND
+            }
             Self::SeveralModels { .. } => "name one of the files",
             _ => return None,
         })

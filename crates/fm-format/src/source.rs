@@ -44,6 +44,9 @@ pub struct Checkpoint {
     pub records: Option<Vec<Option<LayerRecords>>>,
 }
 
+/// Opens a directory if it is a container.
+type OpenContainer = fn(&Path) -> Result<Option<Checkpoint>, FormatError>;
+
 impl Checkpoint {
     /// Reads configuration and headers of the checkpoint or container at `path`: a directory, or
     /// any GGUF file of a model.
@@ -52,6 +55,19 @@ impl Checkpoint {
     /// If a file is missing, unreadable, truncated or contradicts itself. Every count and offset
     /// is checked against the file before anything is allocated for it.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
+        Self::open_with(path, container::open)
+    }
+
+    /// As [`Checkpoint::open`], but of a container's checksums none is looked at: for those who will
+    /// compare them all.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_unchecked(path: &Path) -> Result<Self, FormatError> {
+        Self::open_with(path, container::open_unchecked)
+    }
+
+    fn open_with(path: &Path, open_container: OpenContainer) -> Result<Self, FormatError> {
         match fs::metadata(path) {
             Err(error)
                 if matches!(
@@ -68,12 +84,12 @@ impl Checkpoint {
                     Err(FormatError::PlainFile { path: path.into() })
                 }
             }
-            _ => Self::open_dir(path),
+            _ => Self::open_dir(path, open_container),
         }
     }
 
-    fn open_dir(dir: &Path) -> Result<Self, FormatError> {
-        if let Some(container) = container::open(dir)? {
+    fn open_dir(dir: &Path, open_container: OpenContainer) -> Result<Self, FormatError> {
+        if let Some(container) = open_container(dir)? {
             return Ok(container);
         }
         if packed::is_packed(dir) {

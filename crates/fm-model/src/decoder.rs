@@ -173,6 +173,7 @@ impl<B: Backend> Decoder<B> {
         spec: &ModelSpec,
         options: DecoderOptions,
     ) -> Result<Self, LoadError> {
+        loader.check_tied_head(spec)?;
         loader.stage(spec)?;
         let (mut kv_layers, mut delta_layers) = (0, 0);
         let mut layers = Vec::with_capacity(spec.layers.len());

@@ -151,6 +151,40 @@ pub enum LoadError {
         model_type: &'static str,
     },
 
+    /// A head where the embedding serves as one, and not the same.
+    #[error(
+        "`{tensor}` is not a copy of the embedding's, and `tie_word_embeddings` says that the embedding \
+         serves as head: which of them the model was trained with cannot be told; set \
+         `tie_word_embeddings` to false if it is the head, or remove the tensor"
+    )]
+    TiedHead {
+        /// The tensor.
+        tensor: String,
+    },
+
+    /// A layer that a GGUF file counts to those behind the decoder, and that looks like one of it.
+    #[error(
+        "the GGUF metadata counts layer {layer} to those behind the decoder (`{key}`), but the file has \
+         no `blk.{layer}.nextn` tensors and others of that layer; nothing is ignored silently"
+    )]
+    LayerAhead {
+        /// The key.
+        key: String,
+        /// The layer.
+        layer: u64,
+    },
+
+    /// A list with a value per layer that has more or fewer.
+    #[error("the GGUF metadata has `{key}` for {found} layers, the file has {blocks}")]
+    PerLayerCount {
+        /// The key.
+        key: String,
+        /// Values.
+        found: usize,
+        /// Layers, those behind the decoder included.
+        blocks: u64,
+    },
+
     /// A tensor has another shape than the configuration asks for.
     #[error("tensor `{tensor}` has shape {found:?}, the configuration asks for {expected:?}")]
     Shape {

@@ -1,5 +1,6 @@
 //! Brings described tensors into memory, piece by piece: no second copy of a large tensor exists.
 
+mod identity;
 mod staging;
 
 use std::{cell::RefCell, ops::Range};
@@ -16,11 +17,12 @@ use fm_kernels::{
 use half::{bf16, f16};
 use xxhash_rust::xxh3::Xxh3Default;
 
+pub use self::identity::identity;
 use self::staging::Staged;
 use crate::{
     error::LoadError,
     spec::{
-        MatrixRef, MatrixSource, MatrixTransform, ModelSpec, Projection, VectorRef,
+        MatrixRef, MatrixSource, MatrixTransform, ModelSpec, Projection, TiedTensor, VectorRef,
         VectorTransform, for_each_tensor,
     },
 };
@@ -127,6 +129,11 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// The device.
     pub(crate) fn device(&self) -> &'a B {
         self.device
+    }
+
+    /// See [`check_tied_head`].
+    pub(crate) fn check_tied_head(&self, spec: &ModelSpec) -> Result<(), LoadError> {
+        check_tied_head(self.files, spec)
     }
 
     /// Reads all matrices ahead. Tensors with a checksum have been checked then.
@@ -370,11 +377,29 @@ pub fn read_vector(files: &Files, vector: &VectorRef) -> Result<Vec<f32>, LoadEr
     Ok(vector.rows.iter().flat_map(|rows| values[rows.clone()].iter().copied()).collect())
 }
 
-/// Bytes of every matrix that go into [`fingerprint`].
+/// Compares what the files have for a head with the embedding that serves as one.
+///
+/// # Errors
+/// If they differ, or a read fails.
+pub fn check_tied_head(files: &Files, spec: &ModelSpec) -> Result<(), LoadError> {
+    for TiedTensor { name, head, embed } in &spec.tied_head {
+        for start in (0..head.bytes).step_by(READ_BYTES) {
+            let bytes = (head.bytes - start).min(READ_BYTES as u64);
+            let part = |all: Extent| Extent { offset: all.offset + start, bytes, ..all };
+            if files.read_extent(part(*head))? != files.read_extent(part(*embed))? {
+                return Err(LoadError::TiedHead { tensor: name.clone() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of every matrix that go into [`fingerprint`] and [`identity()`].
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Tells models apart: their description, all small tensors, and the beginning of every matrix of
-/// the trunk. Two checkpoints of one model with other weights differ in it.
+/// Tells weights apart: all small tensors, and the beginning of every matrix of the trunk. Two
+/// checkpoints of one model with other weights differ in it, a container and what it was made of do
+/// not: what is known of the use of experts holds for both. States are told apart by [`identity()`].
 ///
 /// # Errors
 /// If a read fails or comes up short.

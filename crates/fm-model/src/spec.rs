@@ -152,6 +152,9 @@ pub struct ModelSpec {
     pub embed: MatrixRef,
     /// Output head, `[vocab, hidden]`; `None` if the embedding serves.
     pub head: Option<MatrixRef>,
+    /// What the files have for a head all the same: copies of the embedding, see
+    /// [`check_tied_head`](crate::load::check_tied_head).
+    pub tied_head: Vec<TiedTensor>,
     /// Norm before the head.
     pub final_norm: VectorRef,
     /// Decoder layers in order.
@@ -164,6 +167,17 @@ pub struct ModelSpec {
     pub trunk_tensors: Vec<String>,
     /// What the files leave open and how it was taken, in words.
     pub assumed: Vec<String>,
+}
+
+/// A tensor that has to be a copy of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TiedTensor {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub head: Extent,
+    /// Where the embedding's is.
+    pub embed: Extent,
 }
 
 /// Who wrote the checkpoint; the same network is stored differently.

@@ -15,7 +15,10 @@ use serde_json::Value;
 use crate::{
     arch::gguf,
     error::LoadError,
-    spec::{MatrixRef, MatrixSource, MatrixTransform, Projection, VectorRef, VectorTransform},
+    spec::{
+        MatrixRef, MatrixSource, MatrixTransform, Projection, TiedTensor, VectorRef,
+        VectorTransform,
+    },
 };
 
 /// A checkpoint's tensors, by name.
@@ -73,8 +76,10 @@ impl<'a> Weights<'a> {
         let (used, skipped) = Default::default();
         let weights = Self { checkpoint, quantization, gguf_ffn_norm, used, skipped };
         if let Some(metadata) = &checkpoint.metadata {
-            let ahead = gguf::layers_ahead(metadata)?;
-            ahead.for_each(|layer| weights.skip(&format!("model.layers.{layer}.")));
+            for layer in gguf::layers_ahead(metadata)? {
+                gguf::check_layer_ahead(checkpoint, metadata, layer)?;
+                weights.skip(&format!("model.layers.{layer}."));
+            }
         }
         Ok(weights)
     }
@@ -316,6 +321,25 @@ impl<'a> Weights<'a> {
             return Err(LoadError::Quantization { module, found_bits, found_group, bits, group });
         }
         Ok(())
+    }
+
+    /// The tensors of a module that has to be a copy of another one, each beside its original. Their
+    /// bytes are for whoever reads.
+    pub(crate) fn copies(&self, module: &str, of: &str) -> Result<Vec<TiedTensor>, LoadError> {
+        let Some(prefix) = self.published_name(&format!("{module}.")).map(Cow::into_owned) else {
+            return Ok(Vec::new());
+        };
+        let all = self.checkpoint.tensors.values();
+        let copies = all.filter(|tensor| tensor.name.starts_with(&prefix)).map(|copy| {
+            let original = self.find(&format!("{of}.{}", &copy.name[prefix.len()..]));
+            let same = original.filter(|(_, original)| {
+                (original.dtype, &original.shape) == (copy.dtype, &copy.shape)
+            });
+            let (_, original) =
+                same.ok_or_else(|| LoadError::TiedHead { tensor: copy.name.clone() })?;
+            Ok(TiedTensor { name: copy.name.clone(), head: copy.extent, embed: original.extent })
+        });
+        copies.collect()
     }
 
     /// Every tensor whose name begins like this is none of ours.

@@ -87,7 +87,7 @@ impl ChatTemplate {
     pub fn open(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
         let jinja_path = dir.join("chat_template.jinja");
         let config_path = dir.join("tokenizer_config.json");
-        let config = files::read_json_optional(&config_path)?;
+        let config = files::read_tokenizer_config(dir)?;
         let (path, templates) = match files::read_optional(&jinja_path)? {
             Some(text) => (jinja_path, vec![(DEFAULT, text)]),
             None => match &config["chat_template"] {

@@ -56,6 +56,54 @@ pub enum TextError {
         feature: &'static str,
     },
 
+    /// A file beside `tokenizer.json` gives a token another text, or a text another token.
+    #[error(
+        "{} has token {id} as {text:?}, and tokenizer.json has {}; which of them the model was trained \
+         with cannot be told",
+        path.display(),
+        match (known, found) {
+            (Some(known), _) if known != text => format!("{known:?} there"),
+            (_, Some(found)) => format!("that text as token {found}"),
+            (_, None) => "another one".to_owned(),
+        }
+    )]
+    TokenContradiction {
+        /// The file.
+        path: PathBuf,
+        /// The token there.
+        id: u32,
+        /// Its text there.
+        text: String,
+        /// The token that has this text.
+        found: Option<u32>,
+        /// The text that this token has.
+        known: Option<String>,
+    },
+
+    /// A special token that has no id anywhere.
+    #[error(
+        "{} names the special token {text:?}, which neither tokenizer.json nor added_tokens.json gives \
+         an id",
+        path.display()
+    )]
+    TokenWithoutId {
+        /// The file.
+        path: PathBuf,
+        /// The token.
+        text: String,
+    },
+
+    /// An id that no vocabulary has.
+    #[error("{} gives {text:?} the id {id}; at most 16777216 make sense", path.display())]
+    TokenId {
+        /// The file.
+        path: PathBuf,
+        /// The id.
+        id: u32,
+        /// The token.
+        text: String,
+    },
+
     /// The vocabulary in a file's metadata contradicts itself or is of a kind that is not known.
     #[error("cannot use the vocabulary of {}", path.display())]
     Vocabulary {

@@ -9,6 +9,7 @@
 //! the ids against `tokenizers` itself.
 
 mod added;
+mod beside;
 mod cache;
 mod exact;
 mod file;
@@ -27,6 +28,7 @@ pub(crate) use self::{added::AddedToken, frame::Frame};
 
 use self::{
     added::{AddedMatcher, Cut},
+    beside::Beside,
     file::Parts,
     normalize::Normalizer,
     token_table::TokenTable,
@@ -86,8 +88,8 @@ struct Cache<'a> {
 pub const SPACES_MAX: usize = 500_000;
 
 impl Tokenizer {
-    /// Opens `tokenizer.json` in `dir`, and `tokenizer_config.json` for what it says about
-    /// [`prefix`](Self::prefix) and [`suffix`](Self::suffix).
+    /// Opens `tokenizer.json` in `dir`, and the files beside it for further tokens, and for what they
+    /// say about [`prefix`](Self::prefix) and [`suffix`](Self::suffix).
     ///
     /// The converted form is kept in `cache_dir`, if there is one, under a name made of the
     /// file's hash. A cache that is broken or cannot be written is ignored.
@@ -98,10 +100,12 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let json =
             fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
-        let cache = Cache { dir: cache_dir, hash: xxh3_128(&json) };
-        let mut tokenizer = Tokenizer::cached(cache, &path, || Parts::from_json(&json, &path))?;
         let config_path = dir.join("tokenizer_config.json");
-        let config = files::read_json_optional(&config_path)?;
+        let config = files::read_tokenizer_config(dir)?;
+        let beside = Beside::read(dir, &config)?;
+        let cache = Cache { dir: cache_dir, hash: xxh3_128(&json) ^ beside.hash() };
+        let convert = || Parts::from_json(&json, beside, &path);
+        let mut tokenizer = Tokenizer::cached(cache, &path, convert)?;
         let frame = Frame::configured(&config, |text| tokenizer.token_id(text))
             .map_err(|feature| TextError::UnsupportedTokenizer { path: config_path, feature })?;
         if let Some(frame) = frame {
@@ -127,7 +131,7 @@ impl Tokenizer {
         Tokenizer::cached(cache, path, || {
             let json = vocabulary.tokenizer_json().map_err(refused)?;
             let frame = vocabulary.frame().map_err(refused)?;
-            Ok(Parts { frame, ..Parts::from_json(&json, path)? })
+            Ok(Parts { frame, ..Parts::from_json(&json, Beside::default(), path)? })
         })
     }
 

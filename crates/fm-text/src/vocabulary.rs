@@ -124,9 +124,9 @@ pub mod kind {
 /// The longest token in bytes; published ones have a few hundred.
 pub const TOKEN_BYTES_MAX: usize = 1024;
 
-/// Control tokens that end a text wherever they are found. Metadata name one or two ids,
-/// `generation_config.json` named all of them.
-pub const ENDS: [&str; 7] = [
+/// Tokens that end a text wherever they are found, whatever kind they are said to be. Metadata name one
+/// or two ids, `generation_config.json` named all of them; converters take some for plain text.
+const ENDS: [&str; 18] = [
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|im_end|>",
@@ -134,7 +134,31 @@ pub const ENDS: [&str; 7] = [
     "<|eom_id|>",
     "<|return|>",
     "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    MESSAGE_END,
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
 ];
+
+/// Ends a turn, but only a message of several where a model has a token for the end of its turn.
+const MESSAGE_END: &str = "<|end|>";
+const TURN_END: &str = "<|return|>";
+
+/// The tokens that end a text by what they are, of those that `find` knows, ascending.
+pub fn known_ends(find: impl Fn(&str) -> Option<u32>) -> Vec<u32> {
+    let in_turns = find(TURN_END).is_some();
+    let ends = ENDS.iter().filter(|text| !(in_turns && **text == MESSAGE_END));
+    let mut ids: Vec<u32> = ends.filter_map(|text| find(text)).collect();
+    ids.sort_unstable();
+    ids
+}
 
 const GPT2: &str = "gpt2";
 const LLAMA: &str = "llama";
@@ -175,10 +199,9 @@ impl Vocabulary {
     /// Every token that ends a text or a turn, in ascending order.
     pub fn end_tokens(&self) -> Vec<u32> {
         let named = [self.eos_token_id, self.eot_token_id, self.eom_token_id];
-        let known = self.tokens.iter().zip(&self.token_type).zip(0..).filter_map(|(token, id)| {
-            let (text, &kind) = token;
-            (kind == kind::CONTROL && ENDS.contains(&text.as_str())).then_some(id)
-        });
+        let texts = self.tokens.iter().zip(0..).filter(|(text, _)| ENDS.contains(&text.as_str()));
+        let ends: HashMap<&str, u32> = texts.map(|(text, id)| (text.as_str(), id)).collect();
+        let known = known_ends(|text| ends.get(text).copied());
         let mut ids: Vec<u32> = named.into_iter().flatten().chain(known).collect();
         ids.sort_unstable();
         ids.dedup();

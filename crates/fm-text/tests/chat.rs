@@ -12,6 +12,7 @@ use std::{
 
 use fm_text::{
     ChatTemplate, Message, RenderRequest, TextError, ThinkingState, ThinkingTags, Vocabulary,
+    end_token,
 };
 use serde_json::{Value, json};
 
@@ -263,8 +264,42 @@ fn metadata_may_hold_one_template_or_several() {
     let broken = Vocabulary { chat_template: Some("{% if %}".to_owned()), ..vocabulary.clone() };
     assert!(matches!(opened(&broken), Err(TextError::TemplateSyntax { .. })));
 
-    // The end of a text, and every mark that is known for one; text that looks like it is none.
-    assert_eq!(vocabulary.end_tokens(), [2, 4, 5]);
+    // The end of a text, and every mark that is known for one, whatever kind of token it is.
+    assert_eq!(vocabulary.end_tokens(), [2, 3, 4, 5]);
+}
+
+#[test]
+fn marks_that_end_a_text_are_known_by_their_text() {
+    let ends = |tokens: &[&str], kind: i32| {
+        let tokens = tokens.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let token_type = vec![kind; tokens.len()];
+        Vocabulary { tokens, token_type, ..Vocabulary::default() }.end_tokens()
+    };
+    for kind in [1, 3, 4] {
+        for end in ["<|im_end|>", "<end_of_turn>", "<|end|>", "</s>", "<|eot_id|>", "[EOT]"] {
+            assert_eq!(ends(&["a", end, "<|start|>"], kind), [1], "{end} {kind}");
+        }
+    }
+    // Where a turn has an end of its own, the end of a message is none.
+    assert_eq!(ends(&["<|return|>", "<|end|>", "<|call|>"], 3), [0, 2]);
+}
+
+#[test]
+fn special_tokens_are_those_of_their_map_where_the_configuration_names_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let write =
+        |name: &str, json: Value| fs::write(dir.path().join(name), json.to_string()).unwrap();
+    let text = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}";
+    fs::write(dir.path().join("chat_template.jinja"), text).unwrap();
+    let rendered = || render(&ChatTemplate::open(dir.path()).unwrap().unwrap()).unwrap();
+    let map = json!({"bos_token": "<m>", "eos_token": {"content": "</m>"}, "pad_token": "<p>"});
+    write("special_tokens_map.json", map);
+    assert_eq!(rendered(), "<m>|</m>|<p>");
+    assert_eq!(end_token(dir.path()).unwrap().as_deref(), Some("</m>"));
+    write("tokenizer_config.json", json!({"bos_token": "<c>", "pad_token": null}));
+    assert_eq!(rendered(), "<c>|</m>|");
+    write("tokenizer_config.json", json!({"eos_token": "</c>"}));
+    assert_eq!(end_token(dir.path()).unwrap().as_deref(), Some("</c>"));
 }
 
 #[test]

@@ -123,8 +123,8 @@ fn write(
         if let Some(spoiled) = output.spoiled.into_iter().next() {
             return Err(EngineError::from(spoiled.reason).into());
         }
-        let is_nan = output.logits.iter().position(|logit| logit.is_nan());
-        broken = broken.or(is_nan.map(|at| (i * rows_max + at / vocab, at % vocab)));
+        let first = output.logits.iter().position(|logit| !logit.is_finite());
+        broken = broken.or(first.map(|at| (i * rows_max + at / vocab, at % vocab)));
         let row = (i * rows_max) as u64;
         write_at(&mut file, data + row * 4 * vocab as u64, output.logits)?;
         let hidden_at = data + logits_bytes as u64 + row * 4 * hidden as u64;

@@ -212,6 +212,13 @@ pub(super) fn warn(engine: &Engine) {
     for lossy in &engine.lossy {
         console::say!("warning: lossy: {lossy}");
     }
+    if !engine.generation.ignored.is_empty() {
+        console::say!(
+            "warning: generation_config.json asks for {}, which flash-moe does not do: other programs may \
+             choose other tokens",
+            engine.generation.ignored.join(", ")
+        );
+    }
     let (planned, allowed) = (engine.plan.total(), engine.plan.allowed);
     if planned > allowed {
         console::say!(

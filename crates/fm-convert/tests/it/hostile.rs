@@ -149,6 +149,33 @@ fn files_that_are_missing_or_of_another_length_are_named() {
     }
 }
 
+/// The same length and still JSON: only the checksum tells.
+#[test]
+fn small_files_that_are_not_those_that_were_converted_are_named() {
+    for (name, from, to) in [
+        ("config.json", "\"rope_theta\": 1", "\"rope_theta\": 9"),
+        ("tokenizer.json", "1.0", "1.1"),
+        ("trunk.safetensors", "\"BF16\",", "\"F16\", "),
+    ] {
+        let case = Case::small();
+        case.convert().unwrap();
+        Checkpoint::open(&case.out()).unwrap();
+        let path = case.out().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        fs::write(&path, bytes).unwrap();
+        let error = Checkpoint::open(&case.out()).expect_err(name);
+        let is_named = match &error {
+            FormatError::FileCorrupt { path, .. } => path.ends_with(name) && name.ends_with("json"),
+            FormatError::HeaderCorrupt { path, .. } => path.ends_with(name),
+            _ => false,
+        };
+        assert!(is_named && error.hint().unwrap().contains("flash-moe verify"), "{name}: {error}");
+        Checkpoint::open_unchecked(&case.out()).unwrap();
+    }
+}
+
 #[test]
 fn a_manifest_of_absurd_length_is_not_read() {
     let case = Case::small();
@@ -184,7 +211,7 @@ fn layers_that_config_json_does_not_ask_for_are_refused() {
         let length = fs::read(&config).unwrap().len();
         edit_json(&config, edit);
         pad(&config, length);
-        let error = describe(&Checkpoint::open(&case.out()).unwrap()).unwrap_err();
+        let error = describe(&Checkpoint::open_unchecked(&case.out()).unwrap()).unwrap_err();
         match error {
             LoadError::Container { layer, .. } => assert_eq!(layer, at),
             LoadError::Shape { .. } | LoadError::MissingTensor { .. } => {}

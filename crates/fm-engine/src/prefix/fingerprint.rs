@@ -34,19 +34,23 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::{collections::HashSet, fs};
 
     use fm_kernels::backend::{KvFormat, Numerics};
-    use fm_testkit::golden::demo_dir;
+    use fm_testkit::golden::{copy_files, demo_dir};
 
     use super::*;
     use crate::{Load, Places, backends::DeviceChoice, options::EngineOptions};
 
     fn state(options: &EngineOptions, program: Option<&Path>) -> u128 {
+        state_of(&demo_dir(), options, program)
+    }
+
+    fn state_of(dir: &Path, options: &EngineOptions, program: Option<&Path>) -> u128 {
         let options =
             EngineOptions { memory: Some(300_000_000), context: Some(64), ..options.clone() };
         let places = Places { root: "/".into(), cache_dir: None };
-        let engine = Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap();
+        let engine = Engine::open(dir, &options, Load::default(), &places).unwrap();
         engine.state_fingerprint(program)
     }
 
@@ -68,5 +72,35 @@ mod tests {
         assert!(states.contains(&state(&threads, None)), "threads and slots change no bit");
         let other = demo_dir().join("config.json");
         assert!(!states.contains(&state(&usual(), Some(&other))), "another program");
+    }
+
+    #[test]
+    fn a_configuration_that_was_edited_is_another_model_though_the_weights_are_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        copy_files(&demo_dir(), dir.path());
+        let path = dir.path().join("config.json");
+        let text = fs::read_to_string(&path).unwrap();
+        let mut states = HashSet::from([state_of(dir.path(), &EngineOptions::default(), None)]);
+        for (field, value) in [
+            ("rope_theta", "1e7"),
+            ("partial_rotary_factor", "0.5"),
+            ("rms_norm_eps", "0.01"),
+            ("num_experts_per_tok", "1"),
+        ] {
+            let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let value = serde_json::from_str(value).unwrap();
+            let text_config = &mut config["text_config"];
+            let home = match text_config["rope_parameters"].get(field) {
+                Some(_) => &mut text_config["rope_parameters"],
+                None => text_config,
+            };
+            assert!(home.get(field).is_some_and(|usual| *usual != value), "{field}");
+            home[field] = value;
+            fs::write(&path, config.to_string()).unwrap();
+            assert!(
+                states.insert(state_of(dir.path(), &EngineOptions::default(), None)),
+                "{field}"
+            );
+        }
     }
 }

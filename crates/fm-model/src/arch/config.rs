@@ -43,7 +43,9 @@ pub(super) fn announced(config: &Value, fields: &[&'static str]) -> Result<(), L
 /// What the feed-forward networks of the Qwen families have in common.
 #[derive(Debug, Deserialize)]
 pub(super) struct MoeConfig {
-    pub(super) num_experts: usize,
+    num_experts: Option<usize>,
+    /// What the same number is called where transformers 5 has saved it.
+    num_local_experts: Option<usize>,
     pub(super) num_experts_per_tok: usize,
     pub(super) moe_intermediate_size: usize,
     pub(super) intermediate_size: Option<usize>,
@@ -60,9 +62,14 @@ fn one() -> usize {
 }
 
 impl MoeConfig {
+    /// Routed experts of a layer, under whichever name.
+    pub(super) fn experts(&self) -> usize {
+        self.num_experts.or(self.num_local_experts).unwrap_or(0)
+    }
+
     /// Whether a layer has routed experts.
     pub(super) fn is_sparse(&self, layer: usize) -> bool {
-        self.num_experts > 0
+        self.experts() > 0
             && !self.mlp_only_layers.contains(&layer)
             && (layer + 1).is_multiple_of(self.decoder_sparse_step)
     }
@@ -77,10 +84,17 @@ impl MoeConfig {
                 self.shared_expert_intermediate_size.unwrap_or(1).max(1),
             ),
         ])?;
-        if self.num_experts == 0 {
+        let counts = [self.num_experts, self.num_local_experts];
+        let said = counts.iter().any(Option::is_some);
+        require(said, "num_experts", "missing", "expected the number of experts of a layer")?;
+        if let [Some(experts), Some(local)] = counts {
+            let agrees = experts == local;
+            require(agrees, "num_local_experts", local, "expected what `num_experts` says")?;
+        }
+        if self.experts() == 0 {
             return Ok(());
         }
-        check_experts(("num_experts", self.num_experts), self.num_experts_per_tok)
+        check_experts(("num_experts", self.experts()), self.num_experts_per_tok)
     }
 }
 

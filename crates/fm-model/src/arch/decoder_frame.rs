@@ -64,11 +64,12 @@ pub(super) fn describe(
     let (prefix, head) = frame.names;
     let (vocab, hidden) = (frame.trunk.vocab_size, frame.trunk.hidden_size);
     let embed = weights.matrix(&format!("{prefix}embed_tokens"), vocab, hidden)?;
-    let head = if frame.tied {
+    let (head, tied_head) = if frame.tied {
+        let copies = weights.copies(head, &format!("{prefix}embed_tokens"))?;
         weights.skip(&format!("{head}."));
-        None
+        (None, copies)
     } else {
-        Some(weights.matrix(head, vocab, hidden)?)
+        (Some(weights.matrix(head, vocab, hidden)?), Vec::new())
     };
     let norm = |name: &str| weights.vector(&format!("{name}.weight"), &[hidden], frame.norm);
     let final_norm = norm(&format!("{prefix}norm"))?;
@@ -94,6 +95,7 @@ pub(super) fn describe(
         norm_eps: frame.trunk.rms_norm_eps,
         embed,
         head,
+        tied_head,
         final_norm,
         layers,
         catalog: Arc::new(catalog),

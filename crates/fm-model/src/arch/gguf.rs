@@ -97,6 +97,23 @@ pub(crate) fn layers_ahead(metadata: &Metadata) -> Result<Range<u64>, LoadError>
     Keys::new(metadata, architecture(metadata)?.name).layers()
 }
 
+/// Refuses to pass over a layer that has tensors, but none of those that only layers behind the decoder have.
+///
+/// # Errors
+/// If it is such a layer.
+pub(crate) fn check_layer_ahead(
+    checkpoint: &Checkpoint,
+    metadata: &Metadata,
+    layer: u64,
+) -> Result<(), LoadError> {
+    let has = |prefix: String| checkpoint.tensors.keys().any(|name| name.starts_with(&prefix));
+    if has(format!("blk.{layer}.")) && !has(format!("blk.{layer}.nextn.")) {
+        let key = Keys::new(metadata, architecture(metadata)?.name).key(keys::LAYERS_AHEAD);
+        return Err(LoadError::LayerAhead { key, layer });
+    }
+    Ok(())
+}
+
 fn architecture(metadata: &Metadata) -> Result<&'static Architecture, LoadError> {
     let name = metadata.text("general.architecture").map_err(LoadError::Metadata)?;
     let name = name.unwrap_or_default();

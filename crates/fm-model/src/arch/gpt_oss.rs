@@ -22,9 +22,6 @@ use super::{
 
 const MODEL_TYPE: &str = "gpt_oss";
 
-/// Steepness of the activation's sigmoid; no configuration says it.
-const ALPHA: f32 = 1.702;
-
 #[derive(Deserialize)]
 struct Config {
     #[serde(flatten)]
@@ -37,18 +34,28 @@ struct Config {
     layer_types: Option<Vec<String>>,
     #[serde(default = "limit")]
     swiglu_limit: f32,
+    #[serde(default = "alpha")]
+    swiglu_alpha: f32,
 }
 
 fn limit() -> f32 {
     7.0
 }
 
+/// Steepness of the activation's sigmoid, which older configurations do not say.
+fn alpha() -> f32 {
+    1.702
+}
+
 impl Config {
     fn check(&self) -> Result<(), LoadError> {
         self.trunk.check()?;
         self.experts.check()?;
-        let limit = f64::from(self.swiglu_limit);
-        require(limit > 0.0 && limit.is_finite(), "swiglu_limit", limit, "expected a number above 0")
+        let numbers = [("swiglu_limit", self.swiglu_limit), ("swiglu_alpha", self.swiglu_alpha)];
+        numbers.into_iter().try_for_each(|(field, number)| {
+            let number = f64::from(number);
+            require(number > 0.0 && number.is_finite(), field, number, "expected a number above 0")
+        })
     }
 
     /// Of every layer. Every second one has a window, the first to begin with, unless
@@ -88,7 +95,10 @@ impl Config {
                 groups: None,
                 factor: 1.0,
             },
-            activation: Activation::Clamped(Clamp { limit: self.swiglu_limit, alpha: ALPHA }),
+            activation: Activation::Clamped(Clamp {
+                limit: self.swiglu_limit,
+                alpha: self.swiglu_alpha,
+            }),
             biases: Some(biases),
             shared: None,
         }
@@ -101,7 +111,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
     let config: Config = parse(MODEL_TYPE, config)?;
     config.check()?;
     let (trunk, windows, experts) = (&config.trunk, config.windows()?, config.experts());
-    let rotary = config.rope.rotary(trunk.head_dim(), 1.0)?;
+    let rotary = config.rope.whole_heads(trunk.head_dim())?;
     let frame = Frame {
         model_type: MODEL_TYPE,
         trunk,

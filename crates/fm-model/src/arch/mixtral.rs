@@ -44,7 +44,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
     };
     let attention = Attention {
         trunk: &trunk,
-        rotary: Rotary { layout, ..rope.rotary(trunk.head_dim(), 1.0)? },
+        rotary: Rotary { layout, ..rope.whole_heads(trunk.head_dim())? },
         output_gate: OutputGate::None,
         norm: QueryKeyNorm::None,
         window: sliding_window,

@@ -67,7 +67,7 @@ impl Family<'_> {
         }
         let shared = moe.shared_expert_intermediate_size.filter(|width| *width > 0);
         let experts = Experts {
-            dims: ExpertDims { experts: moe.num_experts, hidden, ffn: moe.moe_intermediate_size },
+            dims: ExpertDims { experts: moe.experts(), hidden, ffn: moe.moe_intermediate_size },
             router: Router::GATE,
             routing: RouterSpec {
                 top_k: moe.num_experts_per_tok,

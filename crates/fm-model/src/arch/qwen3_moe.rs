@@ -52,7 +52,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, config: &Value) -> Result<ModelS
         },
         attention: Attention {
             trunk: &trunk,
-            rotary: rope.rotary(trunk.head_dim(), 1.0)?,
+            rotary: rope.whole_heads(trunk.head_dim())?,
             output_gate: OutputGate::None,
             norm: QueryKeyNorm::PerHead(norm),
             window: None,

@@ -77,6 +77,46 @@ fn scaled_positions_are_read_from_either_home() {
     }
 }
 
+mod qwen3_moe {
+    use super::*;
+
+    #[test]
+    fn experts_are_counted_under_either_name_and_not_differently_under_both() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = TinyModel::new(Family::Qwen3Moe);
+        model.write(dir.path(), &Layout::Hf, 1);
+        let usual = format!("{:?}", described(dir.path()).layers);
+        edit_config(dir.path(), |config| config["num_local_experts"] = json!(model.experts));
+        assert_eq!(format!("{:?}", described(dir.path()).layers), usual);
+        edit_config(dir.path(), |config| {
+            config.as_object_mut().unwrap().remove("num_experts");
+        });
+        assert_eq!(format!("{:?}", described(dir.path()).layers), usual);
+    }
+}
+
+mod gpt_oss {
+    use super::*;
+    use fm_kernels::backend::{Activation, Clamp};
+    use fm_model::spec::FfnSpec;
+
+    #[test]
+    fn the_steepness_of_the_activation_is_the_models() {
+        let dir = tempfile::tempdir().unwrap();
+        TinyModel::new(Family::GptOss).write(dir.path(), &Layout::Hf, 1);
+        let steepness = || match &described(dir.path()).layers[0].ffn {
+            FfnSpec::Moe(moe) => match moe.activation {
+                Activation::Clamped(Clamp { alpha, .. }) => alpha,
+                Activation::Silu => panic!("another activation"),
+            },
+            FfnSpec::Mlp(mlp) => panic!("{mlp:?}"),
+        };
+        assert_eq!(steepness(), 1.702, "the family's, where nobody says another");
+        edit_config(dir.path(), |config| config["swiglu_alpha"] = json!(1.25));
+        assert_eq!(steepness(), 1.25);
+    }
+}
+
 mod qwen3_next {
     #[test]
     fn layer_types_decide_over_the_interval() {

@@ -39,6 +39,26 @@ fn add(header: &mut Vec<u8>, key: &str, value: u32) {
     header.splice(PAIRS..PAIRS, pair);
 }
 
+/// Adds a list of unsigned values.
+fn add_array(header: &mut Vec<u8>, key: &str, values: &[u32]) {
+    add(header, key, 9);
+    let behind = PAIRS + 8 + key.len();
+    // An array of u32, in place of one of them.
+    let mut value = 9_u32.to_le_bytes().to_vec();
+    value.extend(4_u32.to_le_bytes());
+    value.extend((values.len() as u64).to_le_bytes());
+    value.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    header.splice(behind..behind + 8, value);
+}
+
+/// Gives a tensor another name.
+fn rename(header: &mut Vec<u8>, name: &str, other: &str) {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let (name, other) = (text(name), text(other));
+    let at = header.windows(name.len()).position(|window| window == name).unwrap();
+    header.splice(at..at + name.len(), other);
+}
+
 /// Gives a key a name that no architecture has, so that it is somebody else's.
 fn hide(header: &mut [u8], key: &str) {
     let at = header.windows(key.len()).position(|window| window == key.as_bytes());
@@ -92,11 +112,47 @@ fn an_unknown_key_of_the_architecture_is_refused_and_one_of_others_is_not() {
 #[test]
 fn layers_behind_the_decoder_are_passed_over() {
     let key = "qwen3moe.nextn_predict_layers";
-    let spec = described("qwen3_moe", |header| add(header, key, 1)).unwrap();
+    let ahead = |header: &mut Vec<u8>| {
+        rename(header, "blk.3.attn_q_norm.weight", "blk.3.nextn.eh_proj.weight");
+        add(header, key, 1);
+    };
+    let spec = described("qwen3_moe", ahead).unwrap();
     assert_eq!((spec.layers.len(), spec.catalog.layers.len()), (3, 3));
     assert!(spec.trunk_tensors.iter().all(|name| !name.starts_with("blk.3.")));
     let refusal = described("qwen3_moe", |header| add(header, key, 5)).unwrap_err();
     assert!(refusal.contains("`qwen3moe.block_count` = 4, 5 of them behind"), "{refusal}");
+}
+
+/// A layer of the decoder is not dropped because a key says so.
+#[test]
+fn layers_behind_the_decoder_have_what_only_they_have() {
+    let key = "qwen3moe.nextn_predict_layers";
+    let refusal = described("qwen3_moe", |header| add(header, key, 1)).unwrap_err();
+    assert!(refusal.contains(&format!("`{key}`")) && refusal.contains("blk.3."), "{refusal}");
+}
+
+#[test]
+fn values_per_layer_are_one_for_every_layer_and_none_is_missing() {
+    let key = "qwen3moe.attention.head_count_kv";
+    let plain = described("qwen3_moe", |_| ()).unwrap();
+    let heads = plain.attention_layers().next().unwrap().shape.kv_heads as u32;
+    let with = |values: &[u32]| {
+        described("qwen3_moe", |header| {
+            hide(header, key);
+            add_array(header, key, values);
+        })
+    };
+    assert_eq!(format!("{:?}", with(&[heads; 4]).unwrap().layers[3].mixer).len(), {
+        format!("{:?}", plain.layers[3].mixer).len()
+    });
+    for wrong in [&[heads; 3][..], &[heads; 5], &[]] {
+        let refusal = with(wrong).unwrap_err();
+        let expected = format!("`{key}` for {} layers", wrong.len());
+        assert!(refusal.contains(&expected) && refusal.contains('4'), "{refusal}");
+    }
+    let refusal = with(&[heads, heads, 0, heads]).unwrap_err();
+    assert!(refusal.contains(&format!("different values per layer for `{key}`")), "{refusal}");
+    assert!(with(&[heads, heads, 2 * heads, heads]).is_err());
 }
 
 #[test]
@@ -135,13 +191,8 @@ fn a_factor_for_scaled_positions_is_neutral_or_refused() {
 
 #[test]
 fn a_bias_that_one_projection_has_all_have() {
-    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let renamed = |family: &str, name: &str, other: &str| {
-        described(family, |header| {
-            let (name, other) = (text(name), text(other));
-            let at = header.windows(name.len()).position(|window| window == name).unwrap();
-            header.splice(at..at + name.len(), other);
-        })
+        described(family, |header| rename(header, name, other))
     };
     for module in ["attn_q", "attn_output", "ffn_gate_inp"] {
         let [bias, gone] = ["bias", "gone"].map(|end| format!("blk.1.{module}.{end}"));

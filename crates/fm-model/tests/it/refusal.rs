@@ -1,12 +1,17 @@
 //! What does not fit is refused, by name.
 
-use std::{io::Cursor, path::Path};
+use std::{
+    io::{Cursor, Seek, SeekFrom, Write},
+    path::Path,
+};
 
-use fm_format::source::Checkpoint;
+use fm_format::source::{Checkpoint, Files};
 use fm_kernels::reference::Reference;
 use fm_model::{
-    Runner,
+    LoadError, Runner,
     arch::{MODEL_TYPES, describe},
+    decoder::{Decoder, DecoderOptions},
+    load::{Loader, check_tied_head},
     runner::{Batch, RunError, StepError},
 };
 use fm_testkit::{
@@ -94,7 +99,10 @@ fn another_quantisation_mode_is_named() {
 
 #[test]
 fn fields_without_meaning_are_refused() {
-    let edits: [(&str, Value); 15] = [
+    let edits: [(&str, Value); 18] = [
+        ("num_local_experts", json!(5)),
+        ("partial_rotary_factor", json!(0.5)),
+        ("rope_parameters", json!({"rope_theta": 1e4, "partial_rotary_factor": 0.5})),
         ("hidden_act", json!("gelu")),
         ("num_key_value_heads", json!(0)),
         ("num_experts_per_tok", json!(1000)),
@@ -124,6 +132,45 @@ fn fields_without_meaning_are_refused() {
         let message = refusal(dir.path());
         assert!(message.contains("the configuration"), "{field}: {message}");
     }
+}
+
+/// Whether the bytes that stand for a head are those of the embedding decides.
+#[test]
+fn a_head_beside_an_embedding_that_serves_as_one_is_its_copy_or_refused() {
+    for layout in [Layout::Hf, Layout::Mlx(MlxLayout::uniform(4, 32))] {
+        let dir = written(&layout);
+        edit_config(dir.path(), |config| config["tie_word_embeddings"] = json!(true));
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let spec = describe(&checkpoint).unwrap();
+        let files = Files::new(checkpoint.files.clone());
+        let error = check_tied_head(&files, &spec).expect_err("the head is another one");
+        let message = error.to_string();
+        assert!(
+            message.contains("`lm_head.") && message.contains("tie_word_embeddings"),
+            "{message}"
+        );
+        let refused = Decoder::load(
+            &Loader::new(&Reference::open(), &files, 1),
+            &spec,
+            DecoderOptions { rows_max: 1, logits_rows_max: 1, short_rows_max: 0, top_k: None },
+        );
+        assert!(matches!(refused, Err(LoadError::TiedHead { .. })));
+
+        let tensors: Vec<_> =
+            checkpoint.tensors.iter().filter(|(name, _)| name.starts_with("lm_head.")).collect();
+        for (name, head) in tensors {
+            let embed = name.replace("lm_head.", "model.embed_tokens.");
+            let bytes = files.read_extent(checkpoint.tensors[&embed].extent).unwrap();
+            let mut file = std::fs::File::options().write(true).open(&checkpoint.files[0]).unwrap();
+            file.seek(SeekFrom::Start(head.extent.offset)).unwrap();
+            file.write_all(&bytes).unwrap();
+        }
+        check_tied_head(&files, &spec).unwrap();
+    }
+    let dir = written(&Layout::Hf);
+    rename(dir.path(), "lm_head.weight", "lm_head.wright");
+    edit_config(dir.path(), |config| config["tie_word_embeddings"] = json!(true));
+    assert!(refusal(dir.path()).contains("`lm_head.wright`"), "{}", refusal(dir.path()));
 }
 
 /// The name of every tensor that ends like this, in the headers of a checkpoint's files, becomes another one.
@@ -186,7 +233,10 @@ fn a_bias_has_to_be_there_where_it_is_announced_and_nowhere_else() {
 #[test]
 fn every_family_refuses_what_it_has_no_meaning_for() {
     use Family::{GptOss, MinimaxM2, Mixtral};
-    let edits: [(Family, &str, Value, (&str, &str)); 13] = [
+    let edits: [(Family, &str, Value, (&str, &str)); 16] = [
+        (Mixtral, "partial_rotary_factor", json!(0.5), ("partial_rotary_factor", "0.5")),
+        (GptOss, "partial_rotary_factor", json!(0.5), ("partial_rotary_factor", "0.5")),
+        (GptOss, "swiglu_alpha", json!(0), ("swiglu_alpha", "0")),
         (Mixtral, "num_local_experts", json!(0), ("num_local_experts", "0")),
         (Mixtral, "num_experts_per_tok", json!(7), ("num_experts_per_tok", "7")),
         (Mixtral, "sliding_window", json!(0), ("sliding_window", "0")),

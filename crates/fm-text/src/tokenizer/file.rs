@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    added::AddedToken, exact::unsupported_feature, frame::Frame, reach::Reached,
+    added::AddedToken, beside::Beside, exact::unsupported_feature, frame::Frame, reach::Reached,
     token_table::TokenTable,
 };
 use crate::error::TextError;
@@ -92,8 +92,8 @@ impl MergeJson {
 pub(super) const METASPACE: char = '▁';
 
 impl Parts {
-    /// Converts the text of `tokenizer.json`; `path` is for errors.
-    pub(crate) fn from_json(json: &[u8], path: &Path) -> Result<Parts, TextError> {
+    /// Converts the text of `tokenizer.json`, and takes what lies beside it; `path` is for errors.
+    pub(super) fn from_json(json: &[u8], beside: Beside, path: &Path) -> Result<Parts, TextError> {
         let unsupported =
             |feature| TextError::UnsupportedTokenizer { path: path.to_owned(), feature };
         let (definition, json) = thread::scope(|scope| {
@@ -120,19 +120,26 @@ impl Parts {
         let frame = Frame::of(&json.post_processor)
             .ok_or_else(|| unsupported("a post-processor that is not known"))?;
 
-        let table = TokenTable::new(
-            json.model
-                .vocab
-                .iter()
-                .map(|(text, &id)| (id, if *chars { char_bytes(text) } else { byte_bytes(text) }))
-                .chain(json.added_tokens.iter().map(|t| (t.id, t.content.clone().into_bytes()))),
-        );
+        let mut added = json.added_tokens;
+        let bytes = |text: &str| if *chars { char_bytes(text) } else { byte_bytes(text) };
+        let table = |added: &[AddedToken]| {
+            let vocab = json.model.vocab.iter().map(|(text, &id)| (id, bytes(text)));
+            TokenTable::new(
+                vocab.chain(added.iter().map(|t| (t.id, t.content.clone().into_bytes()))),
+            )
+        };
+        let mut whole = table(&added);
+        let missing = beside.missing(&added, &whole)?;
+        if !missing.is_empty() {
+            added.extend(missing);
+            whole = table(&added);
+        }
         keep_unknown_token_only(&mut definition);
         repair_splits(&mut definition);
         let config = &mut definition.config;
         config.fallback.retain(|fallback| has_byte_fallback || *fallback != Fallback::Bytes);
         config.processing.retain(|step| matches!(step, Processing::Collapse { .. }));
-        Ok(Parts { definition, added: json.added_tokens, whole_pieces, table, frame })
+        Ok(Parts { definition, added, whole_pieces, table: whole, frame })
     }
 }
 

@@ -53,8 +53,7 @@ impl RopeConfig {
         let theta = nested.and_then(|p| p.rope_theta).or(self.rope_theta);
         let theta = theta.ok_or_else(|| missing("rope_theta", THETA_EXPECTED))?;
         require(theta > 1.0 && theta.is_finite(), "rope_theta", theta, THETA_EXPECTED)?;
-        let factor = nested.and_then(|p| p.partial_rotary_factor);
-        let factor = factor.or(self.partial_rotary_factor).unwrap_or(default_factor);
+        let factor = self.rotated_part().unwrap_or(default_factor);
         let dim = (head_dim as f64 * factor) as usize;
         require(
             dim > 0 && dim.is_multiple_of(2) && dim <= head_dim,
@@ -63,6 +62,21 @@ impl RopeConfig {
             "the rotated part of a head is an even number of values, at most the head",
         )?;
         Ok(Rotary { dim, theta, layout: RopeLayout::HalfSplit, scaling: self.scaling()? })
+    }
+
+    /// The same for families that rotate heads as a whole. Their own implementations do not read a
+    /// factor, so one that says otherwise would mean another model here than there.
+    pub(in crate::arch) fn whole_heads(&self, head_dim: usize) -> Result<Rotary, LoadError> {
+        let factor = self.rotated_part().unwrap_or(1.0);
+        let expected = "expected 1: this family rotates heads as a whole";
+        require(factor == 1.0, "partial_rotary_factor", factor, expected)?;
+        self.rotary(head_dim, 1.0)
+    }
+
+    /// Of a head, as far as the configuration says it.
+    fn rotated_part(&self) -> Option<f64> {
+        let nested = self.rope_parameters.as_ref().and_then(|p| p.partial_rotary_factor);
+        nested.or(self.partial_rotary_factor)
     }
 
     /// Both homes may describe it, but not differently.

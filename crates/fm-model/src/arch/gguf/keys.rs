@@ -14,6 +14,12 @@ const SILENT: &[&str] = &[
     "vocab_size",
 ];
 
+/// How many layers come behind the decoder.
+pub(super) const LAYERS_AHEAD: &str = "nextn_predict_layers";
+
+/// All layers, those behind the decoder included.
+const BLOCKS: &str = "block_count";
+
 /// See the module.
 pub(super) struct Keys<'a> {
     metadata: &'a Metadata,
@@ -42,16 +48,44 @@ impl<'a> Keys<'a> {
 
     /// A count; where a file has one per layer, those that are not zero have to be equal.
     pub(super) fn count(&self, key: &'static str) -> Result<Option<u64>, LoadError> {
-        if !matches!(self.metadata.get(&self.key(key)), Some(Value::Numbers(_))) {
+        self.count_where(key, |count| count > 0)
+    }
+
+    /// A count; where a file has one per layer, all have to be equal.
+    pub(super) fn count_everywhere(&self, key: &'static str) -> Result<Option<u64>, LoadError> {
+        self.count_where(key, |_| true)
+    }
+
+    fn count_where(
+        &self,
+        key: &'static str,
+        counts: impl Fn(u64) -> bool,
+    ) -> Result<Option<u64>, LoadError> {
+        if key == BLOCKS || !matches!(self.metadata.get(&self.key(key)), Some(Value::Numbers(_))) {
             return self.value(key, Metadata::unsigned);
         }
-        let each = self.value(key, Metadata::unsigned_array)?;
-        let mut counts = each.into_iter().flatten().filter(|count| *count > 0);
+        let each = self.value(key, Metadata::unsigned_array)?.unwrap_or_default();
+        self.check_per_layer(key, each.len())?;
+        let mut counts = each.into_iter().filter(|count| counts(*count));
         let first = counts.next();
         if counts.any(|count| Some(count) != first) {
             return Err(LoadError::PerLayer { key: self.key(key) });
         }
         Ok(first)
+    }
+
+    /// Refuses a list that does not have a value for every layer.
+    fn check_per_layer(&self, key: &'static str, found: usize) -> Result<(), LoadError> {
+        let blocks = self.required(BLOCKS)?;
+        if found as u64 == blocks {
+            return Ok(());
+        }
+        Err(LoadError::PerLayerCount { key: self.key(key), found, blocks })
+    }
+
+    /// Whether the file has the key, which is not asked for by that.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.metadata.get(&format!("{}.{key}", self.architecture)).is_some()
     }
 
     pub(super) fn float(&self, key: &'static str) -> Result<Option<f64>, LoadError> {
@@ -67,7 +101,9 @@ impl<'a> Keys<'a> {
     }
 
     pub(super) fn bools(&self, key: &'static str) -> Result<Option<Vec<bool>>, LoadError> {
-        self.value(key, Metadata::bool_array)
+        let each = self.value(key, Metadata::bool_array)?;
+        each.iter().try_for_each(|each| self.check_per_layer(key, each.len()))?;
+        Ok(each)
     }
 
     pub(super) fn text(&self, key: &'static str) -> Result<Option<&'a str>, LoadError> {
@@ -84,10 +120,10 @@ impl<'a> Keys<'a> {
 
     /// Layers behind those of the decoder: they predict further tokens.
     pub(super) fn layers(&self) -> Result<Range<u64>, LoadError> {
-        let blocks = self.required("block_count")?;
-        let ahead = self.count("nextn_predict_layers")?.unwrap_or(0);
+        let blocks = self.required(BLOCKS)?;
+        let ahead = self.count(LAYERS_AHEAD)?.unwrap_or(0);
         let decoder = blocks.checked_sub(ahead).filter(|_| u16::try_from(blocks).is_ok());
-        let range = || LoadError::Layers { key: self.key("block_count"), blocks, ahead };
+        let range = || LoadError::Layers { key: self.key(BLOCKS), blocks, ahead };
         Ok(decoder.ok_or_else(range)?..blocks)
     }
 

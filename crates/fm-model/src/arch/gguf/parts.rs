@@ -66,7 +66,13 @@ pub(super) fn heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadErro
     let head_dim = keys.count("attention.key_length")?.unwrap_or(plain);
     keys.expect("attention.value_length", head_dim)?;
     let rotated = keys.count("rope.dimension_count")?;
-    let kv_heads = keys.count("attention.head_count_kv")?.unwrap_or(heads);
+    // Only layers that do not attend have no keys.
+    let kv_heads = if keys.has("ssm.inner_size") {
+        keys.count("attention.head_count_kv")?
+    } else {
+        keys.count_everywhere("attention.head_count_kv")?
+    };
+    let kv_heads = kv_heads.unwrap_or(heads);
     add(
         config,
         [
