@@ -85,11 +85,7 @@ pub fn layer_file(layer: usize) -> String {
 /// If a conversion into `dir` was not finished, if the manifest is of another version, or if it
 /// contradicts itself or the files.
 pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
-    if let Some(manifest) = manifest(dir)? {
-        check_lengths(dir, &manifest)?;
-        check_contents(dir, &manifest)?;
-    }
-    open_unchecked(dir)
+    open_with(dir, check_contents)
 }
 
 /// As [`open`], for those who will compare every checksum themselves and go on where one is wrong.
@@ -97,12 +93,20 @@ pub fn open(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
 /// # Errors
 /// As [`open`], but for checksums.
 pub fn open_unchecked(dir: &Path) -> Result<Option<Checkpoint>, FormatError> {
+    open_with(dir, |_, _| Ok(()))
+}
+
+fn open_with(
+    dir: &Path,
+    check: impl FnOnce(&Path, &Manifest) -> Result<(), FormatError>,
+) -> Result<Option<Checkpoint>, FormatError> {
     let path = dir.join(MANIFEST);
     let Some(manifest) = manifest(dir)? else {
         let begun = [JOURNAL, TRUNK].iter().any(|name| dir.join(name).exists());
         return if begun { Err(FormatError::Unfinished { path: dir.into() }) } else { Ok(None) };
     };
     check_lengths(dir, &manifest)?;
+    check(dir, &manifest)?;
     let (config, metadata) = if manifest.files.contains_key(METADATA) {
         let header = gguf::read_header(&dir.join(METADATA), FileIndex(0))?;
         (serde_json::Value::Null, Some(header.metadata))

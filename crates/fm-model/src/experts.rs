@@ -222,12 +222,11 @@ pub fn arrange_record<B: Backend<Bytes = [u8]>>(
     starts: MatrixStarts,
 ) -> DeviceResult {
     for (role, start) in MatrixRole::ALL.into_iter().zip(starts) {
-        let (shape, at) = (layout.shape(role), layout.offset(role));
-        let bytes = &mut slot[at..start + shape.bytes()];
+        let shape = layout.shape(role);
         if device.arranges(shape) {
-            device.arrange(shape, bytes)?;
-        } else if at != start {
-            bytes.copy_within(start - at.., 0);
+            device.arrange(shape, &mut slot[layout.offset(role)..start + shape.bytes()])?;
+        } else {
+            layout.settle(role, slot, start);
         }
     }
     Ok(())

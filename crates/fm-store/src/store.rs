@@ -15,7 +15,7 @@ use std::{convert::Infallible, sync::Arc, time::Instant};
 
 use fm_format::{
     key::ExpertKey,
-    record::{Catalog, MatrixStarts},
+    record::{Catalog, MatrixRole, MatrixStarts},
 };
 
 use crate::{
@@ -115,7 +115,9 @@ impl Store {
         let pending = self.tickets.get(self.tickets.position(ticket));
         let layout = self.entries.layer(pending.layer).layout;
         let settled = |slot: &mut [u8], starts| -> Result<_, Infallible> {
-            layout.settle(slot, starts);
+            for (role, start) in MatrixRole::ALL.into_iter().zip(starts) {
+                layout.settle(role, slot, start);
+            }
             Ok(())
         };
         let Ok(next) = self.next_arranged(ticket, order, settled);

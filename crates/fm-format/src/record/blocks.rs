@@ -43,18 +43,15 @@ impl RecordLayout {
         MatrixRole::ALL.map(|role| self.offset(role))
     }
 
-    /// Brings the matrices of a record from `starts` to where they belong. `slot` may be longer than
-    /// the record.
+    /// Brings a matrix from `start` to where it belongs, as it is. In the order of [`MatrixRole::ALL`] none is
+    /// written over one that has not been brought yet.
     ///
     /// # Panics
-    /// If a matrix would have to move up, or the slot ends before it does.
-    pub fn settle(&self, slot: &mut [u8], starts: MatrixStarts) {
-        for (role, start) in MatrixRole::ALL.into_iter().zip(starts) {
-            let at = self.offset(role);
-            assert!(at <= start, "what is moved first is not overwritten");
-            if at != start {
-                slot.copy_within(start..start + self.shape(role).bytes(), at);
-            }
+    /// If the slot ends before the matrix does.
+    pub fn settle(&self, role: MatrixRole, slot: &mut [u8], start: usize) {
+        let at = self.offset(role);
+        if at != start {
+            slot.copy_within(start..start + self.shape(role).bytes(), at);
         }
     }
 
@@ -160,7 +157,7 @@ mod tests {
     use super::*;
     use crate::{
         quant,
-        record::{FileIndex, MatrixShape, Piece},
+        record::{FileIndex, MatrixShape, Piece, PlanarPart, ScaleSource},
     };
 
     /// A layer whose matrices have `rows` rows of 512 bytes, and its expert: gate, up and down where `offsets` say.
@@ -209,8 +206,7 @@ mod tests {
         let mut incomplete = record.clone();
         incomplete.pieces.pop();
         let mut in_turns = record;
-        let part = crate::record::PlanarPart::Codes;
-        let source = crate::record::ScaleSource::Bf16;
+        let (part, source) = (PlanarPart::Codes, ScaleSource::Bf16);
         in_turns.pieces[0].place = Place::InTurns { part, source };
         for other in [checked, backwards, incomplete, in_turns] {
             assert_eq!(layer.in_blocks(&other), None, "{other:?}");
@@ -225,7 +221,9 @@ mod tests {
         let (layout, blocks) = (layer.layout, layer.in_blocks(&record).unwrap());
         let noise = |at: usize| (at * 31 + at / 251) as u8;
         let mut slot: Vec<u8> = (0..blocks.bytes).map(noise).collect();
-        layout.settle(&mut slot, blocks.starts);
+        for (role, start) in MatrixRole::ALL.into_iter().zip(blocks.starts) {
+            layout.settle(role, &mut slot, start);
+        }
         layout.clear_padding(&mut slot);
         let mut expected = vec![0; layout.bytes()];
         for (role, start) in MatrixRole::ALL.into_iter().zip(blocks.starts) {

@@ -2,13 +2,12 @@
 //!
 //! Neighbours in the file that are neighbours in the record become one read, and so do neighbours
 //! that are placed one by one, up to a length. A record goes straight into its slot as it is, or in whole
-//! blocks ([`InBlocks`]), if it can; else all of it goes into staging, from where its bytes are placed:
+//! blocks ([`LayerRecords::in_blocks`]), if it can; else all of it goes into staging, from where its bytes are placed:
 //! where reads overlap in time, placing must not touch what the kernel still writes. Direct reads are
 //! widened to whole blocks of 4096 bytes.
 
 use fm_format::record::{
-    Catalog, Extent, FileIndex, InBlocks, LayerRecords, MatrixStarts, PART_ALIGN, Place, Record,
-    Run,
+    Catalog, Extent, FileIndex, LayerRecords, MatrixStarts, PART_ALIGN, Place, Record, Run,
 };
 
 use super::disk::Access;
@@ -94,12 +93,13 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(access: Access, layer: &LayerRecords, record: &Record) -> Self {
-        let in_blocks = || layer.in_blocks(record).filter(|_| access == Access::Direct);
         let in_place = layer.layout.starts();
-        let (way, starts) = match in_blocks() {
-            _ if is_straight(access, layer, record) => (Way::InPlace, in_place),
-            Some(InBlocks { starts, .. }) => (Way::InBlocks, starts),
-            None => (Way::Staged, in_place),
+        let (way, starts) = if is_straight(access, layer, record) {
+            (Way::InPlace, in_place)
+        } else if let (Access::Direct, Some(blocks)) = (access, layer.in_blocks(record)) {
+            (Way::InBlocks, blocks.starts)
+        } else {
+            (Way::Staged, in_place)
         };
         Self { access, way, starts, piece: 0, done: 0, block: 0 }
     }
@@ -322,6 +322,7 @@ mod tests {
             assert_eq!(copied, 3 << 20);
         }
     }
+
     /// A record of matrices longer than a read may be, at such offsets of one file.
     fn long(offsets: [u64; 3]) -> (LayerRecords, Record) {
         let format = quant::by_name("bf16").expect("a format of the table");
