@@ -17,12 +17,21 @@ mod verify;
 
 use std::path::{Path, PathBuf};
 
-use clap::{ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 
 use crate::{hub, version};
 
 /// The whole command line.
 pub(crate) fn command() -> Command {
+    // `--max-tokens -1` is a number that is refused, not an option that is not known.
+    let takes_numbers = |arg: Arg| {
+        let takes = arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set();
+        if takes { arg.allow_negative_numbers(true) } else { arg }
+    };
+    commands().mut_subcommands(|command| command.mut_args(takes_numbers))
+}
+
+fn commands() -> Command {
     Command::new("flash-moe")
         .version(env!("CARGO_PKG_VERSION"))
         .long_version(version::long())
@@ -67,8 +76,8 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
 }
 
 /// The argument that most commands have.
-fn model_arg() -> clap::Arg {
-    clap::Arg::new("model")
+fn model_arg() -> Arg {
+    Arg::new("model")
         .value_name("MODEL")
         .help(
             "Directory of a checkpoint as published or of a converted model, a GGUF file, or the \
@@ -78,8 +87,8 @@ fn model_arg() -> clap::Arg {
         .value_parser(clap::value_parser!(std::path::PathBuf))
 }
 
-fn json_arg() -> clap::Arg {
-    clap::Arg::new("json")
+fn json_arg() -> Arg {
+    Arg::new("json")
         .long("json")
         .help("Print one JSON object instead of text")
         .action(clap::ArgAction::SetTrue)

@@ -5,7 +5,6 @@ use std::{
     fmt,
     io::{self, IsTerminal, Write},
     sync::{
-        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender, SyncSender},
     },
@@ -149,9 +148,12 @@ impl Lines {
     }
 }
 
+/// Whether Ctrl-C was pressed: there is one keyboard.
+static PRESSED: AtomicBool = AtomicBool::new(false);
+
 /// Ctrl-C: the first one asks the work to end cleanly, the second one does not wait.
-#[derive(Clone, Debug)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interrupt(());
 
 /// What a shell expects of a program that Ctrl-C ended: 128 + SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -176,23 +178,26 @@ impl Interrupt {
 
     /// The same; the first Ctrl-C does `also`.
     pub(crate) fn install_with(also: impl Fn() + Send + 'static) -> Self {
-        let flag = Arc::new(AtomicBool::new(false));
-        let handler = Arc::clone(&flag);
         let installed = ctrlc::set_handler(move || {
-            if handler.swap(true, Ordering::SeqCst) {
+            if PRESSED.swap(true, Ordering::SeqCst) {
                 #[allow(clippy::exit)] // the user has asked twice
                 std::process::exit(i32::from(INTERRUPTED));
             }
             also();
         });
         drop(installed);
-        Self(flag)
+        Self(())
     }
 
     /// Whether Ctrl-C was pressed.
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        interrupted()
     }
+}
+
+/// Whether the user has asked for the end of the work, which may be why it failed.
+pub(crate) fn interrupted() -> bool {
+    PRESSED.load(Ordering::SeqCst)
 }
 
 /// A progress bar on stderr, invisible where stderr is no terminal.

@@ -27,8 +27,7 @@ pub(crate) fn add<T>(command: Command, rows: &[OptionRow<T>], heading: &'static 
             .long(row.name)
             .value_name(row.value)
             .help(row.help)
-            .help_heading(heading)
-            .allow_negative_numbers(true);
+            .help_heading(heading);
         let choices = (row.choices)();
         if !choices.is_empty() {
             arg = arg.value_parser(clap::builder::PossibleValuesParser::new(choices));

@@ -58,7 +58,7 @@ pub(crate) fn client(matches: &ArgMatches, interrupt: &Interrupt) -> anyhow::Res
     };
     let endpoint = matches.get_one::<String>("endpoint").cloned();
     let endpoint = endpoint.unwrap_or_else(places::hub_endpoint);
-    let interrupt = interrupt.clone();
+    let interrupt = *interrupt;
     let pause = Box::new(move |time: Duration| {
         let mut left = time;
         while !left.is_zero() && !interrupt.is_set() {
@@ -145,7 +145,7 @@ pub(crate) fn hint(error: &HubError) -> Option<Cow<'static, str>> {
         HubError::NotCached { id, .. } => {
             format!("`flash-moe pull {id}` downloads it; a path would have to exist").into()
         }
-        HubError::FileNotCached { name, .. } => {
+        HubError::RevisionNotCached { name, .. } | HubError::FileNotCached { name, .. } => {
             format!("`flash-moe pull {name}` downloads it").into()
         }
         HubError::Connect { .. } => {

@@ -29,7 +29,11 @@ fn main() -> ExitCode {
             if let Some(hint) = console::hint(&error) {
                 console::say!("hint: {hint}");
             }
-            ExitCode::from(if error.is::<flags::Usage>() { 2 } else { FAILED })
+            ExitCode::from(match error.is::<flags::Usage>() {
+                true => 2,
+                false if console::interrupted() => console::INTERRUPTED,
+                false => FAILED,
+            })
         }
     }
 }

@@ -1,12 +1,12 @@
 //! A conversation on disk: its messages and tokens, and what the model remembers of them.
 //!
 //! ```text
-//! one line of JSON | what `Runner::save` wrote
+//! one line: XXH3 of what follows in it, a space, a conversation in JSON | what `Runner::save` wrote
 //! ```
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -14,11 +14,15 @@ use fm_format::new_file::NewFile;
 use fm_model::runner::{RunError, SessionId};
 use fm_text::Message;
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{engine::Engine, error::EngineError};
 
 /// Version of the first line.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// A line is no longer than this: another file may have none.
+const LINE_BYTES_MAX: u64 = 256 << 20;
 
 /// What stands in the first line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,6 +49,12 @@ pub enum ConversationError {
     /// The first line is not a conversation of this version.
     #[error("{} is not a saved session of this version", path.display())]
     NotASession {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The first line is not what was written, or not that of what follows it.
+    #[error("the session {} is damaged: its messages and tokens are not those that were saved", path.display())]
+    Damaged {
         /// The file.
         path: PathBuf,
     },
@@ -84,9 +94,9 @@ impl Conversation {
         path: &Path,
     ) -> Result<(), EngineError> {
         let io_error = |source| ConversationError::Io { path: path.to_path_buf(), source };
-        let mut file = NewFile::create(path).map_err(io_error)?;
-        serde_json::to_writer(&mut file, self).map_err(|error| io_error(error.into()))?;
-        file.write_all(b"\n").map_err(io_error)?;
+        let mut file = NewFile::create_private(path).map_err(io_error)?;
+        let json = serde_json::to_string(self).map_err(|error| io_error(error.into()))?;
+        writeln!(file, "{:016x} {json}", xxh3_64(json.as_bytes())).map_err(io_error)?;
         let unsaved = |source| ConversationError::Unsaved { path: path.to_path_buf(), source };
         engine.runner.save(session, &mut file).map_err(unsaved)?;
         Ok(file.finish().map_err(io_error)?)
@@ -98,7 +108,7 @@ impl Conversation {
     /// If no file can be made there.
     pub fn check(path: &Path) -> Result<(), EngineError> {
         let io_error = |source| ConversationError::Io { path: path.to_path_buf(), source };
-        Ok(NewFile::create(path).map(drop).map_err(io_error)?)
+        Ok(NewFile::create_private(path).map(drop).map_err(io_error)?)
     }
 
     /// Reads a conversation and opens its session.
@@ -109,16 +119,27 @@ impl Conversation {
         let io_error = |source| ConversationError::Io { path: path.to_path_buf(), source };
         let mut file = BufReader::new(File::open(path).map_err(io_error)?);
         let mut line = Vec::new();
-        file.read_until(b'\n', &mut line).map_err(io_error)?;
-        let conversation: Self = serde_json::from_slice(&line)
-            .ok()
-            .filter(|conversation: &Self| conversation.version == VERSION)
-            .ok_or_else(|| ConversationError::NotASession { path: path.to_path_buf() })?;
+        file.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(io_error)?;
+        let conversation = Self::read(&line, path)?;
         let context = engine.plan.context;
-        let session = engine
-            .runner
-            .load(context, &mut file)
-            .map_err(|source| ConversationError::Refused { path: path.to_path_buf(), source })?;
+        let refused = |source| ConversationError::Refused { path: path.to_path_buf(), source };
+        let session = engine.runner.load(context, &mut file).map_err(refused)?;
+        if engine.runner.position(session).map_err(refused)? as usize > conversation.tokens.len() {
+            return Err(ConversationError::Damaged { path: path.to_path_buf() }.into());
+        }
         Ok((conversation, session))
+    }
+
+    /// The conversation that a first line is.
+    fn read(line: &[u8], path: &Path) -> Result<Self, ConversationError> {
+        let not_a_session = || ConversationError::NotASession { path: path.to_path_buf() };
+        let line = str::from_utf8(line).map_err(|_| not_a_session())?.trim_end_matches('\n');
+        let (checksum, json) = line.split_once(' ').ok_or_else(not_a_session)?;
+        let checksum = u64::from_str_radix(checksum, 16).map_err(|_| not_a_session())?;
+        if checksum != xxh3_64(json.as_bytes()) {
+            return Err(ConversationError::Damaged { path: path.to_path_buf() });
+        }
+        let conversation: Option<Self> = serde_json::from_str(json).ok();
+        conversation.filter(|found| found.version == VERSION).ok_or_else(not_a_session)
     }
 }

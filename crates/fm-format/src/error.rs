@@ -96,6 +96,16 @@ pub enum FormatError {
         source: serde_json::Error,
     },
 
+    /// What git-lfs leaves in the place of a file that it has not fetched.
+    #[error(
+        "{}: this is a pointer of git-lfs, not the file itself, which `git lfs pull` brings",
+        path.display()
+    )]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// The header claims more bytes than there are.
     #[error(
         "{}: the header is said to take {header} bytes, but the file has {file}; \

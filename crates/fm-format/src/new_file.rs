@@ -2,36 +2,64 @@
 //! earlier file, and a failure leaves nothing.
 
 use std::{
+    error::Error,
     fs::{self, File},
     io::{self, BufWriter, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
-/// What is written, and where it belongs.
+use tempfile::TempPath;
+
+/// What is written, and where it belongs. Until it is finished it has a name that nobody else's file has, so that
+/// two who write the same file do not write into each other's; dropped, it is gone.
 #[derive(Debug)]
 pub struct NewFile {
     path: PathBuf,
-    temporary: PathBuf,
+    temporary: TempPath,
     file: BufWriter<File>,
 }
 
 impl NewFile {
-    /// Begins what is to be the file `path`.
+    /// Begins what is to be the file `path`. It has the permissions of the file whose place it takes, else those of
+    /// any new file.
     ///
     /// # Errors
     /// If the file beside it cannot be made, or something else than a file is in its place.
     pub fn create(path: &Path) -> io::Result<Self> {
+        Self::create_with(path, 0o666)
+    }
+
+    /// The same for what is nobody else's business: where there was no file, only its owner can read it.
+    ///
+    /// # Errors
+    /// As [`NewFile::create`].
+    pub fn create_private(path: &Path) -> io::Result<Self> {
+        Self::create_with(path, 0o600)
+    }
+
+    fn create_with(path: &Path, mode: u32) -> io::Result<Self> {
         // Renaming would put the file in the place of a link, or of a device.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+        let earlier = fs::metadata(&path).ok();
+        if earlier.as_ref().is_some_and(|found| !found.is_file()) {
             let message = "this is no regular file; choose another name";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(".new");
-        let temporary = PathBuf::from(temporary);
-        let file = BufWriter::new(File::create(&temporary)?);
-        Ok(Self { path, temporary, file })
+        let (Some(name), Some(dir)) = (path.file_name(), path.parent()) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this names no file"));
+        };
+        let mut prefix = name.to_owned();
+        prefix.push(".");
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix).suffix(".new");
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
+        let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        let (file, temporary) = builder.tempfile_in(dir).map_err(plain)?.into_parts();
+        if let Some(earlier) = earlier {
+            file.set_permissions(earlier.permissions())?;
+        }
+        Ok(Self { path, temporary, file: BufWriter::new(file) })
     }
 
     /// Puts the finished file in its place.
@@ -41,8 +69,15 @@ impl NewFile {
     pub fn finish(mut self) -> io::Result<()> {
         self.file.flush()?;
         self.file.get_ref().sync_all()?;
-        fs::rename(&self.temporary, &self.path)
+        self.temporary.persist(&self.path).map_err(|error| error.error)
     }
+}
+
+/// What the system said, without a name that nobody has chosen.
+fn plain(error: io::Error) -> io::Error {
+    let source = error.get_ref().and_then(|error| error.source());
+    let said = source.and_then(|source| source.downcast_ref::<io::Error>());
+    said.and_then(io::Error::raw_os_error).map_or(error, io::Error::from_raw_os_error)
 }
 
 impl Write for NewFile {
@@ -58,13 +93,6 @@ impl Write for NewFile {
 impl Seek for NewFile {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.file.seek(to)
-    }
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        // There is none if it was finished; if it was not, nobody can use it.
-        let _ = fs::remove_file(&self.temporary);
     }
 }
 
@@ -100,6 +128,39 @@ mod tests {
             (b"whole".to_vec(), vec!["file".to_owned()])
         );
         NewFile::create(dir.path()).unwrap_err();
+    }
+
+    #[test]
+    fn two_who_write_one_file_write_two() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("file"), dir.path().join("file.new"));
+        fs::write(&other, "of somebody else").unwrap();
+        let mut files = [1, 2].map(|_| NewFile::create(&path).unwrap());
+        for (file, text) in files.iter_mut().zip(["first", "second and longer"]) {
+            file.write_all(text.as_bytes()).unwrap();
+        }
+        for (file, text) in files.into_iter().zip(["first", "second and longer"]) {
+            file.finish().unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(fs::read_to_string(&other).unwrap(), "of somebody else");
+        assert_eq!(names(dir.path()), ["file", "file.new"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn whoever_could_not_read_the_earlier_file_cannot_read_the_new_one() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let path = dir.path().join("file");
+        NewFile::create_private(&path).unwrap().finish().unwrap();
+        assert_eq!(mode(&path), 0o600);
+        NewFile::create(&path).unwrap().finish().unwrap();
+        assert_eq!(mode(&path), 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        NewFile::create_private(&path).unwrap().finish().unwrap();
+        assert_eq!(mode(&path), 0o640);
     }
 
     #[cfg(unix)]

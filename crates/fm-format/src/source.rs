@@ -44,6 +44,9 @@ pub struct Checkpoint {
     pub records: Option<Vec<Option<LayerRecords>>>,
 }
 
+/// How what git-lfs leaves in the place of a file begins: a line of text.
+const LFS_POINTER: [u8; 4] = *b"vers";
+
 /// Opens a directory if it is a container.
 type OpenContainer = fn(&Path) -> Result<Option<Checkpoint>, FormatError>;
 

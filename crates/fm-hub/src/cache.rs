@@ -101,7 +101,11 @@ impl Cache {
         let commit = commit.map_or_else(|_| revision.to_owned(), |text| text.trim().to_owned());
         let snapshot = self.snapshot_dir(&name.id, &commit);
         if commit.is_empty() || !snapshot.exists() {
-            return Err(missing());
+            if entries(&self.repo_dir(&name.id).join("snapshots"))?.is_empty() {
+                return Err(missing());
+            }
+            let (name, id, revision) = (name.to_string(), name.id.clone(), revision.to_owned());
+            return Err(HubError::RevisionNotCached { name, id, revision });
         }
         let given = name.file.as_ref().map_or_else(|| snapshot.clone(), |file| snapshot.join(file));
         if let Some(file) = name.file.clone().filter(|_| !given.exists()) {

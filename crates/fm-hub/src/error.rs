@@ -27,6 +27,16 @@ pub enum HubError {
         /// Where it would be.
         cache: PathBuf,
     },
+    /// A revision that was not pulled, of a repository of which others were.
+    #[error("{id} is here, but not its revision {revision}")]
+    RevisionNotCached {
+        /// What was asked for, with revision and file.
+        name: String,
+        /// The repository.
+        id: RepoId,
+        /// The revision.
+        revision: String,
+    },
     /// A file that did not come with the others of its repository.
     #[error("{id} is here without {file}")]
     FileNotCached {

@@ -30,6 +30,8 @@ pub(crate) struct Class {
     occupants: Vec<Option<EntryIndex>>,
     /// Slots of mapped chunks.
     mapped: usize,
+    /// Those of them that a reader could not give back: their chunks stay mapped.
+    lost: usize,
 }
 
 impl Class {
@@ -46,6 +48,7 @@ impl Class {
             free: (0..plan.slots as u32).rev().collect(),
             occupants: vec![None; plan.slots],
             mapped: plan.slots,
+            lost: 0,
         })
     }
 
@@ -87,6 +90,12 @@ impl Class {
     /// Nobody will ever live in this slot again: a reader could not give it back.
     pub(crate) fn lose(&mut self, slot: u32) {
         self.occupants[slot as usize] = None;
+        self.lost += 1;
+    }
+
+    /// Slots that somebody can live in.
+    fn usable(&self) -> usize {
+        self.mapped - self.lost
     }
 
     /// Whoever lives in this slot must go.
@@ -107,7 +116,7 @@ impl Class {
 
     /// The error of a request that finds every slot leased.
     pub(crate) fn exhausted(&self, layer: LayerIndex) -> StoreError {
-        StoreError::SlotsExhausted { layer, slots: self.mapped }
+        StoreError::SlotsExhausted { layer, slots: self.usable() }
     }
 
     /// Bytes of mapped slots.
@@ -149,7 +158,7 @@ impl Class {
         let spare = |chunk: &usize| {
             let slots = self.slab.slots_of(*chunk);
             self.slab.is_mapped(*chunk)
-                && self.mapped - slots.len() >= self.plan.slots_min
+                && self.usable() >= self.plan.slots_min + slots.len()
                 && slots.into_iter().all(idle)
         };
         let chunk = (0..self.slab.chunk_count()).filter(spare).min_by_key(|c| residents(*c))?;
@@ -175,5 +184,39 @@ impl Class {
         self.free.extend(self.slab.slots_of(chunk).rev());
         self.mapped += self.slab.slots_of(chunk).len();
         Ok(Some(self.slab.chunk_bytes(chunk) as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{PolicyKind, PolicyScope};
+
+    #[test]
+    fn slots_that_a_reader_kept_are_none_to_work_with() {
+        let (bytes, slots) = (4096, 4);
+        let plan = ClassPlan {
+            record_bytes: bytes,
+            slot_bytes: bytes,
+            layers: 1,
+            experts: 8,
+            slots_min: 2,
+            slots,
+        };
+        let scope = PolicyScope::new(&plan, 2, [Some(8)].into_iter());
+        let mut class = Class::open(plan, PolicyKind::Lru.build(scope), bytes).unwrap();
+        let kept: Vec<Buffer> = (0..2)
+            .map(|entry| {
+                let slot = class.take(EntryIndex::new(entry), None).unwrap().slot;
+                let buffer = class.buffer(slot);
+                class.lose(slot);
+                buffer
+            })
+            .collect();
+        // Two are left, and so many are needed.
+        assert_eq!(class.release_chunk(|_| false, |_| ()), None);
+        let exhausted = class.exhausted(LayerIndex(0));
+        assert!(matches!(exhausted, StoreError::SlotsExhausted { slots: 2, .. }), "{exhausted}");
+        drop(kept);
     }
 }

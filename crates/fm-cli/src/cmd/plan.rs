@@ -59,9 +59,11 @@ fn remote(matches: &ArgMatches) -> anyhow::Result<Option<RemoteModel>> {
     let given: &PathBuf = matches.get_one("model").expect("clap requires it");
     let Some(name) = hub::name_of(given) else { return Ok(None) };
     match hub::cache()?.resolve(&name) {
-        Err(HubError::NotCached { .. } | HubError::FileNotCached { .. }) => {
-            RemoteModel::peek(matches, name).map(Some)
-        }
+        Err(
+            HubError::NotCached { .. }
+            | HubError::RevisionNotCached { .. }
+            | HubError::FileNotCached { .. },
+        ) => RemoteModel::peek(matches, name).map(Some),
         _ => Ok(None),
     }
 }

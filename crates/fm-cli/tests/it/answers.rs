@@ -45,6 +45,37 @@ fn a_prompt_may_begin_with_a_dash() {
     run(&["-p", "milk", "--max-tokens", "4", "--regex", "-1"]);
 }
 
+#[test]
+fn a_prompt_may_stand_behind_the_model() {
+    let named = run(&["--prompt", "What is the capital of Japan?", "--greedy", "--quiet"]);
+    assert_eq!(run(&["What is the capital of Japan?", "--greedy", "--quiet"]), named);
+}
+
+/// Ctrl-C in the middle of an evaluation, as soon as the program listens to it.
+#[cfg(target_os = "linux")]
+#[test]
+fn work_that_was_broken_off_says_so_to_the_shell() {
+    const SIGINT: u64 = 1 << (2 - 1);
+    let home = tempfile::tempdir().unwrap();
+    let mut command = program(home.path());
+    command.args(["eval", "models/demo", "--text", "README.md", "--device", "reference"]);
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", running.id());
+    let listens = || {
+        let status = fs::read_to_string(&status).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & SIGINT != 0
+    };
+    while !listens() {
+        assert!(running.try_wait().unwrap().is_none(), "it ended before");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let interrupt = Command::new("kill").args(["-INT", &running.id().to_string()]).status();
+    assert!(interrupt.unwrap().success());
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+}
+
 /// Ctrl-C in the middle of an answer.
 #[cfg(unix)]
 #[test]
@@ -108,11 +139,38 @@ fn a_conversation_goes_on_in_its_file() {
     assert!(stderr(&output).contains("is not a saved session"), "{}", stderr(&output));
 }
 
+#[test]
+fn a_session_whose_words_were_changed_is_not_continued() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk");
+    let raw = ["--raw", "--session", file.to_str().unwrap(), "--greedy", "--max-tokens", "4"];
+    run(&[&["--prompt", "There once was a"], raw.as_slice()].concat());
+    let saved = fs::read(&file).unwrap();
+    let go_on = |bytes: &[u8]| {
+        fs::write(&file, bytes).unwrap();
+        let on = ["run", "models/demo", "--prompt", " and then"];
+        flash_moe(&[&on, raw.as_slice(), &PLAN].concat())
+    };
+    assert!(go_on(&saved).status.success());
+    // Every digit of a token and of the checksum itself.
+    let words = saved.iter().position(|byte| *byte == b'\n').unwrap();
+    let digits: Vec<usize> = (0..words).filter(|at| saved[*at].is_ascii_digit()).collect();
+    for at in digits {
+        let mut changed = saved.clone();
+        changed[at] ^= 1;
+        let output = go_on(&changed);
+        assert!(!output.status.success(), "byte {at}");
+        let said = stderr(&output);
+        assert!(said.contains("are not those that were saved"), "byte {at}: {said}");
+    }
+}
+
 /// The first line of a session: who speaks in it, and how many tokens it has.
 fn kept(file: &Path) -> (Vec<String>, usize) {
     let bytes = fs::read(file).unwrap();
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap();
-    let kept: serde_json::Value = serde_json::from_slice(line).unwrap();
+    let json = line.splitn(2, |byte| *byte == b' ').nth(1).unwrap();
+    let kept: serde_json::Value = serde_json::from_slice(json).unwrap();
     let messages = kept["messages"].as_array().unwrap().iter();
     let roles = messages.map(|message| message["role"].as_str().unwrap().to_owned());
     (roles.collect(), kept["tokens"].as_array().unwrap().len())

@@ -51,6 +51,8 @@ fn usage_and_models_that_do_not_fit() {
         &["logits", "models/demo", "--prompt-tokens", "", "--out", "/nowhere/x"],
         &["rm", "org/typo", "--yes"],
         &["run", "models/demo", "--prompt", "x", "--temperature", "-1"],
+        &["run", "models/demo", "--prompt", "x", "--max-tokens", "-1"],
+        &["run", "models/demo", "x", "--prompt", "x"],
         &["run", "models/nothing", "--prompt", "x"],
         &["run", "models/demo", "--prompt", "", "--memory", "300MB"],
         &["run", "models/demo", "--prompt", "x", "--memory", "9MB"],

@@ -21,7 +21,7 @@ use crate::{
     error::FormatError,
     quant::{self, FormatKind},
     record::{Extent, FileIndex},
-    source::{Dtype, Tensor, check_places, file_prefix},
+    source::{Dtype, LFS_POINTER, Tensor, check_places, file_prefix},
 };
 
 mod cursor;
@@ -120,6 +120,9 @@ fn parse(
 ) -> Result<Header, HeaderError> {
     let mut cursor = Cursor::new(reader, file_bytes);
     let found = cursor.array()?;
+    if found == LFS_POINTER {
+        return Err(GgufError::LfsPointer.into());
+    }
     if found != MAGIC {
         return Err(GgufError::Magic { found }.into());
     }

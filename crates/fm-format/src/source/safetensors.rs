@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     error::FormatError,
     record::{Extent, FileIndex},
-    source::{Dtype, Tensor, check_places},
+    source::{Dtype, LFS_POINTER, Tensor, check_places},
 };
 
 /// Longest header we accept: the format's own limit.
@@ -62,6 +62,9 @@ fn text_of(path: &Path, opened: &mut impl Read, file_bytes: u64) -> Result<Vec<u
         return Err(FormatError::HeaderLength { path: path.into(), header: 8, file: file_bytes });
     }
     opened.read_exact(&mut prefix).map_err(io_error)?;
+    if prefix.starts_with(&LFS_POINTER) {
+        return Err(FormatError::LfsPointer { path: path.into() });
+    }
     let header_bytes = u64::from_le_bytes(prefix);
     if header_bytes > HEADER_BYTES_MAX || header_bytes > file_bytes - 8 {
         return Err(FormatError::HeaderLength {
@@ -158,6 +161,8 @@ mod tests {
         let mut bytes = u64::MAX.to_le_bytes().to_vec();
         bytes.extend_from_slice(b"{}");
         assert!(matches!(header_of(&bytes), Err(FormatError::HeaderLength { .. })));
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";
+        assert!(matches!(header_of(pointer), Err(FormatError::LfsPointer { .. })));
         assert!(matches!(header_of(b"short"), Err(FormatError::HeaderLength { .. })));
     }
 

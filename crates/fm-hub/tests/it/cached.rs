@@ -91,8 +91,11 @@ fn a_gguf_model_is_found_wherever_it_lies_and_chosen_by_its_name() {
     let error = cache.resolve(&name("a/b@main/Q5")).unwrap_err();
     assert!(matches!(error, HubError::FileNotCached { .. }), "{error}");
     assert_eq!(error.to_string(), "a/b is here without Q5");
-    for missing in ["a/b@v2", "a/b@v2/Q5", "a/c"] {
+    for missing in ["a/b@v2", "a/b@v2/Q5"] {
         let error = cache.resolve(&name(missing)).unwrap_err();
-        assert!(matches!(error, HubError::NotCached { .. }), "{missing}: {error}");
+        assert_eq!(error.to_string(), "a/b is here, but not its revision v2");
+        assert!(matches!(error, HubError::RevisionNotCached { name, .. } if name == missing));
     }
+    let error = cache.resolve(&name("a/c")).unwrap_err();
+    assert!(matches!(error, HubError::NotCached { .. }), "{error}");
 }

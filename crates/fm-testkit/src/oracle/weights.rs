@@ -10,7 +10,10 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
-use super::config::{Config, Family};
+use super::{
+    config::{Config, Family},
+    maths::dot,
+};
 
 /// Numbers with a shape, row-major.
 #[derive(Clone, Debug)]
@@ -24,7 +27,7 @@ impl Tensor {
     pub(super) fn times(&self, x: &[f64]) -> Vec<f64> {
         let [_, columns] = self.shape[..] else { panic!("{:?} is not a matrix", self.shape) };
         assert_eq!(columns, x.len(), "the matrix {:?} has the width of its input", self.shape);
-        self.data.chunks(columns).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+        self.data.chunks(columns).map(|row| dot(row, x)).collect()
     }
 
     /// Row `index` of a matrix.

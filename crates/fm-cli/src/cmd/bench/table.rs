@@ -98,6 +98,18 @@ fn kept(kept: usize, discarded: usize) -> String {
     format!("{kept}/{}", kept + discarded)
 }
 
+/// Why a row has no figure.
+fn nothing_counts(kept: usize, discarded: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if kept > 0 || discarded == 0 {
+        return Ok(());
+    }
+    write!(
+        f,
+        "\n  nothing counts: in each of {discarded} repeats memory changed its speed, or experts were read \
+         that stay in memory (--json says which); try again, perhaps with more --repeats"
+    )
+}
+
 fn speed_head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(
         f,
@@ -123,6 +135,7 @@ fn speed_row(test: &SpeedTest, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         kept(test.kept, test.discarded),
         test.logits_hash
     )?;
+    nothing_counts(test.kept, test.discarded, f)?;
     if test.ahead.foreseen_records > 0 {
         write!(f, "\n  read ahead {}", test.ahead)?;
     }
@@ -157,6 +170,7 @@ fn rate_row(test: &RateTest, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         share(test.share, limit),
         kept(test.kept, test.discarded)
     )?;
+    nothing_counts(test.kept, test.discarded, f)?;
     match &test.verified {
         Some(verified) => write!(
             f,

@@ -19,11 +19,9 @@ use crate::{
 pub(super) fn args() -> [Arg; 5] {
     let file = |name, help| valued(name, "FILE", help).value_parser(value_parser!(PathBuf));
     [
-        Arg::new("stdin")
-            .value_name("-")
-            .help("Read the prompt from stdin")
-            .value_parser(["-"])
-            .hide_possible_values(true)
+        Arg::new("text")
+            .value_name("PROMPT")
+            .help("What to say, as with --prompt; `-` reads stdin")
             .conflicts_with_all(["prompt", "prompt-file", "prompt-tokens"]),
         valued(
             "prompt",
@@ -54,7 +52,8 @@ impl Input {
         if let Some(tokens) = matches.get_one::<String>("prompt-tokens") {
             return Ok(Self::Tokens(flags::parse_tokens(tokens).map_err(Usage)?));
         }
-        if let Some(text) = matches.get_one::<String>("prompt").filter(|text| *text != "-") {
+        let given = ["prompt", "text"].into_iter().find_map(|id| matches.get_one::<String>(id));
+        if let Some(text) = given.filter(|text| *text != "-") {
             return Ok(Self::Text(text.clone()));
         }
         let stdin = Path::new("-");
@@ -62,8 +61,7 @@ impl Input {
         let bytes = if let Some(file) = file {
             input::bytes(file)?
         } else {
-            let asked = ["stdin", "prompt", "prompt-file"].iter().any(|id| matches.contains_id(id));
-            if !asked && io::stdin().is_terminal() {
+            if given.is_none() && !matches.contains_id("prompt-file") && io::stdin().is_terminal() {
                 return Err(EngineError::EmptyPrompt.into());
             }
             if matches.get_one::<PathBuf>("system").is_some_and(|file| file == stdin) {

@@ -15,6 +15,10 @@ pub enum GgufError {
         found: [u8; 4],
     },
 
+    /// What git-lfs leaves in the place of a file that it has not fetched.
+    #[error("this is a pointer of git-lfs, not the file itself, which `git lfs pull` brings")]
+    LfsPointer,
+
     /// A version with another layout.
     #[error("GGUF version {found}; this build reads versions 2 and 3")]
     Version {

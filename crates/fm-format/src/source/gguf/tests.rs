@@ -181,6 +181,8 @@ fn what_contradicts_itself_is_refused() {
         bytes.tensor(name, dims, kind, offset).data(32, 64);
         bytes
     };
+    let pointer = b"version https://git-lfs.github.com/spec/v1\n".to_vec();
+    assert!(matches!(Bytes(pointer).error(), GgufError::LfsPointer));
     assert!(matches!(Bytes(b"GGUM\x03\0\0\0".to_vec()).error(), GgufError::Magic { .. }));
     assert!(matches!(Bytes(b"GGUF\0\0\0\x03".to_vec()).error(), GgufError::BigEndian));
     assert!(matches!(Bytes(b"GGUF\x01\0\0\0".to_vec()).error(), GgufError::Version { found: 1 }));

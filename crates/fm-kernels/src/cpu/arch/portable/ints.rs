@@ -66,13 +66,16 @@ impl Ints for Portable {
     fn dots(self, start: Words) -> Words {
         start
     }
+    /// Products of a code and an activation fit 16 bits, for which every baseline has a multiplication.
     #[inline(always)]
-    fn dot(self, _: u8, codes: Words, x: [i8; 4], sum: Words) -> Words {
-        array::from_fn(|i| {
-            let products = codes[i].to_le_bytes().into_iter().zip(x);
-            let products = products.map(|(code, x)| i32::from(code) * i32::from(x));
-            sum[i].wrapping_add(products.sum::<i32>() as u32)
-        })
+    fn dot(self, _: u8, codes: Words, x: [i8; 4], mut sum: Words) -> Words {
+        for (at, x) in x.into_iter().enumerate() {
+            let codes: [i16; LANES] = array::from_fn(|i| (codes[i] >> (8 * at) & 0xff) as i16);
+            for (sum, code) in sum.iter_mut().zip(codes) {
+                *sum = sum.wrapping_add(i32::from(code * i16::from(x)) as u32);
+            }
+        }
+        sum
     }
     #[inline(always)]
     fn dots_words(self, dots: Words) -> Words {
