@@ -1,7 +1,10 @@
 //! Makes checksums for a checkpoint that was published without, and keeps them in the cache
 //! directory: see [`fm_format::container::recorded`].
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use fm_format::{
     container::{manifest::PartChecksums, recorded::Recorded},
@@ -25,6 +28,8 @@ use crate::{
 pub struct Written {
     /// The file in the cache directory.
     pub path: PathBuf,
+    /// Small files.
+    pub files: u64,
     /// Tensors of the trunk.
     pub tensors: u64,
     /// Routed experts.
@@ -79,5 +84,6 @@ pub fn record(
         RealDisk.create_dir(parent).map_err(|source| refusal(parent, 0, source))?;
     }
     staged::write_file(&RealDisk, &path, |to| to.write(&recorded.to_text()))?;
-    Ok(Written { path, tensors: spec.trunk_tensors.len() as u64, records })
+    let files = recorded.small_files.as_ref().map_or(0, BTreeMap::len) as u64;
+    Ok(Written { path, files, tensors: spec.trunk_tensors.len() as u64, records })
 }

@@ -7,10 +7,12 @@ use std::{
 };
 
 use fm_format::{
+    FormatError,
     container::{
         manifest::Checksum,
         recorded::{Found, Recorded},
     },
+    error::FileChange,
     key::ExpertKey,
     source::Checkpoint,
 };
@@ -20,7 +22,7 @@ use crate::{error::ConvertError, progress::OnProgress};
 
 mod check;
 
-use check::Check;
+use check::{Check, Known};
 
 /// What was checked, and what was wrong.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +41,8 @@ pub struct Report {
     pub mismatches: u64,
     /// The first of those.
     pub first: Option<Mismatch>,
+    /// Whether small files were left out, because an older build recorded the checksums.
+    pub small_files_unknown: bool,
 }
 
 /// Something that is not what it was.
@@ -136,8 +140,10 @@ pub fn verify(
     let checkpoint = Checkpoint::open_unchecked(dir)?;
     let mut spec = arch::describe(&checkpoint)?;
     if let Some(container) = &checkpoint.container {
-        let tensors = &container.manifest.trunk.tensors;
-        return Check::new(&checkpoint, &spec.catalog, tensors, report).run();
+        let manifest = &container.manifest;
+        let files = manifest.files.iter().map(|(name, entry)| (name.clone(), entry.xxh3)).collect();
+        let known = Known { tensors: &manifest.trunk.tensors, files: &files };
+        return Check::new(&checkpoint, &spec.catalog, known, report).run();
     }
     let found = match cache_dir {
         Some(cache_dir) => Recorded::find(cache_dir, &checkpoint)?,
@@ -148,12 +154,21 @@ pub fn verify(
         Found::Stale => return Err(ConvertError::Replaced { dir: dir.into() }),
         Found::Current(recorded) => recorded,
     };
-    if !recorded.fill(Arc::make_mut(&mut spec.catalog))
-        || !recorded.tensors.keys().eq(&spec.trunk_tensors)
-    {
+    let fits = recorded.fill(Arc::make_mut(&mut spec.catalog))
+        && recorded.tensors.keys().eq(&spec.trunk_tensors);
+    match recorded.check_small_files(&checkpoint) {
+        // One among others that may be wrong.
+        Err(FormatError::RecordedFile { change: FileChange::Other, .. }) if fits => {}
+        // Above all, a configuration that was edited and asks for other tensors of the same files.
+        checked => checked?,
+    }
+    if !fits {
         return Err(ConvertError::Replaced { dir: dir.into() });
     }
-    Check::new(&checkpoint, &spec.catalog, &recorded.tensors, report).run()
+    let files = recorded.small_files.clone().unwrap_or_default();
+    let known = Known { tensors: &recorded.tensors, files: &files };
+    let report = Check::new(&checkpoint, &spec.catalog, known, report).run()?;
+    Ok(Report { small_files_unknown: recorded.small_files.is_none(), ..report })
 }
 
 /// Checksums as they should be and as they are.

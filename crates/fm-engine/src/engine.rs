@@ -308,11 +308,14 @@ fn checksums(
         return Ok((Checks::Container, of(&container.manifest.trunk.tensors)));
     }
     let Some(cache_dir) = cache_dir else { return Ok((Checks::Lengths, Vec::new())) };
-    Ok(match Recorded::find(cache_dir, checkpoint)? {
-        Found::Current(recorded) if recorded.fill(Arc::make_mut(&mut spec.catalog)) => {
-            (Checks::Recorded, of(&recorded.tensors))
-        }
-        _ => (Checks::Lengths, Vec::new()),
+    let Found::Current(recorded) = Recorded::find(cache_dir, checkpoint)? else {
+        return Ok((Checks::Lengths, Vec::new()));
+    };
+    recorded.check_small_files(checkpoint)?;
+    Ok(if recorded.fill(Arc::make_mut(&mut spec.catalog)) {
+        (Checks::Recorded, of(&recorded.tensors))
+    } else {
+        (Checks::Lengths, Vec::new())
     })
 }
 

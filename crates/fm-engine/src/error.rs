@@ -89,6 +89,18 @@ pub enum EngineError {
         /// Where and why.
         source: serde_json::Error,
     },
+    /// A field of `generation_config.json` that cannot be read.
+    #[error("{}: `{key}` is {found}, expected {expected}", path.display())]
+    GenerationField {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        found: String,
+        /// What it may be.
+        expected: &'static str,
+    },
     /// A number of the model's own way of choosing words that makes no sense.
     #[error("{}: `{key}` is {found}, expected {low} to {high}", path.display())]
     Sampling {

@@ -4,19 +4,20 @@ use std::path::Path;
 
 use fm_format::source::gguf::{GgufError, Metadata};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     error::EngineError,
-    options::{MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_P},
+    options::{MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P},
     sampler::Sampling,
 };
 
+mod unread;
+
 /// What `generation_config.json` says, or the `general.sampling` keys of a GGUF file.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct GenerationConfig {
     /// One end-of-text token or several.
-    #[serde(default)]
     pub eos_token_id: Option<OneOrMany>,
     pub(crate) do_sample: Option<bool>,
     pub(crate) temperature: Option<f32>,
@@ -24,14 +25,14 @@ pub struct GenerationConfig {
     pub(crate) top_p: Option<f32>,
     pub(crate) min_p: Option<f32>,
     pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
     /// Keys that would change which tokens come, and do not here.
-    #[serde(skip)]
-    pub ignored: Vec<&'static str>,
+    pub ignored: Vec<String>,
 }
 
 /// A token or a list of tokens.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[derive(Clone, Debug)]
 pub enum OneOrMany {
     /// One.
     One(u32),
@@ -49,38 +50,29 @@ impl OneOrMany {
     }
 }
 
-/// Keys that change which tokens come and that nobody here reads, and the value with which they change
-/// nothing.
-fn unread() -> [(&'static str, Value); 11] {
-    [
-        ("suppress_tokens", Value::Null),
-        ("begin_suppress_tokens", Value::Null),
-        ("bad_words_ids", Value::Null),
-        ("forced_bos_token_id", Value::Null),
-        ("forced_eos_token_id", Value::Null),
-        ("sequence_bias", Value::Null),
-        ("stop_strings", Value::Null),
-        ("no_repeat_ngram_size", 0.into()),
-        ("typical_p", 1.0.into()),
-        ("num_beams", 1.into()),
-        ("min_new_tokens", 0.into()),
-    ]
-}
-
 impl GenerationConfig {
     /// What the file at `path` says, of which `value` is the JSON.
     pub(crate) fn of_json(value: Value, path: &Path) -> Result<Self, EngineError> {
-        let is_neutral = |value: &Value, neutral: &Value| {
-            let empty = value.as_array().is_some_and(Vec::is_empty);
-            let same = value.as_f64().is_some_and(|number| Some(number) == neutral.as_f64());
-            value.is_null() || empty || same
-        };
-        let asked = unread().into_iter().filter(|(key, neutral)| {
-            value.get(key).is_some_and(|value| !is_neutral(value, neutral))
-        });
-        let ignored = asked.map(|(key, _)| key).collect();
         let wrong = |source| EngineError::GenerationConfig { path: path.to_path_buf(), source };
-        let config = Self { ignored, ..Self::deserialize(value).map_err(wrong)? };
+        let fields = Fields { fields: Map::deserialize(value).map_err(wrong)?, path };
+        let float = |key: &Key| {
+            let number = |value: &Value| value.as_f64().map(|number| number as f32);
+            fields.get(key.json, "a number", number)
+        };
+        let config = Self {
+            eos_token_id: fields.get("eos_token_id", "a token or a list of tokens", tokens)?,
+            do_sample: fields.get("do_sample", "true or false", Value::as_bool)?,
+            temperature: float(&Key::TEMPERATURE)?,
+            top_k: fields.get("top_k", "a whole number, 0 for all tokens", |value| {
+                value.as_u64().and_then(|count| usize::try_from(count).ok())
+            })?,
+            top_p: float(&Key::TOP_P)?,
+            min_p: float(&Key::MIN_P)?,
+            repetition_penalty: float(&Key::REPETITION_PENALTY)?,
+            presence_penalty: float(&Key::PRESENCE_PENALTY)?,
+            frequency_penalty: float(&Key::FREQUENCY_PENALTY)?,
+            ignored: unread::with_effect(&fields.fields),
+        };
         config.check(path, |key| key.json)?;
         Ok(config)
     }
@@ -106,7 +98,7 @@ impl GenerationConfig {
             top_p: float(&Key::TOP_P)?,
             min_p: float(&Key::MIN_P)?,
             repetition_penalty: float(&Key::REPETITION_PENALTY)?,
-            ignored: Vec::new(),
+            ..Self::default()
         })
     }
 
@@ -117,6 +109,8 @@ impl GenerationConfig {
             (self.top_p, Key::TOP_P),
             (self.min_p, Key::MIN_P),
             (self.repetition_penalty, Key::REPETITION_PENALTY),
+            (self.presence_penalty, Key::PRESENCE_PENALTY),
+            (self.frequency_penalty, Key::FREQUENCY_PENALTY),
         ] {
             let [low, high] = key.range;
             if let Some(found) = value.filter(|value| !(low..=high).contains(value)) {
@@ -130,18 +124,55 @@ impl GenerationConfig {
     /// The model's own way of choosing. Without `do_sample` that is the most likely token.
     pub fn sampling(&self) -> Sampling {
         let default = Sampling::default();
-        let repetition_penalty = self.repetition_penalty.unwrap_or(default.repetition_penalty);
+        let penalised = Sampling {
+            repetition_penalty: self.repetition_penalty.unwrap_or(default.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
+            ..default
+        };
         if self.do_sample != Some(true) {
-            return Sampling { repetition_penalty, ..default };
+            return penalised;
         }
         Sampling {
             temperature: self.temperature.unwrap_or(1.0),
             top_k: self.top_k.unwrap_or(default.top_k),
             top_p: self.top_p.unwrap_or(default.top_p),
             min_p: self.min_p.unwrap_or(default.min_p),
-            repetition_penalty,
-            ..default
+            ..penalised
         }
+    }
+}
+
+/// The fields of a file.
+struct Fields<'a> {
+    fields: Map<String, Value>,
+    path: &'a Path,
+}
+
+impl Fields<'_> {
+    /// What a field says, if it says something.
+    fn get<T>(
+        &self,
+        key: &'static str,
+        expected: &'static str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, EngineError> {
+        let Some(value) = self.fields.get(key).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let wrong = || {
+            let (path, found) = (self.path.to_path_buf(), value.to_string());
+            EngineError::GenerationField { path, key, found, expected }
+        };
+        read(value).map(Some).ok_or_else(wrong)
+    }
+}
+
+fn tokens(value: &Value) -> Option<OneOrMany> {
+    let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
+    match value.as_array() {
+        Some(list) => list.iter().map(token).collect::<Option<_>>().map(OneOrMany::Many),
+        None => token(value).map(OneOrMany::One),
     }
 }
 
@@ -162,6 +193,9 @@ impl Key {
         gguf: "general.sampling.penalty_repeat",
         range: REPETITION_PENALTY,
     };
+    // Publishers write them for programs that have them; the format of GGUF has no keys for them.
+    const PRESENCE_PENALTY: Self = Self { json: "presence_penalty", gguf: "", range: PENALTY };
+    const FREQUENCY_PENALTY: Self = Self { json: "frequency_penalty", gguf: "", range: PENALTY };
 }
 
 #[cfg(test)]
@@ -205,25 +239,31 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_change_tokens_and_are_not_read_are_named() {
-        let ignored = |value: Value| read(value).unwrap().ignored;
-        let asked = json!({
-            "suppress_tokens": [1], "no_repeat_ngram_size": 3, "num_beams": 4, "stop_strings": "x",
-            "typical_p": 0.2, "bad_words_ids": [[7]], "transformers_version": "5",
-        });
-        let named = [
-            "suppress_tokens",
-            "bad_words_ids",
-            "stop_strings",
-            "no_repeat_ngram_size",
-            "typical_p",
-            "num_beams",
-        ];
-        assert_eq!(ignored(asked), named);
-        let neutral = json!({
-            "suppress_tokens": null, "bad_words_ids": [], "no_repeat_ngram_size": 0, "num_beams": 1,
-            "typical_p": 1.0,
-        });
-        assert!(ignored(neutral).is_empty());
+    fn penalties_are_the_models_even_without_drawing() {
+        let config = json!({"presence_penalty": 1.5, "frequency_penalty": -0.5});
+        let want =
+            Sampling { presence_penalty: 1.5, frequency_penalty: -0.5, ..Sampling::default() };
+        assert_eq!(read(config).unwrap().sampling(), want);
+        let message = read(json!({"presence_penalty": 101})).unwrap_err().to_string();
+        assert!(message.contains("`presence_penalty` is 101"), "{message}");
+    }
+
+    #[test]
+    fn values_of_a_wrong_type_are_refused_by_file_and_key() {
+        for (key, value) in [
+            ("top_k", json!(-1)),
+            ("top_k", json!(20.0)),
+            ("eos_token_id", json!(-1)),
+            ("eos_token_id", json!([3, "x"])),
+            ("eos_token_id", json!(1_u64 << 40)),
+            ("temperature", json!("hot")),
+            ("do_sample", json!(1)),
+            ("min_p", json!([0.1])),
+        ] {
+            let message = read(json!({key: value})).unwrap_err().to_string();
+            let expected = format!("generation_config.json: `{key}` is {value}, expected ");
+            assert!(message.starts_with(&expected), "{message}");
+        }
+        assert!(read(json!([])).is_err());
     }
 }

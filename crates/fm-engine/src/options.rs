@@ -259,6 +259,7 @@ pub(crate) const TEMPERATURE: [f32; 2] = [0.0, 100.0];
 pub(crate) const TOP_P: [f32; 2] = [0.0, 1.0];
 pub(crate) const MIN_P: [f32; 2] = [0.0, 1.0];
 pub(crate) const REPETITION_PENALTY: [f32; 2] = [0.01, 100.0];
+pub(crate) const PENALTY: [f32; 2] = [-100.0, 100.0];
 
 /// How words are chosen. Defaults come from the model's `generation_config.json`.
 pub static SAMPLING: [OptionRow<Sampling>; 8] = [
@@ -305,17 +306,18 @@ pub static SAMPLING: [OptionRow<Sampling>; 8] = [
     OptionRow {
         name: "presence-penalty",
         value: "X",
-        help: "Subtract X, -100 to 100, from the logit of every token already generated [default: 0]",
+        help: "Subtract X, -100 to 100, from the logit of every token already generated \
+               [default: the model's, else 0]",
         choices: free,
-        set: |sampling, text| within(text, [-100.0, 100.0]).map(|x| sampling.presence_penalty = x),
+        set: |sampling, text| within(text, PENALTY).map(|x| sampling.presence_penalty = x),
     },
     OptionRow {
         name: "frequency-penalty",
         value: "X",
         help: "Subtract X, -100 to 100, from the logit of a token for each time it was generated \
-               [default: 0]",
+               [default: the model's, else 0]",
         choices: free,
-        set: |sampling, text| within(text, [-100.0, 100.0]).map(|x| sampling.frequency_penalty = x),
+        set: |sampling, text| within(text, PENALTY).map(|x| sampling.frequency_penalty = x),
     },
     OptionRow {
         name: "seed",

@@ -32,6 +32,8 @@ pub struct RunOutput {
     pub thinking: Option<String>,
     /// [`FinishReason::name`](crate::generate::FinishReason::name).
     pub finish_reason: &'static str,
+    /// What a user should know, in words; lossy switches are in the report.
+    pub warnings: Vec<String>,
     /// How it went.
     pub report: Report,
 }

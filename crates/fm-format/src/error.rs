@@ -60,6 +60,13 @@ pub enum FormatError {
         path: PathBuf,
     },
 
+    /// An adapter, which changes what weights say.
+    #[error("{} describes an adapter, and this build applies none to the weights", path.display())]
+    Adapter {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// A directory with the files of several models.
     #[error("{} holds several models: {}", dir.display(), files.join(", "))]
     SeveralModels {
@@ -331,6 +338,15 @@ pub enum FormatError {
         expected: Checksum,
     },
 
+    /// A small file of a checkpoint is not the one that was recorded.
+    #[error("{} {change} when the checksums of the model were recorded", path.display())]
+    RecordedFile {
+        /// The file.
+        path: PathBuf,
+        /// What has become of it.
+        change: FileChange,
+    },
+
     /// The header of a container's trunk is not the one that was written.
     #[error(
         "the header of {} is not what was written: checksum {found}, the manifest says {expected}",
@@ -344,6 +360,27 @@ pub enum FormatError {
         /// What the manifest says.
         expected: Checksum,
     },
+}
+
+/// What has become of a file since it was recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileChange {
+    /// It has other bytes.
+    Other,
+    /// It is there no more.
+    Gone,
+    /// It is there for the first time.
+    New,
+}
+
+impl std::fmt::Display for FileChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Other => "had other bytes",
+            Self::Gone => "is gone, and was there",
+            Self::New => "was not there",
+        })
+    }
 }
 
 fn place(before: Option<&str>) -> String {
@@ -376,6 +413,14 @@ impl FormatError {
             }
             Self::TensorCorrupt { .. } | Self::FileCorrupt { .. } | Self::HeaderCorrupt { .. } => {
                 MEND
+            }
+            Self::RecordedFile { .. } => {
+                "if the change is meant, `flash-moe verify --record MODEL` records it; if not, restore the \
+                 file: download it again"
+            }
+            Self::Adapter { .. } => {
+                "merge the adapter into the weights first (peft's `merge_and_unload`), or remove the file to \
+                 run the model without it"
             }
             Self::SeveralModels { .. } => "name one of the files",
             _ => return None,

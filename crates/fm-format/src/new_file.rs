@@ -2,7 +2,6 @@
 //! earlier file, and a failure leaves nothing.
 
 use std::{
-    error::Error,
     fs::{self, File},
     io::{self, BufWriter, Seek, SeekFrom, Write},
     path::{Path, PathBuf},

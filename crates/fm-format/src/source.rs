@@ -47,6 +47,9 @@ pub struct Checkpoint {
 /// How what git-lfs leaves in the place of a file begins: a line of text.
 const LFS_POINTER: [u8; 4] = *b"vers";
 
+/// What makes a directory hold changes to weights.
+const ADAPTER: &str = "adapter_config.json";
+
 /// Opens a directory if it is a container.
 type OpenContainer = fn(&Path) -> Result<Option<Checkpoint>, FormatError>;
 
@@ -94,6 +97,11 @@ impl Checkpoint {
     fn open_dir(dir: &Path, open_container: OpenContainer) -> Result<Self, FormatError> {
         if let Some(container) = open_container(dir)? {
             return Ok(container);
+        }
+        // Other programs add it to the weights when they load them.
+        let adapter = dir.join(ADAPTER);
+        if adapter.exists() {
+            return Err(FormatError::Adapter { path: adapter });
         }
         if packed::is_packed(dir) {
             return packed::open(dir);

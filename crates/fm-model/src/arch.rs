@@ -36,6 +36,7 @@ macro_rules! architectures {
         /// If the family is unknown, or configuration and tensors do not match it exactly.
         pub fn describe(checkpoint: &Checkpoint) -> Result<ModelSpec, LoadError> {
             let config = config(checkpoint)?;
+            config::check_foreign(&config)?;
             let model_type = model_type(&config);
             $(if model_type == stringify!($model_type) {
                 return $model_type::describe(checkpoint, &config);

@@ -135,6 +135,53 @@ pub enum LoadError {
         expected: &'static str,
     },
 
+    /// Two fields that mean the same and are not the same.
+    #[error(
+        "`{field}` in the configuration is {said} and `{other}` is {found}: which of them the model was \
+         trained with cannot be told; leave only the right one"
+    )]
+    Contradiction {
+        /// The one.
+        field: String,
+        /// Its value.
+        said: FieldValue,
+        /// The other.
+        other: String,
+        /// Its value.
+        found: FieldValue,
+    },
+
+    /// A field that may change the arithmetic in a way we do not know.
+    #[error(
+        "the configuration has the unknown `{key}`; nothing is ignored silently: if it has no effect on \
+         the model, remove it"
+    )]
+    UnknownField {
+        /// Where it is, with dots.
+        key: String,
+    },
+
+    /// A field by which another program would compute something else.
+    #[error("`{field}` in the configuration is {found}: {reason}")]
+    Foreign {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// Why it cannot be passed over.
+        reason: &'static str,
+    },
+
+    /// Rotary positions that differ from layer to layer.
+    #[error(
+        "`{key}` in the configuration has values of its own; the layers of all families that this build \
+         runs turn positions alike: put what is common to all layers one level further up"
+    )]
+    RopePerLayerType {
+        /// Where they are, with dots.
+        key: String,
+    },
+
     /// A tensor is not there.
     #[error("tensor `{tensor}` is missing; the checkpoint is incomplete or of another family")]
     MissingTensor {
@@ -239,6 +286,17 @@ pub enum LoadError {
         bits: u64,
         /// Weights per group, from the configuration.
         group: u64,
+    },
+
+    /// A word about packing that cannot be read.
+    #[error("`{key}` in config.json is {found}, expected {expected}")]
+    QuantizationType {
+        /// Where it is, with dots.
+        key: String,
+        /// What it says.
+        found: String,
+        /// What it may be.
+        expected: &'static str,
     },
 
     /// Rows that no block of fp8 tiles.

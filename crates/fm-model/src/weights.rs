@@ -21,11 +21,13 @@ use crate::{
     },
 };
 
+mod quantization;
+
 /// A checkpoint's tensors, by name.
 #[derive(Debug)]
 pub(crate) struct Weights<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
-    /// `quantization` of `config.json`, if there is one.
+    /// What `config.json` says of packing, if it says anything.
     quantization: Option<&'a Value>,
     /// What the norm before a feed-forward half is called, if tensors have GGUF's names.
     gguf_ffn_norm: Option<&'static str>,
@@ -70,8 +72,7 @@ pub(crate) enum Bias {
 
 impl<'a> Weights<'a> {
     pub(crate) fn new(checkpoint: &'a Checkpoint) -> Result<Self, LoadError> {
-        let quantization = checkpoint.config.get("quantization");
-        let quantization = quantization.or_else(|| checkpoint.config.get("quantization_config"));
+        let quantization = quantization::in_force(&checkpoint.config)?;
         let gguf_ffn_norm = checkpoint.metadata.as_ref().map(gguf::ffn_norm).transpose()?;
         let (used, skipped) = Default::default();
         let weights = Self { checkpoint, quantization, gguf_ffn_norm, used, skipped };

@@ -1,7 +1,7 @@
 //! `inspect`: what a model is made of.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, Write},
 };
 
@@ -11,7 +11,7 @@ use fm_format::source::Checkpoint;
 use fm_model::{
     arch::describe,
     footprint::Footprint,
-    spec::{ModelSpec, for_each_tensor},
+    spec::{FfnSpec, ModelSpec, for_each_tensor},
 };
 use serde::Serialize;
 
@@ -113,15 +113,18 @@ fn rows(spec: &ModelSpec) -> Vec<Row> {
             add("routed experts", shape, layer.records.len());
         }
     }
+    // Families have names of their own for them; the description knows which they are.
+    let moe = spec.layers.iter().filter_map(|layer| match &layer.ffn {
+        FfnSpec::Moe(moe) => Some(moe.router.weight.name.as_str()),
+        FfnSpec::Mlp(_) => None,
+    });
+    let routers: BTreeSet<&str> = moe.collect();
+    let class = |name: &str| if routers.contains(name) { "routers" } else { class_of(name) };
     let (mut small, mut values) = (0, 0);
-    for_each_tensor(
-        spec,
-        &mut |matrix| add(class_of(&matrix.name), matrix.shape, 1),
-        &mut |vector| {
-            small += 1;
-            values += vector.len as u64;
-        },
-    );
+    for_each_tensor(spec, &mut |matrix| add(class(&matrix.name), matrix.shape, 1), &mut |vector| {
+        small += 1;
+        values += vector.len as u64;
+    });
     let mut rows: Vec<Row> = rows.into_values().collect();
     rows.push(Row {
         class: "norms and the like",
@@ -136,19 +139,15 @@ fn rows(spec: &ModelSpec) -> Vec<Row> {
 
 /// Class of a trunk matrix, by the name of its module.
 fn class_of(name: &str) -> &'static str {
-    const CLASSES: [(&str, &str); 7] = [
+    const CLASSES: [(&str, &str); 6] = [
         ("embed_tokens", "embedding"),
         ("lm_head", "head"),
         ("shared_expert", "shared experts"),
         ("self_attn", "attention"),
         ("linear_attn", "delta net"),
-        (".mlp.gate", "routers"),
         (".mlp.", "dense networks"),
     ];
-    let dense = name.ends_with("_proj") && !name.contains("shared_expert");
-    let found =
-        CLASSES.iter().find(|(part, class)| name.contains(part) && !(dense && *class == "routers"));
-    found.map_or("other", |row| row.1)
+    CLASSES.iter().find(|(part, _)| name.contains(part)).map_or("other", |row| row.1)
 }
 
 fn print(inspection: &Inspection, out: &mut impl Write) -> io::Result<()> {
@@ -184,4 +183,40 @@ fn print(inspection: &Inspection, out: &mut impl Write) -> io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use fm_model::arch::MODEL_TYPES;
+    use fm_testkit::golden::golden_dir;
+
+    use super::*;
+
+    #[test]
+    fn every_matrix_of_every_family_has_its_class_in_every_layout() {
+        for family in MODEL_TYPES {
+            let mut expected = None;
+            for layout in ["hf", "mlx-4bit", "mlx-mixed", "bf16.gguf", "q8_0.gguf"] {
+                let checkpoint = Checkpoint::open(&golden_dir(family).join(layout)).unwrap();
+                let spec = describe(&checkpoint).unwrap();
+                let mut matrices = BTreeMap::<&str, usize>::new();
+                for row in rows(&spec) {
+                    *matrices.entry(row.class).or_default() += row.tensors;
+                }
+                let case = format!("{family} {layout}: {matrices:?}");
+                assert!(!matrices.contains_key("other"), "{case}");
+                let sparse = spec.catalog.layers.iter().flatten().count();
+                assert_eq!(matrices["routers"], sparse, "{case}");
+                let dense = 3 * (spec.layers.len() - sparse);
+                assert_eq!(matrices.get("dense networks").copied().unwrap_or(0), dense, "{case}");
+                let shared = spec.layers.iter().filter(
+                    |layer| matches!(&layer.ffn, FfnSpec::Moe(moe) if moe.shared.is_some()),
+                );
+                let named = matrices.contains_key("shared experts");
+                assert_eq!(named, shared.count() > 0, "{case}");
+                let classes: Vec<&str> = matrices.into_keys().collect();
+                assert_eq!(*expected.get_or_insert(classes.clone()), classes, "{family} {layout}");
+            }
+        }
+    }
 }

@@ -191,6 +191,7 @@ fn show(
             text: generated.text.clone(),
             thinking: generated.thinking.clone(),
             finish_reason: generated.finish.name(),
+            warnings: warnings(engine),
             report,
         });
     }
@@ -207,26 +208,29 @@ fn show(
     Ok(())
 }
 
+fn warnings(engine: &Engine) -> Vec<String> {
+    let ignored = engine.generation.ignored.join(", ");
+    let generation = format!(
+        "generation_config.json asks for {ignored}, which flash-moe does not do: other programs may choose \
+         other tokens"
+    );
+    let (planned, allowed) = (engine.plan.total(), engine.plan.allowed);
+    let memory = format!(
+        "the plan takes {}, free memory and cgroups allow {}: the machine may swap or end the program",
+        Bytes(planned),
+        Bytes(allowed)
+    );
+    let said = [(!ignored.is_empty(), generation), (planned > allowed, memory)];
+    said.into_iter().filter_map(|(holds, warning)| holds.then_some(warning)).collect()
+}
+
 /// What a user should know before the work begins.
 pub(super) fn warn(engine: &Engine) {
     for lossy in &engine.lossy {
         console::say!("warning: lossy: {lossy}");
     }
-    if !engine.generation.ignored.is_empty() {
-        console::say!(
-            "warning: generation_config.json asks for {}, which flash-moe does not do: other programs may \
-             choose other tokens",
-            engine.generation.ignored.join(", ")
-        );
-    }
-    let (planned, allowed) = (engine.plan.total(), engine.plan.allowed);
-    if planned > allowed {
-        console::say!(
-            "warning: the plan takes {}, free memory and cgroups allow {}: the machine may swap or \
-             end the program",
-            Bytes(planned),
-            Bytes(allowed)
-        );
+    for warning in warnings(engine) {
+        console::say!("warning: {warning}");
     }
     if let Some(fallback) = &engine.reader.fallback {
         console::say!("note: reading through {}: {fallback}", engine.reader.kind.name());

@@ -54,13 +54,15 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
                 "model": dir.display().to_string(),
                 "experts": written.records,
                 "tensors": written.tensors,
+                "files": written.files,
                 "checksums": written.path.display().to_string(),
             }))?;
         }
         console::say!(
-            "recorded {} and {} in {}",
+            "recorded {}, {} and {} in {}",
             console::counted(written.records, "expert"),
             console::counted(written.tensors, "tensor"),
+            console::counted(written.files, "file"),
             written.path.display()
         );
         return Ok(());
@@ -81,6 +83,12 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         console::counted(checked.files, "file"),
         Bytes(checked.bytes)
     );
+    if checked.small_files_unknown {
+        console::say!(
+            "config.json, the tokenizer and other small files were not recorded: an older build did it; \
+             `flash-moe verify --record MODEL` records them"
+        );
+    }
     Ok(())
 }
 
@@ -95,6 +103,7 @@ fn as_json(dir: &Path, report: &Report) -> serde_json::Value {
         "experts": report.records,
         "tensors": report.tensors,
         "files": report.files,
+        "small_files_unknown": report.small_files_unknown,
         "bytes": report.bytes,
         "mismatches": report.mismatches,
         "first": report.first.as_ref().map(ToString::to_string),

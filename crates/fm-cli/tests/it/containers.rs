@@ -159,6 +159,38 @@ fn a_model_without_checksums_says_how_to_get_them() {
     assert!(stderr(&output).contains("hint: `flash-moe verify --record MODEL`"));
 }
 
+/// A number of the configuration is as good as a bit of a weight.
+#[test]
+fn an_edited_configuration_is_named_after_recording() {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for file in fs::read_dir(fm_testkit::golden::golden_dir("qwen3_moe").join("hf")).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), model.join(file.file_name())).unwrap();
+    }
+    let (config, model) = (model.join("config.json"), model.to_str().unwrap());
+    let run = |args: &[&str]| program(home.path()).args(args).output().unwrap();
+    let logits = || run(&["logits", model, "--prompt-tokens", "1,2,3", "--memory", "300MB"]);
+    assert!(run(&["verify", model, "--record"]).status.success());
+    assert!(logits().status.success(), "{}", stderr(&logits()));
+
+    let mut value: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    value["rope_theta"] = 2e6.into();
+    fs::write(&config, value.to_string()).unwrap();
+    let verified = run(&["verify", model]);
+    assert_eq!(verified.status.code(), Some(1));
+    assert!(stderr(&verified).contains("config.json: the file"), "{}", stderr(&verified));
+    let refused = logits();
+    assert_eq!(refused.status.code(), Some(1));
+    let message = stderr(&refused);
+    assert!(message.contains("config.json had other bytes when"), "{message}");
+    assert!(message.contains("hint: ") && message.contains("verify --record"), "{message}");
+
+    assert!(run(&["verify", model, "--record"]).status.success());
+    assert!(logits().status.success(), "the edit is meant");
+}
+
 /// Slots are padded; files are what people compare.
 #[test]
 fn sizes_are_those_of_the_files() {
@@ -170,7 +202,12 @@ fn sizes_are_those_of_the_files() {
     };
     let megabytes = |bytes: &Value| (bytes.as_f64().unwrap() / 1e5).round() / 10.0;
     json(&["verify", "models/demo", "--record"]);
-    let verified = json(&["verify", "models/demo"]);
+    let mut verified = json(&["verify", "models/demo"]);
+    let root = fm_testkit::golden::demo_dir();
+    let small = fm_format::container::COPIED
+        .into_iter()
+        .map(|name| fs::metadata(root.join(name)).map_or(0, |file| file.len()));
+    verified["bytes"] = (verified["bytes"].as_u64().unwrap() - small.sum::<u64>()).into();
     let bench = ["bench", "models/demo", "--prefill", "8", "--repeats", "1", "--warm-up", "8"];
     let bench = json(&[&bench[..], &["--memory", "300MB"]].concat());
     let inspected = json(&["inspect", "models/demo"]);

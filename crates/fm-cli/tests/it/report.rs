@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use fm_testkit::golden::workspace_dir;
+use fm_testkit::golden::{copy_files, demo_dir, workspace_dir};
 use serde_json::Value;
 
 use crate::{flash_moe, stderr, stdout};
@@ -99,4 +99,31 @@ fn blur(value: &mut Value, key: &str) {
         value if depends => *value = Value::String("…".to_owned()),
         _ => {}
     }
+}
+
+/// What the model asks for and does not get is said to people and to programs.
+#[test]
+fn keys_of_the_generation_configuration_that_are_not_read_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    copy_files(&demo_dir(), dir.path());
+    let path = dir.path().join("generation_config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["epsilon_cutoff"] = 3e-4.into();
+    config["min_length"] = 0.into();
+    fs::write(&path, config.to_string()).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let args = ["--prompt", "a", "--max-tokens", "1", "--json", "--memory", "300MB"];
+    let output = flash_moe(&[&["run", model], &args[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let value: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let warning = value["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("asks for epsilon_cutoff, which"), "{warning}");
+    assert!(stderr(&output).contains(&format!("warning: {warning}")), "{}", stderr(&output));
+
+    config["top_k"] = (-1).into();
+    fs::write(&path, config.to_string()).unwrap();
+    let output = flash_moe(&[&["run", model], &args[..]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("generation_config.json: `top_k` is -1, expected"), "{message}");
 }

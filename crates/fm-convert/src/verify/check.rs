@@ -1,6 +1,6 @@
 //! A verification under way.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use fm_format::{
     container::{
@@ -27,31 +27,41 @@ use crate::{
 pub(super) struct Check<'a> {
     checkpoint: &'a Checkpoint,
     catalog: &'a Catalog,
-    tensors: &'a BTreeMap<String, Checksum>,
+    known: Known<'a>,
     files: Files,
     meter: Meter<'a>,
     report: Report,
 }
 
+/// Checksums, by name; those of the records are in the catalog.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    /// Of the trunk.
+    pub(super) tensors: &'a BTreeMap<String, Checksum>,
+    /// Of the small files.
+    pub(super) files: &'a BTreeMap<String, Checksum>,
+}
+
 impl<'a> Check<'a> {
-    /// `catalog` has the checksums of the records, `tensors` those of the trunk.
     pub(super) fn new(
         checkpoint: &'a Checkpoint,
         catalog: &'a Catalog,
-        tensors: &'a BTreeMap<String, Checksum>,
+        known: Known<'a>,
         report: &'a mut OnProgress<'_>,
     ) -> Self {
-        let trunk: u64 = tensors.keys().map(|name| checkpoint.tensors[name].extent.bytes).sum();
-        let files = manifest(checkpoint).into_iter().flat_map(|manifest| manifest.files.values());
-        let bytes = trunk + catalog.bytes() + files.map(|file| file.bytes).sum::<u64>();
+        let tensors = known.tensors.keys();
+        let trunk: u64 = tensors.map(|name| checkpoint.tensors[name].extent.bytes).sum();
+        let length = |name| fs::metadata(checkpoint.path.join(name)).map_or(0, |file| file.len());
+        let bytes = trunk + catalog.bytes() + known.files.keys().map(length).sum::<u64>();
         let (files, meter) = (Files::new(catalog.files.clone()), Meter::new(bytes, report));
-        Self { checkpoint, catalog, tensors, files, meter, report: Report::default() }
+        Self { checkpoint, catalog, known, files, meter, report: Report::default() }
     }
 
     pub(super) fn run(mut self) -> Result<Report, ConvertError> {
+        self.meter.enter(Phase::Files)?;
+        self.check_files()?;
         if let Some(manifest) = manifest(self.checkpoint) {
-            self.meter.enter(Phase::Files)?;
-            self.check_files(manifest)?;
+            self.check_header(manifest)?;
         }
         self.meter.enter(Phase::Trunk)?;
         self.check_trunk()?;
@@ -63,16 +73,20 @@ impl<'a> Check<'a> {
         Ok(self.report)
     }
 
-    fn check_files(&mut self, manifest: &Manifest) -> Result<(), ConvertError> {
-        for (name, entry) in &manifest.files {
+    fn check_files(&mut self) -> Result<(), ConvertError> {
+        for (name, expected) in self.known.files {
             let path = self.checkpoint.path.join(name);
             let meter = &mut self.meter;
             let found = each_file_chunk(&path, |chunk| meter.advance(chunk.len() as u64))?;
             self.report.files += 1;
             self.report.bytes += found.bytes;
-            let sums = Sums { expected: entry.xxh3, found: found.xxh3 };
+            let sums = Sums { expected: *expected, found: found.xxh3 };
             self.report.compare(sums, || (Checked::File, path, 0));
         }
+        Ok(())
+    }
+
+    fn check_header(&mut self, manifest: &Manifest) -> Result<(), ConvertError> {
         let path = &self.checkpoint.files[0];
         let header = safetensors::header_text(path)?;
         self.report.bytes += 8 + header.len() as u64;
@@ -83,7 +97,7 @@ impl<'a> Check<'a> {
     }
 
     fn check_trunk(&mut self) -> Result<(), ConvertError> {
-        for (name, expected) in self.tensors {
+        for (name, expected) in self.known.tensors {
             let extent = self.checkpoint.tensors[name].extent;
             let meter = &mut self.meter;
             let found = each_chunk(&self.files, extent, |chunk| meter.advance(chunk.len() as u64))?;

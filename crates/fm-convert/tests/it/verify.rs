@@ -32,7 +32,9 @@ fn a_sound_container_is_read_to_the_last_byte() {
     let case = Case::small();
     case.convert().unwrap();
     let report = verify(&case.out(), None, &mut go_on).unwrap();
-    let Report { files, records, parts, mismatches, first, bytes, tensors } = report;
+    let Report { files, records, parts, mismatches, first, bytes, tensors, small_files_unknown } =
+        report;
+    assert!(!small_files_unknown);
     assert_eq!((files, records, parts, mismatches, first), (3, 10, 20, 0, None));
     let mut all = files_in(&case.out());
     all.remove(Path::new("manifest.json"));
@@ -180,7 +182,10 @@ fn recorded_checksums_are_those_of_the_container() {
             };
             assert_eq!(layer.as_ref().map(sums), expected.as_ref().map(sums));
         }
-        assert_eq!(recorded.tensors, container.container.unwrap().manifest.trunk.tensors);
+        let manifest = container.container.unwrap().manifest;
+        assert_eq!(recorded.tensors, manifest.trunk.tensors);
+        let files = manifest.files.into_iter().map(|(name, entry)| (name, entry.xxh3)).collect();
+        assert_eq!(recorded.small_files, Some(files));
     }
 }
 
@@ -202,6 +207,70 @@ fn a_rotten_bit_of_a_published_checkpoint_is_found() {
         assert_eq!(first.what, Checked::Part { key: key(1, 4), part: Part::Down });
         assert_eq!(first.path, published.shard());
     }
+}
+
+/// Small files decide about arithmetic and tokens as weights do.
+#[test]
+fn a_small_file_that_is_another_is_named() {
+    let published = Published::new(&Layout::Hf);
+    published.record();
+    let sound = published.verify().unwrap();
+    assert_eq!((sound.files, sound.mismatches, sound.small_files_unknown), (3, 0, false));
+    let Found::Current(recorded) = published.find() else { panic!("just recorded") };
+    let check = || {
+        let checkpoint = Checkpoint::open(&published.case.source()).unwrap();
+        recorded.check_small_files(&checkpoint).map_err(|error| error.to_string())
+    };
+    check().unwrap();
+    for name in ["config.json", "tokenizer.json"] {
+        let path = published.case.source().join(name);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{text} ")).unwrap();
+        assert!(check().unwrap_err().contains(&format!("{name} had other bytes")));
+        let report = published.verify().unwrap();
+        let first = report.first.unwrap();
+        assert_eq!((report.mismatches, first.what, first.path), (1, Checked::File, path.clone()));
+        fs::write(&path, text).unwrap();
+    }
+    check().unwrap();
+    let path = published.case.source().join("tokenizer.json");
+    let text = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(published.verify().unwrap_err().to_string().contains("tokenizer.json is gone"));
+    fs::write(&path, text).unwrap();
+    let added = published.case.source().join("chat_template.jinja");
+    fs::write(&added, "{{ 1 }}").unwrap();
+    let error = published.verify().unwrap_err().to_string();
+    assert!(error.contains("chat_template.jinja was not there"), "{error}");
+    assert_eq!(check().unwrap_err(), error);
+    published.record();
+    assert_eq!(published.verify().unwrap().files, 4);
+}
+
+/// Another number of layers asks for other tensors of the same files: it is not the weights that were replaced.
+#[test]
+fn a_configuration_that_asks_for_other_tensors_is_named_too() {
+    let published = Published::new(&Layout::Hf);
+    published.record();
+    let path = published.case.source().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["tie_word_embeddings"] = true.into();
+    fs::write(&path, config.to_string()).unwrap();
+    let error = published.verify().unwrap_err().to_string();
+    assert!(error.contains("config.json had other bytes"), "{error}");
+}
+
+#[test]
+fn a_record_without_small_files_is_read() {
+    let published = Published::new(&Layout::Hf);
+    published.record();
+    let path = Recorded::path(&published.cache(), &published.case.source()).unwrap();
+    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    record.as_object_mut().unwrap().remove("small_files").unwrap();
+    fs::write(&path, record.to_string()).unwrap();
+    flip(&published.case.source().join("tokenizer.json"), 1);
+    let report = published.verify().unwrap();
+    assert_eq!((report.files, report.mismatches, report.small_files_unknown), (0, 0, true));
 }
 
 #[test]

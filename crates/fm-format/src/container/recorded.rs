@@ -1,12 +1,14 @@
 //! Checksums of a checkpoint as it was published, kept beside it in the cache directory.
 //!
 //! A published checkpoint has none. Once they are recorded, a flipped bit on the disk is an error
-//! instead of a token. They hold for one directory and the files that were in it then: a file of
-//! another length, header or time of change makes them stale, because it was replaced; a file that
-//! is the same in all of these and has other bytes is corrupt.
+//! instead of a token. They hold for one directory and the files that were in it then: a weight file of
+//! another length, header or time of change makes them stale, because it was replaced; one that
+//! is the same in all of these and has other bytes is corrupt. Small files decide about arithmetic and
+//! tokens just as weights do, and people edit them: one that is another is neither, and the model is refused
+//! until it is recorded again.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     time::UNIX_EPOCH,
@@ -15,9 +17,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{Checksum, PartChecksums};
+use super::{
+    COPIED, file_checksum,
+    manifest::{Checksum, PartChecksums},
+};
 use crate::{
-    error::FormatError,
+    error::{FileChange, FormatError},
     record::{Catalog, LayerRecords},
     source::{Checkpoint, header_bytes},
 };
@@ -33,6 +38,10 @@ pub struct Recorded {
     /// The directory, for people who look into the cache.
     dir: String,
     files: Vec<RecordedFile>,
+    /// Of every small file that a container would carry along, by name; nothing if an older build made the
+    /// record, which left them out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub small_files: Option<BTreeMap<String, Checksum>>,
     /// Of every trunk tensor, by name.
     pub tensors: BTreeMap<String, Checksum>,
     /// Per decoder layer, per record; `null` for layers without routed experts.
@@ -71,6 +80,7 @@ impl Recorded {
             version: VERSION,
             dir: checkpoint.path.display().to_string(),
             files: identify(checkpoint)?,
+            small_files: Some(small_files(&checkpoint.path)?),
             tensors: BTreeMap::new(),
             layers: Vec::new(),
         })
@@ -99,6 +109,25 @@ impl Recorded {
         Ok(if current { Found::Current(recorded) } else { Found::Stale })
     }
 
+    /// Compares the small files of `checkpoint` with those that were recorded, if they were.
+    ///
+    /// # Errors
+    /// If one is another, is gone or is new, or cannot be read.
+    pub fn check_small_files(&self, checkpoint: &Checkpoint) -> Result<(), FormatError> {
+        let Some(recorded) = &self.small_files else { return Ok(()) };
+        let found = small_files(&checkpoint.path)?;
+        let names: BTreeSet<_> = recorded.keys().chain(found.keys()).collect();
+        names.into_iter().try_for_each(|name| {
+            let change = match (recorded.get(name), found.get(name)) {
+                (Some(recorded), Some(found)) if recorded == found => return Ok(()),
+                (Some(_), Some(_)) => FileChange::Other,
+                (Some(_), None) => FileChange::Gone,
+                (None, _) => FileChange::New,
+            };
+            Err(FormatError::RecordedFile { path: checkpoint.path.join(name), change })
+        })
+    }
+
     /// Gives every record of `catalog` its checksums; `false`, and nothing is changed, if they are
     /// of another catalog.
     pub fn fill(&self, catalog: &mut Catalog) -> bool {
@@ -123,6 +152,12 @@ impl Recorded {
     pub fn to_text(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("strings and numbers have a text")
     }
+}
+
+/// What a container would carry along. A GGUF file has all of it in its header.
+fn small_files(path: &Path) -> Result<BTreeMap<String, Checksum>, FormatError> {
+    let there = COPIED.into_iter().filter(|name| path.join(name).is_file());
+    there.map(|name| Ok((name.to_owned(), file_checksum(&path.join(name))?))).collect()
 }
 
 fn identify(checkpoint: &Checkpoint) -> Result<Vec<RecordedFile>, FormatError> {

@@ -40,6 +40,29 @@ pub(super) fn announced(config: &Value, fields: &[&'static str]) -> Result<(), L
     require(said, fields[0], "missing", "expected, or null where there is none")
 }
 
+/// Refuses what would make another program compute something else than the family's network.
+pub(super) fn check_foreign(config: &Value) -> Result<(), LoadError> {
+    const ROWS: [(&str, &str); 2] = [
+        (
+            "quantize_activations",
+            "mlx-lm would round activations to fewer bits as well, which this build does not do; convert the \
+             model without",
+        ),
+        (
+            "model_file",
+            "mlx-lm would run the code in that file, which this build does not; if the model is a plain one \
+             of its family, remove the field",
+        ),
+    ];
+    for (field, reason) in ROWS {
+        let found = config.get(field).unwrap_or(&Value::Null);
+        if !matches!(found, Value::Null | Value::Bool(false)) {
+            return Err(LoadError::Foreign { field, found: found.to_string(), reason });
+        }
+    }
+    Ok(())
+}
+
 /// What the feed-forward networks of the Qwen families have in common.
 #[derive(Debug, Deserialize)]
 pub(super) struct MoeConfig {

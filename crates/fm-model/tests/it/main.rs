@@ -13,6 +13,7 @@ mod kept;
 mod latent;
 mod packed;
 mod refusal;
+mod rope;
 mod sameness;
 mod sessions;
 mod ugly;

@@ -98,6 +98,83 @@ fn another_quantisation_mode_is_named() {
 }
 
 #[test]
+fn words_about_packing_have_to_be_readable_and_to_agree() {
+    let module = "model.layers.1.self_attn.q_proj";
+    let edits: [(&[&str], Value, &str); 9] = [
+        (&["quantization", "mode"], json!(3), "`quantization.mode` in config.json is 3"),
+        (&["quantization", "bits"], json!("8"), "`quantization.bits` in config.json is \"8\""),
+        (&["quantization", "bits"], json!(4.0), "`quantization.bits` in config.json is 4.0"),
+        (&["quantization", "group_size"], json!([32]), "`quantization.group_size` in config.json"),
+        (
+            &["quantization", module],
+            json!({"bits": true}),
+            ".self_attn.q_proj.bits` in config.json",
+        ),
+        (&["quantization_config", "bits"], json!(3), "`quantization_config.bits` is `3`"),
+        (
+            &["quantization_config", "mode"],
+            json!("mxfp4"),
+            "`quantization.mode` in the configuration is `\"affine\"` and `quantization_config.mode`",
+        ),
+        (&["quantization_config"], json!(7), "`quantization_config` is `7`"),
+        (&["quantization"], Value::Null, "`quantization_config.bits` in config.json is \"4\""),
+    ];
+    for (path, value, expected) in edits {
+        let dir = written(&Layout::Mlx(MlxLayout::uniform(4, 32)));
+        edit_config(dir.path(), |config| {
+            config["quantization"]["mode"] = json!("affine");
+            config["quantization_config"] = config["quantization"].clone();
+            if value.is_null() {
+                config["quantization_config"]["bits"] = json!("4");
+            }
+            match path {
+                [one] => config[*one] = value,
+                [one, two] => config[*one][*two] = value,
+                _ => unreachable!("paths have one part or two"),
+            }
+        });
+        let message = refusal(dir.path());
+        assert!(message.contains(expected), "{path:?}: {message}");
+    }
+    // What publishers of fp8 leave behind says nothing of the same things.
+    let dir = written(&Layout::Mlx(MlxLayout::uniform(4, 32)));
+    edit_config(dir.path(), |config| {
+        config["quantization_config"] = json!({"quant_method": "fp8", "fmt": "e4m3", "bits": 4});
+    });
+    describe(&Checkpoint::open(dir.path()).unwrap()).unwrap();
+}
+
+/// They would round activations, or run another network.
+#[test]
+fn what_makes_another_program_compute_something_else_is_refused() {
+    for (field, value) in [("quantize_activations", json!(true)), ("model_file", json!("mine.py"))]
+    {
+        let dir = written(&Layout::Mlx(MlxLayout::uniform(4, 32)));
+        for silent in [Value::Null, json!(false)] {
+            edit_config(dir.path(), |config| config[field] = silent);
+            describe(&Checkpoint::open(dir.path()).unwrap()).unwrap();
+        }
+        edit_config(dir.path(), |config| config[field] = value.clone());
+        let message = refusal(dir.path());
+        assert!(
+            message.contains(&format!("`{field}` in the configuration is {value}")),
+            "{message}"
+        );
+        assert!(message.contains("mlx-lm would"), "{message}");
+    }
+}
+
+/// transformers with peft would add it to the weights.
+#[test]
+fn an_adapter_beside_the_weights_is_refused() {
+    let dir = written(&Layout::Hf);
+    std::fs::write(dir.path().join("adapter_config.json"), "{}").unwrap();
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("adapter_config.json describes an adapter"), "{error}");
+    assert!(error.hint().unwrap().contains("merge the adapter"));
+}
+
+#[test]
 fn fields_without_meaning_are_refused() {
     let edits: [(&str, Value); 18] = [
         ("num_local_experts", json!(5)),
@@ -299,7 +376,8 @@ fn scaled_positions_need_all_their_numbers_and_no_contradiction() {
     let dir = written(&Layout::Hf);
     edit_config(dir.path(), |config| {
         config["rope_scaling"] = whole.clone();
-        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e4});
+        let theta = config["rope_theta"].clone();
+        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": theta});
     });
     assert!(refusal(dir.path()).contains("`rope_scaling`"), "{}", refusal(dir.path()));
 }
