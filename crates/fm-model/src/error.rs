@@ -137,8 +137,8 @@ pub enum LoadError {
 
     /// Two fields that mean the same and are not the same.
     #[error(
-        "`{field}` in the configuration is {said} and `{other}` is {found}: which of them the model was \
-         trained with cannot be told; leave only the right one"
+        "`{field}` in the configuration is {said} and `{other}` is {found}: which of them is right \
+         cannot be told; leave only that one"
     )]
     Contradiction {
         /// The one.

@@ -171,7 +171,9 @@ fn an_edited_configuration_is_named_after_recording() {
     }
     let (config, model) = (model.join("config.json"), model.to_str().unwrap());
     let run = |args: &[&str]| program(home.path()).args(args).output().unwrap();
-    let logits = || run(&["logits", model, "--prompt-tokens", "1,2,3", "--memory", "300MB"]);
+    let out = home.path().join("logits.safetensors");
+    let out = ["--out", out.to_str().unwrap(), "--memory", "300MB"];
+    let logits = || run(&[&["logits", model, "--prompt-tokens", "1,2,3"], &out[..]].concat());
     assert!(run(&["verify", model, "--record"]).status.success());
     assert!(logits().status.success(), "{}", stderr(&logits()));
 

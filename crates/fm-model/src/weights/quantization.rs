@@ -14,15 +14,15 @@ const OTHER: &str = "quantization_config";
 pub(super) fn in_force(config: &Value) -> Result<Option<&Value>, LoadError> {
     let said = |key: &str| config.get(key).filter(|value| !value.is_null());
     let (own, other) = (said(OWN), said(OTHER));
-    if let (Some(own), Some(other)) = (own, other) {
-        agree((OWN, own), (OTHER, other))?;
-    }
     let found = own.map(|value| (OWN, value)).or(other.map(|value| (OTHER, value)));
     let Some((name, dictionary)) = found else { return Ok(None) };
     check_types(name, dictionary)?;
     // Modules have entries of their own.
     for (module, entry) in dictionary.as_object().into_iter().flatten() {
         check_types(&format!("{name}.{module}"), entry)?;
+    }
+    if let (Some(own), Some(other)) = (own, other) {
+        agree((OWN, own), (OTHER, other))?;
     }
     Ok(Some(dictionary))
 }
