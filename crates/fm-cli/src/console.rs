@@ -152,8 +152,8 @@ impl Lines {
 static PRESSED: AtomicBool = AtomicBool::new(false);
 
 /// Ctrl-C: the first one asks the work to end cleanly, the second one does not wait.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Interrupt(());
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupt(&'static AtomicBool);
 
 /// What a shell expects of a program that Ctrl-C ended: 128 + SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -186,12 +186,12 @@ impl Interrupt {
             also();
         });
         drop(installed);
-        Self(())
+        Self(&PRESSED)
     }
 
     /// Whether Ctrl-C was pressed.
     pub(crate) fn is_set(&self) -> bool {
-        interrupted()
+        self.0.load(Ordering::SeqCst)
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn client(matches: &ArgMatches, interrupt: &Interrupt) -> anyhow::Res
     };
     let endpoint = matches.get_one::<String>("endpoint").cloned();
     let endpoint = endpoint.unwrap_or_else(places::hub_endpoint);
-    let interrupt = *interrupt;
+    let interrupt = interrupt.clone();
     let pause = Box::new(move |time: Duration| {
         let mut left = time;
         while !left.is_zero() && !interrupt.is_set() {

@@ -189,8 +189,9 @@ impl Run<'_> {
             if self.done.files.contains_key(file.name) {
                 continue;
             }
-            let meter = &mut self.meter;
             let path = self.out.join(file.name);
+            self.make_parent(&path)?;
+            let meter = &mut self.meter;
             let entry = staged::write_file(self.disk, &path, |to| {
                 file.each_chunk(|chunk| {
                     to.write(chunk)?;
@@ -200,6 +201,13 @@ impl Run<'_> {
             self.note(Finished::File { name: file.name.to_owned(), entry })?;
         }
         Ok(())
+    }
+
+    /// Makes the directory that a file goes into, if it is not there.
+    fn make_parent(&self, path: &Path) -> Result<(), ConvertError> {
+        let Some(parent) = path.parent().filter(|parent| !parent.exists()) else { return Ok(()) };
+        self.disk.create_dir(parent).map_err(|error| refusal(parent, 0, error))?;
+        self.disk.sync_dir(self.out).map_err(|error| refusal(self.out, 0, error))
     }
 
     fn write_trunk(&mut self, trunk: &Trunk<'_>) -> Result<(), ConvertError> {
@@ -214,10 +222,8 @@ impl Run<'_> {
 
     fn write_layers(&mut self, buffer_bytes: usize) -> Result<(), ConvertError> {
         let experts = self.out.join(EXPERTS);
-        if self.source.layers().next().is_some() && !experts.exists() {
-            let disk = self.disk;
-            disk.create_dir(&experts).map_err(|error| refusal(&experts, 0, error))?;
-            disk.sync_dir(self.out).map_err(|error| refusal(self.out, 0, error))?;
+        if self.source.layers().next().is_some() {
+            self.make_parent(&experts.join(layer_file(0)))?;
         }
         let source = self.source;
         for (index, layer) in source.layers() {

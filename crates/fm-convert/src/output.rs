@@ -6,7 +6,7 @@ use std::{
 };
 
 use fm_format::container::{
-    self, COPIED, EXPERTS, JOURNAL, MANIFEST, TRUNK, layer_file, manifest::Fingerprint,
+    self, COPIED, EXPERTS, JOURNAL, MANIFEST, TEMPLATES, TRUNK, layer_file, manifest::Fingerprint,
 };
 
 use crate::{
@@ -59,15 +59,17 @@ pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> 
     }
     let begun = has(JOURNAL);
     let known = if begun { known_files(out, layers) } else { vec![partial(&out.join(JOURNAL))] };
-    let experts = out.join(EXPERTS);
-    let mut found: Vec<_> = entries.into_iter().filter(|entry| *entry != experts).collect();
-    if is_dir(&experts) {
-        found.extend(self::entries(&experts, out)?);
-        if !begun {
-            return Err(occupied(&experts));
+    let below = [EXPERTS, TEMPLATES].map(|name| out.join(name));
+    let mut found: Vec<_> = entries.into_iter().filter(|entry| !below.contains(entry)).collect();
+    for dir in below {
+        if is_dir(&dir) {
+            found.extend(self::entries(&dir, out)?);
+            if !begun {
+                return Err(occupied(&dir));
+            }
+        } else if dir.symlink_metadata().is_ok() {
+            return Err(occupied(&dir));
         }
-    } else if experts.symlink_metadata().is_ok() {
-        return Err(occupied(&experts));
     }
     let is_file = |path: &Path| path.symlink_metadata().is_ok_and(|is| is.is_file());
     if let Some(entry) = found.iter().find(|entry| !known.contains(entry) || !is_file(entry)) {

@@ -1,7 +1,6 @@
 //! One running model: opened from a directory or a GGUF file under a memory plan.
 
 use std::{
-    collections::BTreeMap,
     panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
@@ -9,13 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fm_format::{
-    container::{
-        manifest::Checksum,
-        recorded::{Found, Recorded},
-    },
-    source::{Checkpoint, Files, TensorChecksum, gguf::Metadata},
-};
+use fm_format::source::{Checkpoint, Files, TensorChecksum, gguf::Metadata};
 use fm_kernels::{
     Backend,
     backend::{KvFormat, Numerics},
@@ -51,6 +44,10 @@ use crate::{
     text_parts::{self, TextParts},
     warm_start::{HeatFile, HeatIgnored, WarmStart},
 };
+
+mod checks;
+
+pub use checks::Checks;
 
 /// Where the engine may look and write.
 #[derive(Clone, Debug)]
@@ -191,7 +188,7 @@ pub fn plan(
 ) -> Result<Planned, EngineError> {
     let checkpoint = Checkpoint::open(path)?;
     let mut spec = describe(&checkpoint)?;
-    let (checks, trunk) = checksums(&checkpoint, &mut spec, places.cache_dir.as_deref())?;
+    let (checks, trunk) = checks::checksums(&checkpoint, &mut spec, places.cache_dir.as_deref())?;
     let limits = MemoryLimits::read(&places.root);
     let tokenizer_bytes = match &checkpoint.metadata {
         Some(metadata) => text_parts::tokenizer_json_bytes(metadata, path)?,
@@ -267,58 +264,6 @@ impl Planned {
     }
 }
 
-/// How bytes are checked when they arrive: those of experts whenever they are read, those of the
-/// trunk once, before there is a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checks {
-    /// Against the container's checksums.
-    Container,
-    /// Against checksums that `verify --record` made.
-    Recorded,
-    /// Only that all of them arrive.
-    Lengths,
-}
-
-impl Checks {
-    /// The words of the report.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Container => "checksums of the container",
-            Self::Recorded => "recorded checksums",
-            Self::Lengths => "lengths only",
-        }
-    }
-}
-
-/// Checksums of the trunk, if there are any. A published checkpoint gets those that were recorded of
-/// it, if these are its files; its experts get theirs on the way.
-fn checksums(
-    checkpoint: &Checkpoint,
-    spec: &mut ModelSpec,
-    cache_dir: Option<&Path>,
-) -> Result<(Checks, Vec<TensorChecksum>), EngineError> {
-    let of = |tensors: &BTreeMap<String, Checksum>| {
-        let known = tensors.iter().filter_map(|(name, checksum)| {
-            let extent = checkpoint.tensors.get(name)?.extent;
-            Some(TensorChecksum { name: name.clone(), extent, checksum: checksum.0 })
-        });
-        known.collect()
-    };
-    if let Some(container) = &checkpoint.container {
-        return Ok((Checks::Container, of(&container.manifest.trunk.tensors)));
-    }
-    let Some(cache_dir) = cache_dir else { return Ok((Checks::Lengths, Vec::new())) };
-    let Found::Current(recorded) = Recorded::find(cache_dir, checkpoint)? else {
-        return Ok((Checks::Lengths, Vec::new()));
-    };
-    recorded.check_small_files(checkpoint)?;
-    Ok(if recorded.fill(Arc::make_mut(&mut spec.catalog)) {
-        (Checks::Recorded, of(&recorded.tensors))
-    } else {
-        (Checks::Lengths, Vec::new())
-    })
-}
-
 impl Engine {
     /// Plans and loads the model at `path`.
     ///
@@ -344,9 +289,10 @@ impl Engine {
         // other.
         let (built, text) = thread::scope(|scope| {
             let text = scope.spawn(|| {
+                let model = (planned.path.as_path(), planned.spec.vocab);
                 let parts = match &planned.metadata {
-                    Some(metadata) => TextParts::of_metadata(metadata, &planned.path, cache_dir),
-                    None => TextParts::of_directory(&planned.path, planned.spec.vocab, cache_dir),
+                    Some(metadata) => TextParts::of_metadata(metadata, model, cache_dir),
+                    None => TextParts::of_directory(model, cache_dir),
                 };
                 parts.map(|parts| (parts, started.elapsed()))
             });

@@ -158,6 +158,22 @@ pub enum EngineError {
         source: GgufError,
     },
 
+    /// A key of a GGUF file about choosing words is of the wrong type.
+    #[error("{}: the metadata do not say how words are chosen", path.display())]
+    SamplingKey {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        source: GgufError,
+    },
+    /// A key of a GGUF file that changes tokens in a way that is not done here.
+    #[error("{}: `{key}` may change tokens, and nothing here knows how: ids would not be exact", path.display())]
+    TokenizerKey {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+    },
     /// Work on experts, of a model that has none.
     #[error("{} has no routed experts", path.display())]
     NoExperts {
@@ -201,7 +217,12 @@ impl EngineError {
             }
             Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
             Self::NoTokenizer { .. } => "`flash-moe run` takes tokens: --prompt-tokens 1,2,3",
-            Self::Sampling { .. } => "correct the file, or remove the key",
+            Self::Sampling { .. } | Self::SamplingKey { .. } => {
+                "correct the file, or remove the key"
+            }
+            Self::TokenizerKey { .. } => {
+                "take the model's safetensors, or a GGUF file by another converter"
+            }
             Self::EndToken { .. } => "correct the file: an answer would never end where it says",
             Self::Text(TextError::Refused { .. }) => {
                 "these are the words of the model's own template; --raw continues a prompt without it"

@@ -46,6 +46,8 @@ pub struct Request {
     pub answer: AnswerForm,
     /// What the prompt has begun the answer with.
     pub opening: String,
+    /// Whether the text begins anew, as an answer does, and does not go on with the prompt's.
+    pub begins: bool,
     /// Calls that end the text; `None` for as many as the model makes.
     pub calls_max: Option<usize>,
     /// Tokens that the session can hold.
@@ -108,6 +110,7 @@ impl Default for Request {
             thinking: ThinkingState::None,
             answer: AnswerForm::default(),
             opening: String::new(),
+            begins: false,
             calls_max: None,
             context: u32::MAX,
             bias: Vec::new(),

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use fm_format::source::gguf::{GgufError, Metadata};
+use fm_format::source::gguf::{GgufError, Metadata, Value as MetadataValue};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
     error::EngineError,
+    metadata_keys::ignored_sampling,
     options::{MIN_P, PENALTY, REPETITION_PENALTY, TEMPERATURE, TOP_P},
     sampler::Sampling,
 };
@@ -80,7 +81,7 @@ impl GenerationConfig {
     /// The `general.sampling` keys; a model that names a temperature is made for drawing.
     pub(crate) fn of_metadata(metadata: &Metadata, path: &Path) -> Result<Self, EngineError> {
         let config = Self::read_metadata(metadata)
-            .map_err(|source| EngineError::Metadata { path: path.to_path_buf(), source })?;
+            .map_err(|source| EngineError::SamplingKey { path: path.to_path_buf(), source })?;
         config.check(path, |key| key.gguf)?;
         Ok(config)
     }
@@ -94,10 +95,24 @@ impl GenerationConfig {
             eos_token_id: None,
             do_sample: Some(temperature.is_some()),
             temperature,
-            top_k: metadata.unsigned("general.sampling.top_k")?.map(|count| count as usize),
+            top_k: match metadata.get(TOP_K) {
+                // All tokens, as none.
+                Some(MetadataValue::Signed(..=0)) => Some(0),
+                _ => metadata.unsigned(TOP_K)?.map(|count| count as usize),
+            },
             top_p: float(&Key::TOP_P)?,
             min_p: float(&Key::MIN_P)?,
             repetition_penalty: float(&Key::REPETITION_PENALTY)?,
+            ignored: ignored_sampling(
+                metadata,
+                &[
+                    TOP_K,
+                    Key::TEMPERATURE.gguf,
+                    Key::TOP_P.gguf,
+                    Key::MIN_P.gguf,
+                    Key::REPETITION_PENALTY.gguf,
+                ],
+            ),
             ..Self::default()
         })
     }
@@ -142,6 +157,8 @@ impl GenerationConfig {
         }
     }
 }
+
+const TOP_K: &str = "general.sampling.top_k";
 
 /// The fields of a file.
 struct Fields<'a> {
@@ -203,6 +220,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::metadata_keys::tests::{Raw, metadata};
 
     fn read(value: Value) -> Result<GenerationConfig, EngineError> {
         GenerationConfig::of_json(value, Path::new("generation_config.json"))
@@ -265,5 +283,29 @@ mod tests {
             assert!(message.starts_with(&expected), "{message}");
         }
         assert!(read(json!([])).is_err());
+    }
+
+    #[test]
+    fn a_file_says_how_words_are_chosen_in_numbers_of_their_kinds() {
+        let read = |pairs: &[(&str, Raw)]| {
+            GenerationConfig::of_metadata(&metadata(pairs), Path::new("m.gguf"))
+        };
+        let (temp, top_k) = (Key::TEMPERATURE.gguf, TOP_K);
+        for (count, expected) in
+            [(Raw::I32(-1), 0), (Raw::I32(0), 0), (Raw::I32(20), 20), (Raw::U32(7), 7)]
+        {
+            let config = read(&[(temp, Raw::F32(0.5)), (top_k, count)]).unwrap();
+            assert_eq!((config.sampling().top_k, config.sampling().temperature), (expected, 0.5));
+            assert!(config.ignored.is_empty());
+        }
+        let asked = [(temp, Raw::F32(0.5)), ("general.sampling.mirostat", Raw::I32(1))];
+        assert_eq!(read(&asked).unwrap().ignored, ["general.sampling.mirostat"]);
+        for (key, value) in [(temp, Raw::Text("warm")), (top_k, Raw::F32(20.0))] {
+            let error = read(&[(key, value)]).unwrap_err();
+            let message = crate::error::chain(&error);
+            assert!(message.starts_with("m.gguf: the metadata do not say how"), "{message}");
+            assert!(message.contains(key), "{message}");
+            assert!(error.hint().is_some());
+        }
     }
 }

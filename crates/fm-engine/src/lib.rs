@@ -20,6 +20,7 @@ pub mod look_ahead;
 pub mod machine;
 pub mod measure;
 pub mod memory_plan;
+mod metadata_keys;
 pub mod options;
 mod prefix;
 pub mod pressure;

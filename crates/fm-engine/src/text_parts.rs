@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::{
     error::EngineError,
     generation_config::{GenerationConfig, OneOrMany},
+    metadata_keys::check_tokenizer,
 };
 
 /// See the module.
@@ -35,8 +36,7 @@ pub(crate) struct TextParts {
 impl TextParts {
     /// Reads the files in the directory `path`, of a model that has `vocab` tokens.
     pub(crate) fn of_directory(
-        path: &Path,
-        vocab: usize,
+        (path, vocab): (&Path, usize),
         cache_dir: Option<&Path>,
     ) -> Result<Self, EngineError> {
         let generation = generation_config(path)?;
@@ -56,22 +56,25 @@ impl TextParts {
             // Packed files name none; the tokens themselves do.
             eos = known_ends(|text| tokenizer.token_id(text));
         }
+        let tokenizer = tokenizer.map(|tokenizer| tokenizer.for_model(vocab));
         Ok(Self { tokenizer, template, generation, eos })
     }
 
-    /// Takes everything from the metadata of the file or container at `path`.
+    /// Takes everything from the metadata of the file or container at `path`, of a model that has `vocab`
+    /// tokens.
     pub(crate) fn of_metadata(
         metadata: &Metadata,
-        path: &Path,
+        (path, vocab): (&Path, usize),
         cache_dir: Option<&Path>,
     ) -> Result<Self, EngineError> {
-        let wrong = |source| EngineError::Metadata { path: path.into(), source };
         let generation = GenerationConfig::of_metadata(metadata, path)?;
-        let Some(vocabulary) = vocabulary(metadata).map_err(wrong)? else {
+        let Some(vocabulary) = vocabulary(metadata, path)? else {
             return Ok(Self { tokenizer: None, template: None, generation, eos: Vec::new() });
         };
         Ok(Self {
-            tokenizer: Some(Tokenizer::from_vocabulary(&vocabulary, path, cache_dir)?),
+            tokenizer: Some(
+                Tokenizer::from_vocabulary(&vocabulary, path, cache_dir)?.for_model(vocab),
+            ),
             template: ChatTemplate::from_vocabulary(&vocabulary, path)?,
             generation,
             eos: vocabulary.end_tokens(),
@@ -81,8 +84,7 @@ impl TextParts {
 
 /// Length that a `tokenizer.json` of the vocabulary would have: memory is planned by it.
 pub(crate) fn tokenizer_json_bytes(metadata: &Metadata, path: &Path) -> Result<u64, EngineError> {
-    let wrong = |source| EngineError::Metadata { path: path.into(), source };
-    let vocabulary = vocabulary(metadata).map_err(wrong)?;
+    let vocabulary = vocabulary(metadata, path)?;
     Ok(vocabulary.map_or(0, |vocabulary| vocabulary.json_bytes()))
 }
 
@@ -176,12 +178,22 @@ fn add_end_token(
     Ok(())
 }
 
-/// The `tokenizer` keys; nothing if the file has no tokens.
-fn vocabulary(metadata: &Metadata) -> Result<Option<Vocabulary>, GgufError> {
+/// The `tokenizer` keys of a file; nothing if it has no tokens.
+fn vocabulary(metadata: &Metadata, path: &Path) -> Result<Option<Vocabulary>, EngineError> {
+    check_tokenizer(metadata, path)?;
+    let wrong = |source| EngineError::Metadata { path: path.into(), source };
+    read_vocabulary(metadata).map_err(wrong)
+}
+
+fn read_vocabulary(metadata: &Metadata) -> Result<Option<Vocabulary>, GgufError> {
     let Some(tokens) = metadata.texts(key::TOKENS)? else { return Ok(None) };
     let id = |key: &str| -> Result<Option<u32>, GgufError> {
         // An id that is too large is refused where ids are held against the tokens.
         Ok(metadata.unsigned(key)?.map(|id| u32::try_from(id).unwrap_or(u32::MAX)))
+    };
+    let ids = |key: &str| -> Result<Vec<u32>, GgufError> {
+        let ids = metadata.unsigned_array(key)?.unwrap_or_default().into_iter();
+        Ok(ids.map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect())
     };
     let text = |key: &str| Ok(metadata.text(key)?.map(str::to_owned));
     let names = metadata.texts(key::CHAT_TEMPLATES)?.unwrap_or_default();
@@ -204,6 +216,7 @@ fn vocabulary(metadata: &Metadata) -> Result<Option<Vocabulary>, GgufError> {
         add_eos_token: metadata.bool(key::ADD_EOS)?,
         bos_token_id: id(key::BOS)?,
         eos_token_id: id(key::EOS)?,
+        eos_token_ids: ids(key::EOS_ALL)?,
         eot_token_id: id(key::EOT)?,
         eom_token_id: id(key::EOM)?,
         unknown_token_id: id(key::UNKNOWN)?,
@@ -239,7 +252,7 @@ mod tests {
         ] {
             fs::write(dir.path().join(name), value.to_string()).unwrap();
         }
-        TextParts::of_directory(dir.path(), VOCAB, None).map(|parts| parts.eos)
+        TextParts::of_directory((dir.path(), VOCAB), None).map(|parts| parts.eos)
     }
 
     #[test]

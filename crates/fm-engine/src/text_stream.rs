@@ -66,9 +66,10 @@ impl<'t> TextStream<'t> {
         if channels.is_none() && request.thinking != ThinkingState::Absent {
             marks.extend([thinking::OPEN, thinking::CLOSE]);
         }
+        let detokenizer = Detokenizer::new(tokenizer, SpecialText::Skip).keeping(&marks);
         Ok(Self {
             tokenizer,
-            detokenizer: Detokenizer::new(tokenizer, SpecialText::Skip).keeping(&marks),
+            detokenizer: if request.begins { detokenizer.from_start() } else { detokenizer },
             splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
             channels,
             chooses: request.answer.calls.is_some(),

@@ -48,9 +48,14 @@ pub const EXPERTS: &str = "experts";
 pub const METADATA: &str = "metadata.gguf";
 /// What the model is, unless [`METADATA`] says it.
 pub const CONFIG: &str = "config.json";
+/// The directory of chat templates beside the usual one.
+pub const TEMPLATES: &str = "additional_chat_templates";
+/// The template among them that is read: for conversations with tools.
+pub const TOOL_USE_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 /// Small files of a checkpoint that a container carries along, where they exist.
-pub const COPIED: [&str; 9] = [
+pub const COPIED: [&str; 10] = [
     "added_tokens.json",
+    TOOL_USE_TEMPLATE,
     "chat_template.jinja",
     CONFIG,
     "generation_config.json",

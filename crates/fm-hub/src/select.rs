@@ -26,6 +26,8 @@ const NEVER: &[&str] = &[
 ];
 /// What stands beside weights in safetensors files, in the repository's root.
 const BESIDE: &[&str] = &["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"];
+/// Chat templates beside the usual one.
+const TEMPLATES: &str = "additional_chat_templates/*.jinja";
 /// Files of a container beside its trunk, its manifest and [`container::COPIED`].
 const EXPERTS: &str = "experts/layer-*.bin";
 
@@ -125,13 +127,13 @@ fn needed<'a>(
     let in_root = |name: &str| !name.contains('/');
     let root = possible.iter().copied().filter(|file| in_root(&file.name));
     if root.clone().any(|file| is_safetensors(&file.name)) {
-        let (beside, experts) = (globs(BESIDE)?, globs(&[EXPERTS])?);
+        let (beside, below) = (globs(BESIDE)?, globs(&[EXPERTS, TEMPLATES])?);
         let container = is_container(repository);
         let wanted = |name: &str| {
             is_safetensors(name) || beside.is_match(name) || (container && is_copied(name))
         };
         let mut files: Vec<_> = root.filter(|file| wanted(&file.name)).collect();
-        files.extend(possible.iter().filter(|file| experts.is_match(&file.name)));
+        files.extend(possible.iter().filter(|file| below.is_match(&file.name)));
         return Ok(files);
     }
     let mut models = gguf_models(possible);
@@ -206,6 +208,9 @@ mod tests {
             "config.json",
             "tokenizer.json",
             "chat_template.jinja",
+            "additional_chat_templates/tool_use.jinja",
+            "additional_chat_templates/README.md",
+            "other/tool_use.jinja",
             "merges.txt",
             "README.md",
             "pytorch_model.bin",
@@ -218,6 +223,7 @@ mod tests {
             ".gitattributes",
         ];
         let expected = [
+            "additional_chat_templates/tool_use.jinja",
             "chat_template.jinja",
             "config.json",
             "merges.txt",

@@ -230,6 +230,7 @@ fn request(
         thinking: prompt.thinking,
         answer: prompt.answer.clone(),
         opening: prompt.opening.clone(),
+        begins: prompt.is_turn,
         calls_max: prompt.calls_max,
         context: app.model.context,
         bias: manner.bias.iter().copied().chain(banned).collect(),

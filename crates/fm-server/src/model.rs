@@ -54,6 +54,8 @@ pub(crate) struct Prompt {
     pub(crate) answer: AnswerForm,
     /// What it has begun the answer with.
     pub(crate) opening: String,
+    /// Whether what follows is an answer, and does not go on with the prompt.
+    pub(crate) is_turn: bool,
     pub(crate) calls_max: Option<usize>,
     /// Tokens that must not come.
     pub(crate) banned: Vec<u32>,
@@ -68,6 +70,7 @@ impl Prompt {
             thinking: ThinkingState::Absent,
             answer: AnswerForm::default(),
             opening: String::new(),
+            is_turn: false,
             calls_max: None,
             banned: Vec::new(),
         }
@@ -145,6 +148,7 @@ impl Model {
         let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE)?;
         let mut prompt = Prompt::plain(Vec::new());
         prompt.thinking = tags.state_at_end_of(&rendered);
+        prompt.is_turn = true;
         prompt.calls_max = tools.calls_max;
         prompt.answer.dialect = dialect;
         match &tools.choice {
@@ -445,6 +449,7 @@ pub(crate) mod tests {
             let mut conversation = ask();
             change(&mut conversation);
             let prompt = model.prompt(conversation, &Kept::default()).unwrap();
+            assert!(prompt.is_turn && !Prompt::plain(Vec::new()).is_turn);
             let bytes =
                 prompt.tokens.iter().flat_map(|token| model.tokenizer.token_bytes(*token).unwrap());
             let text = String::from_utf8(bytes.copied().collect()).unwrap();

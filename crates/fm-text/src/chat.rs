@@ -12,7 +12,11 @@ mod source;
 mod strftime;
 mod written;
 
-use std::{collections::HashMap, path::Path, time::SystemTime};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
 use serde_json::Map;
@@ -26,6 +30,8 @@ const FUEL: u64 = 20_000_000;
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
+/// The directory of all templates but the default one.
+const ADDITIONAL: &str = "additional_chat_templates";
 
 /// Names for whether the model shall think: in most templates, and in those of `DeepSeek` since V3.1.
 const THINKING_NAMES: [&str; 2] = ["enable_thinking", "thinking"];
@@ -39,6 +45,14 @@ pub struct ChatTemplate {
     dialect: Option<&'static Dialect>,
     /// `bos_token`, `eos_token` and the like.
     special_tokens: Vec<(String, String)>,
+}
+
+/// A template before it is parsed.
+struct Source {
+    name: &'static str,
+    /// Where it stands.
+    path: PathBuf,
+    text: String,
 }
 
 /// What to render.
@@ -79,27 +93,37 @@ impl<'a> RenderRequest<'a> {
 }
 
 impl ChatTemplate {
-    /// Opens the template in `dir`: `chat_template.jinja`, or the `chat_template` of
-    /// `tokenizer_config.json`. A base model has neither.
+    /// Opens the template in `dir`: `chat_template.jinja`, with `additional_chat_templates/tool_use.jinja` for
+    /// conversations with tools, or the `chat_template` of `tokenizer_config.json`, which either file
+    /// replaces. A base model has none of them.
     ///
     /// # Errors
-    /// If a file cannot be read or parsed.
+    /// If a file cannot be read or parsed, or there is a template for tools alone.
     pub fn open(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
         let jinja_path = dir.join("chat_template.jinja");
         let config_path = dir.join("tokenizer_config.json");
+        let tools_path = dir.join(ADDITIONAL).join(format!("{TOOL_USE}.jinja"));
         let config = files::read_tokenizer_config(dir)?;
-        let (path, templates) = match files::read_optional(&jinja_path)? {
-            Some(text) => (jinja_path, vec![(DEFAULT, text)]),
+        let of_config = |(name, text)| Source { name, path: config_path.clone(), text };
+        let tools = files::read_optional(&tools_path)?;
+        let tools = tools.map(|text| Source { name: TOOL_USE, path: tools_path, text });
+        let sources = match files::read_optional(&jinja_path)? {
+            Some(text) => {
+                let default = Source { name: DEFAULT, path: jinja_path, text };
+                [default].into_iter().chain(tools).collect()
+            }
+            None if tools.is_some() => {
+                return Err(TextError::NoDefaultTemplate { path: dir.join(ADDITIONAL), count: 1 });
+            }
             None => match &config["chat_template"] {
-                serde_json::Value::String(text) => (config_path, vec![(DEFAULT, text.clone())]),
+                serde_json::Value::String(text) => vec![of_config((DEFAULT, text.clone()))],
                 serde_json::Value::Array(list) => {
-                    let templates = named_templates(list, &config_path)?;
-                    (config_path, templates)
+                    named_templates(list, &config_path)?.into_iter().map(of_config).collect()
                 }
                 _ => return Ok(None),
             },
         };
-        ChatTemplate::new(&path, templates, special_tokens(&config)).map(Some)
+        ChatTemplate::new(sources, special_tokens(&config)).map(Some)
     }
 
     /// The template in the metadata of `path`. A base model has none.
@@ -121,33 +145,28 @@ impl ChatTemplate {
             None => named(DEFAULT)
                 .ok_or_else(|| TextError::NoDefaultTemplate { path: path.to_owned(), count })?,
         };
-        let templates = [Some(default), named(TOOL_USE)].into_iter().flatten().collect();
+        let source = |(name, text)| Source { name, path: path.to_owned(), text };
+        let sources = [Some(default), named(TOOL_USE)].into_iter().flatten().map(source).collect();
         let special = vocabulary.special_tokens().into_iter();
         let special = special.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
-        ChatTemplate::new(path, templates, special).map(Some)
+        ChatTemplate::new(sources, special).map(Some)
     }
 
     fn new(
-        path: &Path,
-        templates: Vec<(&'static str, String)>,
+        sources: Vec<Source>,
         special_tokens: Vec<(String, String)>,
     ) -> Result<ChatTemplate, TextError> {
-        let syntax = |source| TextError::TemplateSyntax { path: path.to_owned(), source };
         let mut environment = Environment::new();
-        environment.set_syntax(
-            SyntaxConfig::builder()
-                .trim_blocks(true)
-                .lstrip_blocks(true)
-                .build()
-                .map_err(syntax)?,
-        );
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.expect("the delimiters are the usual ones"));
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(FUEL));
         python::install(&mut environment);
-        let has_tool_use = templates.iter().any(|(name, _)| *name == TOOL_USE);
-        let dialect = templates.iter().rev().find_map(|(_, text)| Dialect::of_template(text));
+        let has_tool_use = sources.iter().any(|source| source.name == TOOL_USE);
+        let dialect = sources.iter().rev().find_map(|source| Dialect::of_template(&source.text));
         let mut takes_tools = has_tool_use;
-        for (name, text) in templates {
+        for Source { name, path, text } in sources {
+            let syntax = |source| TextError::TemplateSyntax { path: path.clone(), source };
             let text = source::without_generation_tags(&text);
             environment.add_template_owned(name, text).map_err(syntax)?;
             let template = environment.get_template(name).map_err(syntax)?;

@@ -6,7 +6,10 @@
 //! recommends (section 3.9) and [`String::from_utf8_lossy`] does. So the pieces put together are
 //! the lossy conversion of all bytes put together, wherever the tokens ended.
 
-use crate::{error::TextError, tokenizer::Tokenizer};
+use crate::{
+    error::TextError,
+    tokenizer::{Tokenizer, decoder::Start},
+};
 
 /// What to do with special tokens such as `<|im_end|>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,13 +37,24 @@ pub struct Detokenizer<'t> {
     special: SpecialText,
     /// Special tokens that are written out all the same.
     kept: Vec<u32>,
+    /// What the next token with bytes loses.
+    start: Start,
     utf8: Utf8Stream,
 }
 
 impl<'t> Detokenizer<'t> {
     /// Starts at a character border.
     pub fn new(tokenizer: &'t Tokenizer, special: SpecialText) -> Detokenizer<'t> {
-        Detokenizer { tokenizer, special, kept: Vec::new(), utf8: Utf8Stream::default() }
+        let utf8 = Utf8Stream::default();
+        Detokenizer { tokenizer, special, kept: Vec::new(), start: Start::Kept, utf8 }
+    }
+
+    /// Of a text that begins here, and does not go on: without the space that the tokenizer's decoder takes away
+    /// from the start of a text.
+    #[must_use]
+    pub fn from_start(mut self) -> Self {
+        self.start = self.tokenizer.start();
+        self
     }
 
     /// Writes out these special tokens: marks that somebody reads who comes after.
@@ -53,8 +67,11 @@ impl<'t> Detokenizer<'t> {
     ///
     /// Allocates nothing once the longest token has been seen.
     ///
+    /// An id of the model that has no token spells nothing: embeddings are padded, and nothing keeps the model
+    /// from choosing a row that stands for nothing.
+    ///
     /// # Errors
-    /// If no token has this id; nothing changed then.
+    /// If the model has no such id; nothing changed then.
     pub fn push(&mut self, id: u32) -> Result<&str, TextError> {
         Ok(self.spell(id)?.text)
     }
@@ -68,11 +85,17 @@ impl<'t> Detokenizer<'t> {
         if skip && !self.kept.contains(&id) {
             return Ok(Spelled { text: "", begins: None });
         }
-        let bytes = self
-            .tokenizer
-            .token_bytes(id)
-            .ok_or_else(|| TextError::UnknownToken { id, vocab_len: self.tokenizer.vocab_len() })?;
-        Ok(self.utf8.push(bytes))
+        let vocab_len = self.tokenizer.vocab_len();
+        if id as usize >= vocab_len {
+            return Err(TextError::UnknownToken { id, vocab_len });
+        }
+        match self.tokenizer.token_bytes(id) {
+            Some(bytes) if !bytes.is_empty() => {
+                let start = std::mem::take(&mut self.start);
+                Ok(self.utf8.push(&start.of(bytes)))
+            }
+            _ => Ok(Spelled { text: "", begins: None }),
+        }
     }
 
     /// Sequences of bytes so far that could not become characters.
@@ -142,7 +165,7 @@ fn could_become_char(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{fs, path::Path};
 
     use proptest::prelude::*;
 
@@ -253,7 +276,53 @@ mod tests {
         };
         assert_eq!(read(SpecialText::Skip), "<think>a");
         assert_eq!(read(SpecialText::Keep), "<|im_start|><think>a<|im_end|>");
-        let unknown = Detokenizer::new(&tokenizer, SpecialText::Skip).push(u32::MAX).map(drop);
-        assert!(matches!(unknown, Err(TextError::UnknownToken { id: u32::MAX, .. })));
+    }
+
+    #[test]
+    fn a_text_begins_without_the_space_that_its_decoder_takes_away() {
+        let pieces = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/pieces");
+        let tokenizer = Tokenizer::open(&pieces, None).unwrap();
+        let ids = tokenizer.encode(" a b", crate::SpecialTokens::Parse).unwrap();
+        let start = tokenizer.token_id("<s>").unwrap();
+        let read = |mut detokenizer: Detokenizer<'_>| {
+            let ids = [start].into_iter().chain(ids.clone());
+            ids.map(|id| detokenizer.push(id).unwrap().to_owned()).collect::<String>()
+        };
+        let new = || Detokenizer::new(&tokenizer, SpecialText::Skip);
+        // The encoder puts one before the text.
+        assert_eq!((read(new()), read(new().from_start())), ("  a b".into(), " a b".into()));
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let tokenizer = Tokenizer::open(&demo, None).unwrap();
+        let the = tokenizer.token_id(" the").unwrap();
+        let mut kept = Detokenizer::new(&tokenizer, SpecialText::Skip).from_start();
+        assert_eq!(kept.push(the).unwrap(), " the");
+    }
+
+    #[test]
+    fn ids_of_the_model_without_a_token_leave_no_trace() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let mut json: serde_json::Value =
+            serde_json::from_slice(&fs::read(demo.join("tokenizer.json")).unwrap()).unwrap();
+        // A gap and, with more rows than tokens, an end: 2041 to 2049.
+        json["added_tokens"].as_array_mut().unwrap().retain(|token| token["id"] != 2041);
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(dir.path(), None).unwrap().for_model(2050);
+        let halves = tokenizer.encode("é𐂅", crate::SpecialTokens::Parse).unwrap();
+        for special in [SpecialText::Skip, SpecialText::Keep] {
+            let mut detokenizer = Detokenizer::new(&tokenizer, special);
+            let mut text = String::new();
+            for id in halves.iter().flat_map(|half| [2041, *half, 2048, 2049]) {
+                text.push_str(detokenizer.push(id).unwrap());
+            }
+            assert_eq!(text + detokenizer.finish(), "é𐂅");
+            for id in [2050, u32::MAX] {
+                let unknown = detokenizer.push(id).map(drop);
+                let expected = format!("token {id} is not in the vocabulary of 2050 tokens");
+                assert_eq!(unknown.unwrap_err().to_string(), expected);
+            }
+        }
+        let own = Tokenizer::open(&demo, None).unwrap().for_model(7);
+        assert_eq!(Detokenizer::new(&own, SpecialText::Keep).push(2041).unwrap(), "<|im_end|>");
     }
 }

@@ -25,7 +25,10 @@ pub use self::{
     bpet::{BpetError, MAGIC as BPET_MAGIC},
     error::VocabularyError,
 };
-use crate::tokenizer::{AddedToken, Frame};
+use crate::tokenizer::{
+    AddedToken, Frame,
+    decoder::{Start, of_pieces},
+};
 
 /// What a file's metadata say about its tokens. Fields carry the names of their keys, which stand
 /// in [`key`].
@@ -53,6 +56,8 @@ pub struct Vocabulary {
     pub bos_token_id: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`.
     pub eos_token_id: Option<u32>,
+    /// `tokenizer.ggml.eos_token_ids`: all that end a text, of writers that have such a key.
+    pub eos_token_ids: Vec<u32>,
     /// `tokenizer.ggml.eot_token_id`: ends a turn.
     pub eot_token_id: Option<u32>,
     /// `tokenizer.ggml.eom_token_id`: ends a message.
@@ -91,6 +96,8 @@ pub mod key {
     pub const BOS: &str = "tokenizer.ggml.bos_token_id";
     /// End of text.
     pub const EOS: &str = "tokenizer.ggml.eos_token_id";
+    /// Ends of text.
+    pub const EOS_ALL: &str = "tokenizer.ggml.eos_token_ids";
     /// End of turn.
     pub const EOT: &str = "tokenizer.ggml.eot_token_id";
     /// End of message.
@@ -103,6 +110,25 @@ pub mod key {
     pub const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
     /// Names of further templates.
     pub const CHAT_TEMPLATES: &str = "tokenizer.chat_templates";
+    /// All of them that begin with `tokenizer.ggml`.
+    pub const ALL: [&str; 16] = [
+        MODEL,
+        PRE,
+        TOKENS,
+        SCORES,
+        TOKEN_TYPE,
+        MERGES,
+        ADD_SPACE_PREFIX,
+        ADD_BOS,
+        ADD_EOS,
+        BOS,
+        EOS,
+        EOS_ALL,
+        EOT,
+        EOM,
+        UNKNOWN,
+        PADDING,
+    ];
 }
 
 /// Values of `tokenizer.ggml.token_type`.
@@ -169,6 +195,7 @@ struct TokenizerJson<'a> {
     added_tokens: Vec<AddedToken>,
     normalizer: Value,
     pre_tokenizer: Value,
+    decoder: Value,
     model: ModelJson<'a>,
 }
 
@@ -202,7 +229,8 @@ impl Vocabulary {
         let texts = self.tokens.iter().zip(0..).filter(|(text, _)| ENDS.contains(&text.as_str()));
         let ends: HashMap<&str, u32> = texts.map(|(text, id)| (text.as_str(), id)).collect();
         let known = known_ends(|text| ends.get(text).copied());
-        let mut ids: Vec<u32> = named.into_iter().flatten().chain(known).collect();
+        let named = named.into_iter().flatten().chain(self.eos_token_ids.iter().copied());
+        let mut ids: Vec<u32> = named.chain(known).collect();
         ids.sort_unstable();
         ids.dedup();
         ids
@@ -314,7 +342,8 @@ impl Vocabulary {
             (key::UNKNOWN, self.unknown_token_id),
             (key::PADDING, self.padding_token_id),
         ];
-        for (key, id) in named {
+        let ends = self.eos_token_ids.iter().map(|id| (key::EOS_ALL, Some(*id)));
+        for (key, id) in named.into_iter().chain(ends) {
             if let Some(id) = id.filter(|&id| id as usize >= tokens) {
                 return Err(VocabularyError::IdOutOfRange { key, id, tokens });
             }
@@ -377,6 +406,7 @@ impl Vocabulary {
             added_tokens: self.added_tokens(),
             normalizer: split.normalizer(),
             pre_tokenizer: split.pre_tokenizer(),
+            decoder: json!({"type": "ByteLevel"}),
             model,
         })
     }
@@ -402,11 +432,12 @@ impl Vocabulary {
         let vocab: BTreeMap<&str, u32> =
             self.tokens.iter().filter_map(|t| Some((t.as_str(), *ids.get(t.as_str())?))).collect();
         let to_metaspace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
-        let normalizer = if self.add_space_prefix == Some(false) {
-            to_metaspace
+        let (normalizer, start) = if self.add_space_prefix == Some(false) {
+            (to_metaspace, Start::Kept)
         } else {
             let prepend = json!({"type": "Prepend", "prepend": "▁"});
-            json!({"type": "Sequence", "normalizers": [prepend, to_metaspace]})
+            let steps = json!({"type": "Sequence", "normalizers": [prepend, to_metaspace]});
+            (steps, Start::Space)
         };
         let model = ModelJson {
             r#type: "BPE",
@@ -417,7 +448,8 @@ impl Vocabulary {
             vocab,
             ..ModelJson::default()
         };
-        Ok(TokenizerJson { added_tokens, normalizer, pre_tokenizer: Value::Null, model })
+        let (pre_tokenizer, decoder) = (Value::Null, of_pieces(start));
+        Ok(TokenizerJson { added_tokens, normalizer, pre_tokenizer, decoder, model })
     }
 }
 

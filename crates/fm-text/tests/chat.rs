@@ -167,6 +167,38 @@ fn the_file_comes_before_the_configuration() {
 }
 
 #[test]
+fn a_template_for_tools_lies_in_a_directory_of_its_own() {
+    let listed =
+        json!([{"name": "tool_use", "template": "list"}, {"name": "default", "template": "list"}]);
+    let open = |default: Option<&str>, tools: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({ "chat_template": listed }).to_string();
+        fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+        if let Some(text) = default {
+            fs::write(dir.path().join("chat_template.jinja"), text).unwrap();
+        }
+        let additional = dir.path().join("additional_chat_templates");
+        fs::create_dir(&additional).unwrap();
+        fs::write(additional.join("tool_use.jinja"), tools).unwrap();
+        ChatTemplate::open(dir.path()).map(Option::unwrap)
+    };
+    let both = open(Some("plain"), "<tool_call>").unwrap();
+    assert_eq!(render(&both).unwrap(), "plain");
+    let tools = [json!({})];
+    let request = RenderRequest { tools: &tools, ..RenderRequest::new(&[]) };
+    assert_eq!(both.render(&request).unwrap(), "<tool_call>");
+    assert!(both.takes_tools());
+    // Files replace all that the configuration says, as in `transformers`.
+    let alone = open(None, "tools").map(drop);
+    assert!(matches!(alone, Err(TextError::NoDefaultTemplate { count: 1, .. })), "{alone:?}");
+    let broken = open(Some("plain"), "{% if %}").map(drop);
+    assert!(
+        matches!(&broken, Err(TextError::TemplateSyntax { path, .. }) if path.ends_with("tool_use.jinja")),
+        "{broken:?}"
+    );
+}
+
+#[test]
 fn the_templates_own_words_reach_the_user() {
     let refusing = template(
         "\n{% macro no() %}{{ raise_exception('No ' ~ messages[0].role) }}{% endmacro %}{{ no() }}",

@@ -99,6 +99,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let session = saved::reuse(&mut engine, session, &conversation, &prompt)?;
     let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE).map_err(EngineError::from)?;
     let template = engine.template.as_ref().filter(|_| prompt.text.is_some());
+    let begins = template.is_some() && !matches.get_flag("raw");
     let request = Request {
         thinking: prompt
             .text
@@ -111,6 +112,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         stop: matches.get_many("stop").map_or_else(Vec::new, |stops| stops.cloned().collect()),
         think_budget,
         think_min,
+        begins,
         answer: AnswerForm { dialect: template.and_then(ChatTemplate::dialect), calls: None },
         context: engine.plan.context,
         constraint,
@@ -211,7 +213,7 @@ fn show(
 fn warnings(engine: &Engine) -> Vec<String> {
     let ignored = engine.generation.ignored.join(", ");
     let generation = format!(
-        "generation_config.json asks for {ignored}, which flash-moe does not do: other programs may choose \
+        "the model asks for {ignored}, which flash-moe does not do: other programs may choose \
          other tokens"
     );
     let (planned, allowed) = (engine.plan.total(), engine.plan.allowed);

@@ -7,7 +7,10 @@ use std::{
 };
 
 use fm_format::{record::FileIndex, source::safetensors};
-use fm_testkit::golden::{Golden, copy_files, demo_dir, golden_dir, workspace_dir};
+use fm_testkit::{
+    golden::{Golden, copy_files, demo_dir, golden_dir, workspace_dir},
+    tiny_checkpoint::{Family, Layout, TinyModel},
+};
 use fm_text::Tokenizer;
 
 use crate::{flash_moe, program, stderr, stdout};
@@ -31,6 +34,32 @@ fn the_answer_alone_is_on_stdout() {
     let (quiet, rest) =
         run(&["--prompt", "What is the capital of Japan?", "--greedy", "--no-think", "--quiet"]);
     assert_eq!((quiet.as_str(), rest.as_str()), ("The capital of Japan is Tokyo.\n", ""));
+}
+
+#[test]
+fn an_answer_begins_without_the_space_of_its_tokenizer_and_a_continued_text_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = TinyModel { vocab: 900, ..TinyModel::new(Family::Mixtral) };
+    model.write(dir.path(), &Layout::Hf, 1);
+    let pieces = workspace_dir().join("golden/pieces/tokenizer.json");
+    fs::copy(pieces, dir.path().join("tokenizer.json")).unwrap();
+    let template = "<s>{{ messages[0].content }}";
+    fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    let said = |args: &[&str]| {
+        let path = dir.path().to_str().unwrap();
+        let common = ["--greedy", "--max-tokens", "3", "--context", "64", "--quiet"];
+        let output = flash_moe(&[&["run", path], args, &common, &PLAN[..4]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    // Noise says anything; some of it begins with a space.
+    let spaced = ["a", "the", "b", "is", "of", "to", "in", "you", "that", "it", "he", "was"];
+    let spaced = spaced.iter().find_map(|prompt| {
+        let text = said(&["--raw", "--prompt", prompt]);
+        text.starts_with(' ').then_some((prompt, text))
+    });
+    let (prompt, text) = spaced.unwrap();
+    assert_eq!(said(&["--prompt", prompt]), text[1..]);
 }
 
 #[test]

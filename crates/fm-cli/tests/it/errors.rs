@@ -146,6 +146,7 @@ fn damaged_gguf_files() {
         damaged_gguf("qwen3moe", "qwen9moe"),
         damaged_gguf("qwen3moe.expert_count", "qwen3moe.expert_bribe"),
         damaged_gguf("qwen35", "qwen39"),
+        damaged_gguf("tokenizer.ggml.padding_token_id", "tokenizer.ggml.padding_token_up"),
         damaged_gguf("blk.0.attn_k.weight", "blk.0.attn_x.weight"),
     ];
     insta::assert_snapshot!("damaged_gguf_files", all.join("\n"));

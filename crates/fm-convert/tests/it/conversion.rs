@@ -355,7 +355,9 @@ fn bytes_depend_neither_on_buffers_nor_on_the_number_of_runs() {
     let copy = case.dir.path().join("copy");
     fs::create_dir(&copy).unwrap();
     for (name, bytes) in files_in(&case.source()) {
-        fs::write(copy.join(name), bytes).unwrap();
+        let path = copy.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
     }
     let before = fs::metadata(case.out().join("manifest.json")).unwrap().modified().unwrap();
     assert_eq!(convert(&copy, &case.out()).unwrap(), Outcome::AlreadyDone);
@@ -376,6 +378,7 @@ fn the_source_is_left_alone_and_the_container_runs_without_it() {
     let names: Vec<_> =
         files_in(&case.out()).into_keys().map(|p| p.display().to_string()).collect();
     let expected = [
+        "additional_chat_templates/tool_use.jinja",
         "config.json",
         "experts/layer-000.bin",
         "experts/layer-002.bin",

@@ -30,6 +30,10 @@ impl Case {
         model.write(&case.source(), layout, shards);
         fs::write(case.source().join("tokenizer.json"), r#"{"version":"1.0"}"#).unwrap();
         fs::write(case.source().join("README.md"), "not copied").unwrap();
+        let templates = case.source().join("additional_chat_templates");
+        fs::create_dir(&templates).unwrap();
+        fs::write(templates.join("tool_use.jinja"), "{{ tools }}").unwrap();
+        fs::write(templates.join("rag.jinja"), "not copied").unwrap();
         case
     }
 

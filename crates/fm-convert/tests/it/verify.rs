@@ -35,7 +35,7 @@ fn a_sound_container_is_read_to_the_last_byte() {
     let Report { files, records, parts, mismatches, first, bytes, tensors, small_files_unknown } =
         report;
     assert!(!small_files_unknown);
-    assert_eq!((files, records, parts, mismatches, first), (3, 10, 20, 0, None));
+    assert_eq!((files, records, parts, mismatches, first), (4, 10, 20, 0, None));
     let mut all = files_in(&case.out());
     all.remove(Path::new("manifest.json"));
     assert_eq!(bytes as usize, all.values().map(Vec::len).sum::<usize>());

@@ -280,6 +280,26 @@ fn a_model_that_may_call_chooses_once_what_comes_behind_a_closed_thought() {
     }
 }
 
+#[test]
+fn an_answer_begins_without_the_space_of_its_tokenizer_and_a_continued_text_keeps_it() {
+    let pieces = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/pieces");
+    let tokenizer = Tokenizer::open(&pieces, None).unwrap();
+    let tokens = tokenizer.encode("a b", SpecialTokens::Parse).unwrap();
+    for (begins, text) in [(true, "a b"), (false, " a b")] {
+        for constrained in [Constrained::Answer, Constrained::Either] {
+            let request = Request { begins, top_logprobs: Some(0), ..Request::default() };
+            let mut stream = TextStream::new(&tokenizer, &request).unwrap();
+            stream.constrained = (constrained == Constrained::Answer).then_some(constrained);
+            let mut heard = Heard::default();
+            for token in &tokens {
+                stream.push_constrained(*token, &mut heard).unwrap();
+            }
+            stream.finish(&mut heard);
+            assert_eq!(stream.told.answer, text, "{constrained:?}");
+        }
+    }
+}
+
 /// Tags may be special tokens, which are no text as a rule.
 #[test]
 fn a_thinking_block_may_stand_between_special_tokens() {

@@ -118,6 +118,11 @@ pub(crate) fn demo_copy() -> TempDir {
     dir
 }
 
+/// A server of the model in this directory.
+pub(crate) fn start_copy(dir: &Path) -> Running {
+    start_at(dir, Size::of(1))
+}
+
 /// A server of the model in this directory that reads its experts again and again.
 pub(crate) fn start_reading(dir: &Path) -> Running {
     start_at(dir, Size { slots: Some(6), ..Size::of(2) })

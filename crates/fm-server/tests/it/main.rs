@@ -18,6 +18,7 @@ mod messages;
 mod nothing;
 mod odds;
 mod openapi;
+mod padded;
 mod page;
 mod page_in_browser;
 mod page_kept;

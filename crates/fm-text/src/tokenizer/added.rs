@@ -14,7 +14,7 @@ use super::file::METASPACE;
 /// One entry of `added_tokens` in `tokenizer.json`.
 // The four flags are the file format's.
 #[allow(clippy::struct_excessive_bools)]
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AddedToken {
     pub(crate) id: u32,
     pub(crate) content: String,

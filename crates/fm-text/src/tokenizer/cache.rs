@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! file = magic (8) | xxh3-128 of the rest (16) | kitoken bytes (u64) | about bytes (u64)
-//!      | kitoken definition | about (JSON: added tokens, whole pieces, frame) | token table
+//!      | kitoken definition | about (JSON: added tokens, whole pieces, frame, start) | token table
 //! ```
 //!
 //! The hash is checked because a flipped bit in a vocabulary gives wrong ids and no error.
@@ -21,17 +21,20 @@ use kitoken::Definition;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{added::AddedToken, file::Parts, frame::Frame, token_table::TokenTable};
+use super::{
+    added::AddedToken, decoder::Start, file::Parts, frame::Frame, token_table::TokenTable,
+};
 
 /// Names format and version. Change the last digits whenever the conversion in `file.rs` or the
 /// version of `kitoken` changes: old caches then go unused.
-const MAGIC: &[u8; 8] = b"fmtext02";
+const MAGIC: &[u8; 8] = b"fmtext03";
 
 #[derive(Serialize, Deserialize)]
 struct About {
     added: Vec<AddedToken>,
     whole_pieces: Vec<(u32, Vec<u8>)>,
     frame: Frame,
+    start: Start,
 }
 
 /// Where the cache of what has this hash lies.
@@ -66,6 +69,7 @@ fn encode(parts: &Parts) -> io::Result<Vec<u8>> {
         added: parts.added.clone(),
         whole_pieces: parts.whole_pieces.clone(),
         frame: parts.frame.clone(),
+        start: parts.start,
     };
     let about = serde_json::to_vec(&about)?;
     let mut body = Vec::with_capacity(kit.len() * 2 + about.len());
@@ -87,7 +91,7 @@ fn decode(data: &[u8]) -> Option<Parts> {
     let bytes = |field: &[u8; 8]| usize::try_from(u64::from_le_bytes(*field)).ok();
     let (kit, rest) = rest.split_at_checked(bytes(kit_bytes)?)?;
     let (about, table) = rest.split_at_checked(bytes(about_bytes)?)?;
-    let About { added, whole_pieces, frame } = serde_json::from_slice(about).ok()?;
+    let About { added, whole_pieces, frame, start } = serde_json::from_slice(about).ok()?;
     let definition = Definition::from_slice(kit).ok()?;
-    Some(Parts { definition, added, whole_pieces, table: TokenTable::read(table)?, frame })
+    Some(Parts { definition, added, whole_pieces, table: TokenTable::read(table)?, frame, start })
 }

@@ -24,8 +24,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    added::AddedToken, beside::Beside, exact::unsupported_feature, frame::Frame, reach::Reached,
-    token_table::TokenTable,
+    added::AddedToken, beside::Beside, decoder::Start, exact::unsupported_feature, frame::Frame,
+    reach::Reached, token_table::TokenTable,
 };
 use crate::error::TextError;
 
@@ -43,6 +43,8 @@ pub(crate) struct Parts {
     pub(crate) table: TokenTable,
     /// What stands around a text that no chat template made.
     pub(crate) frame: Frame,
+    /// What its text loses where it begins.
+    pub(crate) start: Start,
 }
 
 /// `tokenizer.json`.
@@ -56,6 +58,8 @@ pub(super) struct TokenizerJson {
     pub(super) pre_tokenizer: Value,
     #[serde(default)]
     post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
     pub(super) model: BpeJson,
 }
 
@@ -110,6 +114,7 @@ impl Parts {
         if let Some(feature) = unsupported_feature(&json, *chars) {
             return Err(unsupported(feature));
         }
+        let start = Start::of_decoder(&json.decoder, *chars).map_err(unsupported)?;
         let Reached { vocab: reached, whole_pieces, has_byte_fallback } =
             Reached::of(&json.model, *chars).map_err(unsupported)?;
         // The converter asks for bytes of at least one token.
@@ -120,7 +125,6 @@ impl Parts {
         let frame = Frame::of(&json.post_processor)
             .ok_or_else(|| unsupported("a post-processor that is not known"))?;
 
-        let mut added = json.added_tokens;
         let bytes = |text: &str| if *chars { char_bytes(text) } else { byte_bytes(text) };
         let table = |added: &[AddedToken]| {
             let vocab = json.model.vocab.iter().map(|(text, &id)| (id, bytes(text)));
@@ -128,10 +132,10 @@ impl Parts {
                 vocab.chain(added.iter().map(|t| (t.id, t.content.clone().into_bytes()))),
             )
         };
-        let mut whole = table(&added);
-        let missing = beside.missing(&added, &whole)?;
-        if !missing.is_empty() {
-            added.extend(missing);
+        let known = json.added_tokens.len();
+        let mut whole = table(&json.added_tokens);
+        let added = beside.merge(json.added_tokens, (&json.model.vocab, &whole))?;
+        if added.len() > known {
             whole = table(&added);
         }
         keep_unknown_token_only(&mut definition);
@@ -139,7 +143,7 @@ impl Parts {
         let config = &mut definition.config;
         config.fallback.retain(|fallback| has_byte_fallback || *fallback != Fallback::Bytes);
         config.processing.retain(|step| matches!(step, Processing::Collapse { .. }));
-        Ok(Parts { definition, added, whole_pieces, table: whole, frame })
+        Ok(Parts { definition, added, whole_pieces, table: whole, frame, start })
     }
 }
 
