@@ -8,13 +8,19 @@
 //! Parsing, regular expressions and the walk over the trie are `llguidance`'s; what is ours is which
 //! tokens are letters, how much a grammar may cost, and that nobody waits for it.
 
+mod captures;
+mod compiled;
 mod compiling;
 mod follower;
 mod idle;
 mod intersections;
+mod matcher;
 mod numbers;
 mod recent;
+mod room;
+mod terms;
 mod trie;
+mod weight;
 
 use std::{
     fmt,
@@ -24,22 +30,21 @@ use std::{
 };
 
 use fm_text::Tokenizer;
-use llguidance::{
-    Matcher, TokenParser,
-    api::{ParserLimits, TopLevelGrammar},
-};
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use serde_json::{Value, json};
 
+pub(crate) use self::follower::{Follower, WayOut};
+pub use self::room::Room;
 use self::{
+    compiled::Compiled,
     compiling::{COMPILING_MAX, Compilations},
     follower::Heard,
+    matcher::Matcher,
     recent::{Key, Recent},
+    room::Ledger,
     trie::{Letters, Words},
 };
-pub(crate) use self::{
-    follower::{Follower, WayOut},
-    recent::BYTES_MAX as RECENT_BYTES,
-};
+use crate::bytes::Bytes;
 
 /// Bytes of a grammar's text, or of a schema.
 pub const BYTES_MAX: usize = 64 << 10;
@@ -64,13 +69,6 @@ const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
 
 /// Memory of the tries while they are built, for every token: measured 355 bytes for 248,000.
 pub(crate) const TRIE_TOKEN_BYTES: u64 = 400;
-
-/// Memory of one text's parser, and of a copy while a circle is looked at: measured 5 MB each with as
-/// many states as there may be.
-pub(crate) const PARSER_BYTES: u64 = 13_000_000;
-
-/// Memory of a compiled grammar beside its lexer, for every byte of its text.
-const TEXT_FACTOR: usize = 10;
 
 /// What a text shall be.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,6 +107,17 @@ pub enum GrammarError {
         /// Levels that are taken.
         max: usize,
     },
+    /// There will never be so much memory for it.
+    #[error(
+        "it may take {} of memory, and there is room for {}; write it with less, or give the engine \
+         more (--memory)", Bytes(*needs), Bytes(*room)
+    )]
+    TooLarge {
+        /// What it may take.
+        needs: u64,
+        /// What there is.
+        room: u64,
+    },
     /// It does not parse, says what is not supported, or would take too much work.
     #[error("{reason}")]
     Invalid {
@@ -124,6 +133,11 @@ pub enum GrammarError {
     /// Others are compiled.
     #[error("{COMPILING_MAX} complex grammars are being compiled; try again later")]
     Busy,
+    /// Those of others take the memory.
+    #[error(
+        "the grammars of other requests take the memory that there is for grammars; try again later"
+    )]
+    Full,
     /// The vocabulary has no trie.
     #[error("this model's vocabulary cannot be used with grammars: {reason}")]
     Vocabulary {
@@ -156,6 +170,10 @@ pub struct Grammars {
     words: LazyLock<Built, Box<dyn FnOnce() -> Built + Send>>,
     compiling: Compilations,
     recent: Recent,
+    room: Room,
+    ledger: Arc<Ledger>,
+    /// Held by who looks at what could be: there is room for one copy of a parser.
+    copying: Mutex<()>,
 }
 
 /// A grammar that has been compiled once, to be followed by any number of texts.
@@ -163,15 +181,6 @@ pub struct Grammars {
 pub struct Constraint {
     grammars: Arc<Grammars>,
     compiled: Arc<Compiled>,
-}
-
-/// A grammar, and a parser at the start of its text.
-struct Compiled {
-    grammar: Grammar,
-    /// Never moved on: texts follow copies of it.
-    start: Mutex<Matcher>,
-    /// What it takes, by what its lexer says and the length of its text.
-    bytes: usize,
 }
 
 impl fmt::Debug for Grammars {
@@ -187,9 +196,10 @@ impl fmt::Debug for Constraint {
 }
 
 impl Grammars {
-    /// For a model with `vocab` rows of logits. Special tokens and `eos` are never letters.
-    pub fn new(tokenizer: Arc<Tokenizer>, vocab: usize, eos: Vec<u32>) -> Arc<Self> {
-        Self::with(move || Words::new(&tokenizer, vocab, &eos))
+    /// For a model with `vocab` rows of logits, within the memory that is planned for them. Special tokens and `eos` are
+    /// never letters.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab: usize, eos: Vec<u32>, room: Room) -> Arc<Self> {
+        Self::with(room, move || Words::new(&tokenizer, vocab, &eos))
     }
 
     /// The same, built at once.
@@ -200,14 +210,17 @@ impl Grammars {
         tokenizer: &Tokenizer,
         vocab: usize,
         eos: &[u32],
+        room: Room,
     ) -> Result<Arc<Self>, GrammarError> {
         let words = Words::new(tokenizer, vocab, eos)?;
-        Ok(Self::with(move || Ok(words)))
+        Ok(Self::with(room, move || Ok(words)))
     }
 
-    fn with(build: impl FnOnce() -> Built + Send + 'static) -> Arc<Self> {
+    fn with(room: Room, build: impl FnOnce() -> Built + Send + 'static) -> Arc<Self> {
         let words = LazyLock::new(Box::new(build) as Box<_>);
-        Arc::new(Self { words, compiling: Compilations::default(), recent: Recent::default() })
+        let (compiling, recent) = (Compilations::default(), Recent::default());
+        let ledger = Ledger::new(room.shared);
+        Arc::new(Self { words, compiling, recent, room, ledger, copying: Mutex::new(()) })
     }
 
     /// Compiles a grammar, unless it has been compiled of late, to find out whether it can be followed.
@@ -241,29 +254,6 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     builder.spawn(work).map(drop)
 }
 
-impl Compiled {
-    fn new(grammar: Grammar, words: &Words) -> Result<Self, GrammarError> {
-        let parser: Result<TokenParser, _> = words.factory.create_parser(grammar.top_level());
-        let lexer = parser.as_ref().map_or(0, |parser| parser.parser.lexer_stats().num_bytes);
-        let mut start = Matcher::new(parser);
-        if let Some(reason) = start.get_error() {
-            return Err(GrammarError::Invalid { reason: readable(&reason) });
-        }
-        // Refuses what allows nothing from the start: a grammar of the empty text is complete before
-        // it begins.
-        let parsed = start.consume_tokens(&[]);
-        if parsed.is_err() || start.is_stopped() {
-            return Err(GrammarError::Nothing);
-        }
-        match follower::next_mask(&mut start, words, grammar.letters()) {
-            Heard::Mask(_) => {}
-            _ => return Err(GrammarError::Nothing),
-        }
-        let bytes = TEXT_FACTOR * grammar.text_bytes() + lexer;
-        Ok(Self { grammar, start: Mutex::new(start), bytes })
-    }
-}
-
 impl Constraint {
     /// A parser at the start of the text.
     fn matcher(&self) -> Matcher {
@@ -281,6 +271,7 @@ impl Constraint {
     /// If that cannot be told.
     pub fn may_begin_like(&self, texts: &[&str]) -> Result<bool, GrammarError> {
         let words = self.grammars.words()?;
+        let _turn = self.grammars.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let mask = match follower::next_mask(&mut self.matcher(), words, self.letters()) {
             Heard::Mask(mask) => mask,
             Heard::Stuck(error) => return Err(error),
@@ -322,7 +313,7 @@ fn limits() -> ParserLimits {
         // An ambiguous grammar costs the square of it: at 2000 a mask was seen to take a second, at
         // 1000 a quarter of that.
         max_items_in_row: 1000,
-        // 500 bytes each.
+        // 500 bytes each, but for grammars of many kinds of words: their memory is counted beside.
         max_lexer_states: 10_000,
         verbose_errors: false,
         ..ParserLimits::default()
@@ -371,6 +362,7 @@ impl Grammar {
             Self::Choice(choices) if choices.is_empty() => Err(GrammarError::Nothing),
             _ => {
                 intersections::check(self)?;
+                captures::check(self)?;
                 numbers::check(self)
             }
         }

@@ -9,7 +9,7 @@ use fm_store::{CHUNK_BYTES, Plan, StoreError, StoreOptions, reader};
 
 use crate::{
     bytes::Bytes,
-    grammar,
+    grammar::{self, Room},
     machine::MemoryLimits,
     options::EngineOptions,
     prefix::{BUFFERS, BUFFERS_BYTES},
@@ -75,8 +75,10 @@ pub struct MemoryPlan {
     pub budget: u64,
     /// What the machine allows.
     pub allowed: u64,
-    /// The program, tokenizer and catalog.
+    /// The program, tokenizer and catalog, and grammars.
     pub overhead: u64,
+    /// What of it grammars may take beside their vocabulary, if there are any.
+    pub grammars: Room,
     /// Weights that are always in memory.
     pub trunk: u64,
     /// Keys and values.
@@ -178,7 +180,8 @@ impl MemoryPlan {
         let allowed = limits.allowed();
         let budget = options.memory.unwrap_or_else(|| default_budget(limits));
         let footprint = Footprint::of(spec, options.top_k, options.kv);
-        let overhead = overhead(&demand) + disk_buffers(&demand, &footprint);
+        let grammars = Room::within(budget, sessions);
+        let overhead = overhead(&demand, grammars) + disk_buffers(&demand, &footprint);
         let recurrent = footprint.recurrent * sessions as u64;
         let decoder = |rows_max| DecoderOptions {
             rows_max,
@@ -224,6 +227,7 @@ impl MemoryPlan {
             budget,
             allowed,
             overhead,
+            grammars,
             trunk: footprint.trunk,
             kv,
             recurrent,
@@ -266,7 +270,7 @@ fn check_top_k(spec: &ModelSpec, top_k: Option<usize>) -> Result<(), PlanError> 
     }
 }
 
-fn overhead(demand: &Demand<'_>) -> u64 {
+fn overhead(demand: &Demand<'_>, room: Room) -> u64 {
     let records = demand.spec.catalog.layers.iter().flatten().flat_map(|layer| &layer.records);
     let pieces: u64 = records.map(|record| record.pieces.len() as u64 + 2).sum();
     // The samplers' counts, candidates and logits: 17 bytes per token and session.
@@ -274,9 +278,7 @@ fn overhead(demand: &Demand<'_>) -> u64 {
     // The catalog is there twice while the store takes over.
     let catalog = 2 * pieces * PIECE_BYTES;
     let tries = grammar::TRIE_TOKEN_BYTES * demand.spec.vocab as u64;
-    let parsers = grammar::PARSER_BYTES * demand.sessions as u64;
-    let recent = grammar::RECENT_BYTES as u64;
-    let grammars = if demand.grammars { tries + parsers + recent } else { 0 };
+    let grammars = if demand.grammars { tries + room.bytes(demand.sessions) } else { 0 };
     OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling + grammars
 }
 

@@ -57,7 +57,9 @@ fn three_hundred_schemas_take_no_more_memory_than_a_hundred() {
     let load = Load { grammars: true, ..Load::default() };
     let mut engine = Engine::open(&demo_dir(), &options, load, &places).unwrap();
     let tokenizer = engine.tokenizer.as_ref().unwrap();
-    let grammars = Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos).unwrap();
+    let grammars =
+        Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos, engine.plan.grammars)
+            .unwrap();
     (0..100).for_each(|seed| write(&mut engine, &grammars, seed));
     let before = live_bytes();
     (100..300).for_each(|seed| write(&mut engine, &grammars, seed));

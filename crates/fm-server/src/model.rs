@@ -254,7 +254,7 @@ pub(crate) fn opening(choice: &Choice, dialect: Option<&'static Dialect>) -> Str
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use fm_engine::generate::Call;
+    use fm_engine::{generate::Call, grammar::Room};
     use fm_testkit::golden::demo_dir;
     use serde_json::json;
 
@@ -266,7 +266,12 @@ pub(crate) mod tests {
         let tokenizer = Arc::new(Tokenizer::open(&dir, None).unwrap());
         Model {
             name: "demo".to_owned(),
-            grammars: Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_len(), Vec::new()),
+            grammars: Grammars::new(
+                Arc::clone(&tokenizer),
+                tokenizer.vocab_len(),
+                Vec::new(),
+                Room::default(),
+            ),
             tokenizer,
             template: ChatTemplate::open(&dir).unwrap(),
             sampling: Sampling::default(),

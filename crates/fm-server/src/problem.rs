@@ -254,7 +254,7 @@ impl Problem {
                 StatusCode::TOO_MANY_REQUESTS
             }
             Self::Grammar { source, .. } => match source {
-                GrammarError::Busy => StatusCode::TOO_MANY_REQUESTS,
+                GrammarError::Busy | GrammarError::Full => StatusCode::TOO_MANY_REQUESTS,
                 GrammarError::TooSlow => StatusCode::SERVICE_UNAVAILABLE,
                 GrammarError::Gone | GrammarError::Vocabulary { .. } => {
                     StatusCode::INTERNAL_SERVER_ERROR
@@ -287,6 +287,21 @@ impl Problem {
 mod tests {
     use super::*;
     use crate::{anthropic, openai};
+
+    #[test]
+    fn grammars_that_there_is_no_room_for_are_asked_for_again_if_there_may_be() {
+        let of = |source| Problem::Grammar { field: "tools".to_owned(), source };
+        for (source, status) in [
+            (GrammarError::Full, StatusCode::TOO_MANY_REQUESTS),
+            (GrammarError::Busy, StatusCode::TOO_MANY_REQUESTS),
+            (GrammarError::TooLarge { needs: 2, room: 1 }, StatusCode::BAD_REQUEST),
+        ] {
+            let refused = openai::refuse(&of(source.clone()));
+            assert_eq!(refused.status(), status, "{source}");
+            let again = status == StatusCode::TOO_MANY_REQUESTS;
+            assert_eq!(refused.headers().contains_key("retry-after"), again, "{source}");
+        }
+    }
 
     #[test]
     fn a_grammar_that_takes_long_is_asked_for_again() {

@@ -154,9 +154,14 @@ pub(crate) fn with_tools(
     };
     let compiled = match (compiled, write(false).filter(|_| forced)) {
         // What a tool that is not strict says of its arguments is kept to where that can be done.
-        (Err(GrammarError::Invalid { .. } | GrammarError::TooLong { .. }), Some(text)) => {
-            compile(text)
-        }
+        (
+            Err(
+                GrammarError::Invalid { .. }
+                | GrammarError::TooLong { .. }
+                | GrammarError::TooLarge { .. },
+            ),
+            Some(text),
+        ) => compile(text),
         (compiled, _) => compiled,
     };
     manner.constrained = if answer.is_some() { Constrained::Either } else { Constrained::Calls };

@@ -211,7 +211,8 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let no_tokenizer = EngineError::NoTokenizer { path };
     let tokenizer = Arc::new(engine.tokenizer.ok_or(no_tokenizer)?);
     let vocab = engine.runner.vocab();
-    let grammars = Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone());
+    let grammars =
+        Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone(), engine.plan.grammars);
     let model = Model {
         name,
         tokenizer: Arc::clone(&tokenizer),

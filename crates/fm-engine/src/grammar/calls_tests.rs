@@ -129,13 +129,13 @@ impl Start {
         let trie = self.words().factory.tok_env().tok_trie();
         let mut read = 0;
         for token in trie.greedy_tokenize(text.as_bytes()) {
-            if matcher.is_stopped() || matcher.validate_tokens(&[token]).unwrap() == 0 {
+            if matcher.is_stopped() || matcher.count_allowed(&[token]).unwrap() == 0 {
                 return Verdict::Refused(read);
             }
             read += trie.token(token).len();
             matcher.consume_token(token).unwrap();
         }
-        let whole = matcher.is_stopped() || matcher.is_accepting().unwrap();
+        let whole = matcher.is_stopped() || matcher.is_accepting();
         if whole { Verdict::Whole } else { Verdict::Begun }
     }
 }
@@ -284,7 +284,7 @@ fn wander(start: &Start, seed: u64, ends: &[&str]) -> Option<String> {
         }
         // What ends strings and values is one token among thousands.
         let ending = trie.greedy_tokenize(ends[next(ends.len())].as_bytes());
-        let tokens = if matcher.validate_tokens(&ending).unwrap() == ending.len() && next(2) == 0 {
+        let tokens = if matcher.count_allowed(&ending).unwrap() == ending.len() && next(2) == 0 {
             ending
         } else {
             let allowed: Vec<u32> = mask.iter().collect();
@@ -444,11 +444,12 @@ fn marks_that_are_special_tokens_are_letters_of_calls_and_of_nothing_else() {
     let [open, arguments] =
         ["[TOOL_CALLS]", "[ARGS]"].map(|mark| tokenizer.token_id(mark).unwrap());
     assert!(tokenizer.is_special(open) && tokenizer.is_special(arguments));
-    let grammars = Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_len(), vec![5]);
+    let grammars =
+        Grammars::new(Arc::clone(&tokenizer), tokenizer.vocab_len(), vec![5], Room::default());
     let lark = with_calls(&tools, |calls| dialect("mistral").calls_in_text(calls));
     let allows = |constraint: &Constraint, text: &[u32], token: u32| {
         let mut matcher = constraint.matcher();
-        matcher.consume_tokens(text).unwrap();
+        text.iter().for_each(|token| matcher.consume_token(*token).unwrap());
         match follower::next_mask(&mut matcher, grammars.words().unwrap(), constraint.letters()) {
             Heard::Mask(mask) => mask.has(token),
             _ => panic!("the text cannot go on"),

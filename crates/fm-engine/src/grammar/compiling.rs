@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Compiled, Grammar, GrammarError, Grammars, recent::Key, spawn};
+use super::{Grammar, GrammarError, Grammars, compiled::Compiled, recent::Key, spawn};
 
 /// Grammars that are compiled at once, and those who wait for one. Work is limited, by a grammar's size and by
 /// `intersections` and `numbers`, so a slow one ends after some seconds.
@@ -106,8 +106,7 @@ struct Running {
 
 impl Running {
     fn compile(mut self, grammar: Grammar) {
-        let words = self.grammars.words();
-        self.outcome = words.and_then(|words| Compiled::new(grammar, words)).map(Arc::new);
+        self.outcome = Compiled::new(grammar, &self.grammars).map(Arc::new);
         if let Ok(compiled) = &self.outcome {
             self.grammars.recent.put(self.compilation.key.clone(), compiled);
         }
@@ -134,7 +133,7 @@ mod tests {
 
     use super::{
         super::{
-            COMPILE_WAIT,
+            COMPILE_WAIT, Room,
             tests::{demo, grammars},
             trie,
         },
@@ -201,7 +200,7 @@ mod tests {
         let (begin, begun) = mpsc::channel();
         let is_built = Arc::clone(&built);
         let tokenizer = demo();
-        let grammars = Grammars::with(move || {
+        let grammars = Grammars::with(Room::default(), move || {
             begin.send(()).unwrap();
             let _ = gate.recv();
             is_built.store(true, Ordering::SeqCst);

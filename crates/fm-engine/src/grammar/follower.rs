@@ -7,15 +7,20 @@
 //! ```
 
 use std::{
-    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
+    },
     time::Duration,
 };
 
-use llguidance::{Matcher, api::StopReason};
+use llguidance::api::StopReason;
 use toktrie::SimpleVob;
 
 use super::{
-    Constraint, GrammarError, readable, spawn,
+    Constraint, GrammarError,
+    matcher::{Matcher, stuck},
+    spawn,
     trie::{Closers, Letters, Words},
 };
 
@@ -211,12 +216,14 @@ fn follow(constraint: &Constraint, told: &Receiver<Told>, say: &SyncSender<Heard
         let token = loop {
             match told.recv() {
                 Ok(Told::Token(token)) => break token,
-                Ok(Told::Circle(circle)) => endless = may_go_round(&matcher, &circle),
+                Ok(Told::Circle(circle)) => {
+                    endless = may_go_round(&matcher, &circle, &constraint.grammars.copying);
+                }
                 Err(_) => return,
             }
         };
         let heard = match matcher.consume_token(token) {
-            Err(error) => Heard::Stuck(stuck(&error)),
+            Err(error) => Heard::Stuck(error),
             Ok(()) if matcher.is_stopped() => Heard::Complete,
             Ok(()) => Heard::Open,
         };
@@ -231,7 +238,7 @@ fn follow(constraint: &Constraint, told: &Receiver<Told>, say: &SyncSender<Heard
 pub(super) fn next_mask(matcher: &mut Matcher, words: &Words, letters: Letters) -> Heard {
     let mut bits = match matcher.compute_mask() {
         Ok(bits) => bits,
-        Err(error) => return Heard::Stuck(stuck(&error)),
+        Err(error) => return Heard::Stuck(error),
     };
     bits.and(words.letters(letters));
     let ends = bits.is_allowed(words.end);
@@ -244,24 +251,20 @@ pub(super) fn next_mask(matcher: &mut Matcher, words: &Words, letters: Letters) 
 }
 
 /// Whether the text may go round for longer than anybody would want a text of a given form to, or than
-/// the grammar can be followed. A copy goes there: the states that it needs would be missing later.
-fn may_go_round(matcher: &Matcher, circle: &[u32]) -> bool {
+/// the grammar can be followed. A copy goes there: the states that it needs would be missing later. There is room for
+/// one such copy.
+fn may_go_round(matcher: &Matcher, circle: &[u32], copying: &Mutex<()>) -> bool {
+    let _turn = copying.lock().unwrap_or_else(PoisonError::into_inner);
     let mut ahead = matcher.deep_clone();
-    let rounds: Vec<u32> = circle.iter().copied().cycle().take(CIRCLE_TOKENS_MAX).collect();
-    match ahead.validate_tokens(&rounds) {
-        Ok(taken) if taken < rounds.len() => ahead.compute_mask().is_err(),
-        _ => true,
+    for token in circle.iter().copied().cycle().take(CIRCLE_TOKENS_MAX) {
+        match ahead.count_allowed(&[token]) {
+            Ok(0) => return ahead.is_lost(),
+            Ok(_) => {}
+            Err(_) => return true,
+        }
+        if ahead.consume_token(token).is_err() || ahead.is_full() {
+            return true;
+        }
     }
-}
-
-fn stuck(error: &impl ToString) -> GrammarError {
-    let reason = readable(&error.to_string());
-    // Its lexer's two bounds, in the words of llguidance 1.9 (`earley/regexvec.rs`, `get_error`).
-    if ["too many states", "too many expressions"].iter().any(|bound| reason.contains(bound)) {
-        return GrammarError::Exhausted;
-    }
-    let dead_end = reason.contains("NoExtension");
-    let reason =
-        if dead_end { "no token of this model is allowed here".to_owned() } else { reason };
-    GrammarError::Stuck { reason }
+    true
 }

@@ -48,7 +48,7 @@ fn intersects(text: &str) -> bool {
 }
 
 /// The schemas of a grammar. What does not parse here does not parse there.
-fn schemas_within(text: &str) -> impl Iterator<Item = Value> {
+pub(super) fn schemas_within(text: &str) -> impl Iterator<Item = Value> {
     text.match_indices("%json").filter_map(|(at, keyword)| {
         Deserializer::from_str(&text[at + keyword.len()..]).into_iter().next()?.ok()
     })

@@ -4,6 +4,8 @@
 //! `llguidance` visits all of them before the first letter, without a bound. Its limits of a number are
 //! exact as far as floats of 64 bits are.
 
+use std::borrow::Cow;
+
 use super::{Grammar, GrammarError};
 
 /// The least common multiple of what the numbers of a schema shall be multiples of, counted in its
@@ -18,26 +20,35 @@ const EXACT_MAX: u128 = 1 << 53;
 
 const LIMITS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 
+/// The schema or schemas of a grammar as a text, if it has any.
+fn schemas(grammar: &Grammar) -> Option<Cow<'_, str>> {
+    match grammar {
+        Grammar::JsonSchema(value) => Some(value.to_string().into()),
+        Grammar::Lark(text) | Grammar::Calls(text) if text.contains("%json") => Some(text.into()),
+        _ => None,
+    }
+}
+
+/// Remainders that are told apart, if they can be counted.
+fn told_apart(text: &str) -> Option<u128> {
+    let divisors: Option<Vec<_>> = numbers_of(text, "multipleOf").map(decimal).collect();
+    common_multiple(&divisors?)
+}
+
+/// Remainders that a grammar that is taken tells apart.
+pub(super) fn remainders(grammar: &Grammar) -> u64 {
+    let most = schemas(grammar).and_then(|text| told_apart(&text));
+    most.map_or(0, |most| most.min(DIVISOR_MAX) as u64)
+}
+
 /// Refuses what would take for ever, or would not be kept to.
 pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
-    let schema;
-    let text = match grammar {
-        Grammar::JsonSchema(value) => {
-            schema = value.to_string();
-            &schema
-        }
-        Grammar::Lark(text) | Grammar::Calls(text) if text.contains("%json") => text,
-        _ => return Ok(()),
-    };
+    let Some(text) = schemas(grammar) else { return Ok(()) };
     // Schemas that were read and written have no need to spell the letters of a keyword so.
     if matches!(grammar, Grammar::Lark(_)) && text.contains("\\u") {
         return Err(invalid("a schema within a grammar is written without \\u".to_owned()));
     }
-    let divisors: Option<Vec<_>> = numbers_of(text, "multipleOf").map(decimal).collect();
-    if divisors
-        .and_then(|divisors| common_multiple(&divisors))
-        .is_none_or(|most| most > DIVISOR_MAX)
-    {
+    if told_apart(&text).is_none_or(|most| most > DIVISOR_MAX) {
         let reason = format!(
             "multiples of the numbers in multipleOf are looked for up to {DIVISOR_MAX} only"
         );
@@ -48,7 +59,7 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
             Ok(whole) => whole.unsigned_abs() > EXACT_MAX,
             Err(_) => number.parse().is_ok_and(|value: f64| value.abs() > EXACT_MAX as f64),
         };
-        if let Some(number) = numbers_of(text, name).find(|number| beyond(number)) {
+        if let Some(number) = numbers_of(&text, name).find(|number| beyond(number)) {
             return Err(invalid(format!(
                 "{name} {number} is beyond 2^53, where numbers are not exact"
             )));

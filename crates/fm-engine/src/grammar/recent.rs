@@ -10,10 +10,7 @@ use super::{Compiled, Grammar};
 /// Grammars that are kept; the one that was not asked for longest goes first.
 pub(super) const ENTRIES_MAX: usize = 32;
 
-/// Bytes of all of them, as they say themselves.
-pub(crate) const BYTES_MAX: usize = 16 << 20;
-
-/// See the module. Those that are followed live on without it.
+/// See the module. Those that are followed live on without it. What they take is bounded where all grammars are counted.
 #[derive(Default)]
 pub(super) struct Recent(Mutex<Vec<Entry>>);
 
@@ -37,10 +34,6 @@ impl Key {
         };
         Self(discriminant(grammar), text)
     }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.1.len()
-    }
 }
 
 impl Recent {
@@ -57,12 +50,16 @@ impl Recent {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|entry| entry.key != key);
         entries.push(Entry { key, compiled: Arc::clone(compiled) });
-        let bytes = |entries: &[Entry]| -> usize {
-            entries.iter().map(|entry| entry.key.bytes() + entry.compiled.bytes).sum()
-        };
-        while entries.len() > ENTRIES_MAX || bytes(&entries) > BYTES_MAX {
+        while entries.len() > ENTRIES_MAX {
             entries.remove(0);
         }
+    }
+
+    /// Forgets the one of those that nobody else has that was not asked for longest, if there is one.
+    pub(super) fn forget(&self) -> bool {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = entries.iter().position(|entry| Arc::strong_count(&entry.compiled) == 1);
+        idle.map(|at| entries.remove(at)).is_some()
     }
 
     #[cfg(test)]

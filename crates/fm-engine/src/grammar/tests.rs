@@ -10,9 +10,13 @@ pub(super) fn demo() -> Arc<Tokenizer> {
 }
 
 pub(super) fn grammars(tokenizer: &Arc<Tokenizer>) -> Arc<Grammars> {
+    grammars_within(tokenizer, Room::default())
+}
+
+pub(super) fn grammars_within(tokenizer: &Arc<Tokenizer>, room: Room) -> Arc<Grammars> {
     let eos = tokenizer.token_id("<|im_end|>").unwrap();
     // More rows than tokens, as models have.
-    Grammars::new(Arc::clone(tokenizer), tokenizer.vocab_len() + 3, vec![eos])
+    Grammars::new(Arc::clone(tokenizer), tokenizer.vocab_len() + 3, vec![eos], room)
 }
 
 /// A second opinion, for languages that can be written down: a token is allowed if some text of the
@@ -212,9 +216,5 @@ fn what_was_compiled_of_late_is_not_compiled_again() {
     }
     assert_eq!(grammars.recent.len(), recent::ENTRIES_MAX);
     assert!(!same(&first, &compile(schema("a", "b"))), "the oldest are gone");
-    let mut large = Compiled::new(Grammar::Json, grammars.words().unwrap()).unwrap();
-    large.bytes = RECENT_BYTES - Key::of(&Grammar::Json).bytes();
-    grammars.recent.put(Key::of(&Grammar::Json), &Arc::new(large));
-    assert_eq!(grammars.recent.len(), 1, "there is room for this one alone");
     assert!(follower::Follower::start(first).unwrap().mask(COMPILE_WAIT).unwrap().is_some());
 }

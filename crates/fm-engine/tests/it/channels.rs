@@ -41,7 +41,9 @@ fn channels() -> Channels {
     std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
     let tokenizer = Tokenizer::open(dir.path(), None).unwrap();
     let engine = open(&EngineOptions::default());
-    let grammars = Grammars::build(&tokenizer, engine.runner.vocab(), &engine.eos).unwrap();
+    let grammars =
+        Grammars::build(&tokenizer, engine.runner.vocab(), &engine.eos, engine.plan.grammars)
+            .unwrap();
     Channels { engine, tokenizer, grammars }
 }
 

@@ -27,7 +27,7 @@ use crate::harness::open;
 
 fn grammars(engine: &Engine) -> Arc<Grammars> {
     let tokenizer = engine.tokenizer.as_ref().unwrap();
-    Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos).unwrap()
+    Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos, engine.plan.grammars).unwrap()
 }
 
 /// A question, to be answered with a grammar, wildly.

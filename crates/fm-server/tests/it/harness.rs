@@ -192,7 +192,8 @@ fn service(
     let gauges = Gauges::of(&engine, LIMITS, &Places { root: "/".into(), cache_dir: None });
     let tokenizer = Arc::new(engine.tokenizer.unwrap());
     let vocab = engine.runner.vocab();
-    let grammars = Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone());
+    let grammars =
+        Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone(), engine.plan.grammars);
     let model = Model {
         name: "demo".to_owned(),
         tokenizer: Arc::clone(&tokenizer),

@@ -41,6 +41,7 @@ pub(super) fn of(matches: &ArgMatches) -> anyhow::Result<Option<Grammar>> {
 pub(super) fn constraint(engine: &Engine, grammar: Grammar) -> Result<Constraint, EngineError> {
     let no_tokenizer = || EngineError::NoTokenizer { path: engine.path.clone() };
     let tokenizer = engine.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
-    let grammars = Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos)?;
+    let grammars =
+        Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos, engine.plan.grammars)?;
     Ok(grammars.constraint(grammar)?)
 }
