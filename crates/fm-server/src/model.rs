@@ -264,14 +264,10 @@ pub(crate) mod tests {
     pub(crate) fn demo() -> Model {
         let dir = demo_dir();
         let tokenizer = Arc::new(Tokenizer::open(&dir, None).unwrap());
+        let (letters, vocab) = (Arc::clone(&tokenizer), tokenizer.vocab_len());
         Model {
             name: "demo".to_owned(),
-            grammars: Grammars::new(
-                Arc::clone(&tokenizer),
-                tokenizer.vocab_len(),
-                Vec::new(),
-                Room::default(),
-            ),
+            grammars: Grammars::new(letters, vocab, Vec::new(), Room::default()),
             tokenizer,
             template: ChatTemplate::open(&dir).unwrap(),
             sampling: Sampling::default(),
