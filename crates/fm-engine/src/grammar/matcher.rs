@@ -350,9 +350,9 @@ mod tests {
     fn a_mask_makes_no_more_states_than_there_is_room_for() {
         let kinds = |count: usize| {
             let names: Vec<String> = (0..count).map(|at| format!("A{at}")).collect();
-            let rules: String =
-                (0..count).map(|at| format!("A{at}: /[a-z]{{1,{}}}{at}/\n", at + 1)).collect();
-            Grammar::Lark(format!("start: ({})*\n{rules}", names.join("|")))
+            let rule = |at: usize| format!("A{at}: /[a-z]{{1,{}}}{at}/", at + 1);
+            let rules: Vec<String> = (0..count).map(rule).collect();
+            Grammar::Lark(format!("start: ({})*\n{}\n", names.join("|"), rules.join("\n")))
         };
         let mut matcher = within(3_000_000, kinds(400)).unwrap().matcher();
         let before = matcher.held();

@@ -189,6 +189,7 @@ mod tests {
         let kept = grammars.constraint(grammar("a")).unwrap();
         grammars.constraint(grammar("b")).unwrap();
         grammars.constraint(grammar("c")).unwrap();
+        #[allow(clippy::used_underscore_binding)] // only tests ask how much it is
         let each = kept.compiled._share.bytes();
         assert!(each > 0 && grammars.ledger.taken() >= 3 * each);
         let mut share = grammars.share();

@@ -99,8 +99,9 @@ mod tests {
 
     #[test]
     fn parts_that_may_be_empty_count_by_the_square() {
-        let row = |count: usize| -> String {
-            (0..count).map(|at| format!("([{}]x)?", char::from(b'a' + at as u8))).collect()
+        let row = |count: usize| {
+            let part = |at: usize| format!("([{}]x)?", char::from(b'a' + at as u8));
+            (0..count).map(part).collect::<Vec<_>>().concat()
         };
         for count in 2..20_u64 {
             // The last part is no sequence, and the one before it has two terms.
