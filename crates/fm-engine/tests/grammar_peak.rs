@@ -120,7 +120,6 @@ fn no_grammar_takes_more_to_compile_than_there_is_for_all() {
             reset_peak();
             let outcome = compiled(&grammars, &grammar).map(drop);
             let peak = peak_bytes() - before;
-            eprintln!("{name}: {peak} of {shared}, {outcome:?}");
             // Its own text is there three times, in what asks for it.
             assert!(peak < shared + 2_000_000, "{name} took {peak} of {shared}: {outcome:?}");
         }
@@ -170,7 +169,6 @@ fn what_people_write_is_taken_within_what_it_was_said_to_take() {
         let before = live_bytes();
         reset_peak();
         let outcome = compiled(&grammars, &grammar);
-        eprintln!("{name}: {} at most, {} held", peak_bytes() - before, live_bytes() - before);
         assert!(outcome.is_ok(), "{name}: {outcome:?}");
         assert!(peak_bytes() - before < Room::default().shared, "{name}");
     }
@@ -212,7 +210,6 @@ fn a_text_holds_no_more_than_its_allowance() {
             .unwrap();
     let written = generation.run(&mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     let peak = peak_bytes() - before;
-    eprintln!("{peak} of {}, {:?} after {}", room.parser, written.finish, written.tokens.len());
     assert!(peak < room.parser + 1_000_000, "{peak} of {}", room.parser);
     assert_eq!(written.finish, FinishReason::Grammar, "{:?}", written.text);
     assert!(written.tokens.len() > 4, "{:?}", written.text);
@@ -236,7 +233,6 @@ fn many_grammars_that_wait_take_no_more_than_there_is_for_all() {
     assert_eq!(full, GrammarError::Full);
     assert!(waiting.len() > 3, "{}", waiting.len());
     let peak = peak_bytes() - before;
-    eprintln!("{peak} for {} that wait", waiting.len());
     assert!(peak < room.shared, "{peak} for {}", waiting.len());
     // Room is there as soon as one has been answered.
     waiting.pop();

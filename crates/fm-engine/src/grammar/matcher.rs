@@ -360,11 +360,15 @@ mod tests {
         assert_eq!(error, GrammarError::Exhausted);
         let held = matcher.held();
         assert!(held > before && held < MASK_BYTES + 3_000_000, "{before}, {held}");
-        // Not even the first.
-        assert!(matches!(
-            within(800_000, kinds(400)),
-            Err(GrammarError::Invalid { .. } | GrammarError::TooLarge { .. })
-        ));
+    }
+
+    #[test]
+    fn a_walk_over_the_vocabulary_ends_where_states_take_too_much() {
+        // What it knows of the last letters are as many states as there are beginnings of tokens.
+        let grammar = || Grammar::Regex(".*[a-m].{14}".to_owned());
+        assert!(within(1_000_000, grammar()).is_ok());
+        let refused = within(60_000, grammar()).unwrap_err();
+        assert!(refused.to_string().contains("very beginning"), "{refused}");
     }
 
     #[test]
