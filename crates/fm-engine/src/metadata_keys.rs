@@ -86,6 +86,8 @@ pub(crate) mod tests {
         F32(f32),
         Bool(bool),
         Text(&'static str),
+        /// An array of texts.
+        Texts(&'static [&'static str]),
         /// An array of bytes.
         Bytes(&'static [u8]),
     }
@@ -99,6 +101,14 @@ pub(crate) mod tests {
                 Self::Bool(value) => (7, vec![u8::from(*value)]),
                 Self::Text(text) => {
                     (8, [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat())
+                }
+                Self::Texts(texts) => {
+                    let count = (texts.len() as u64).to_le_bytes();
+                    let texts = texts.iter().flat_map(|text| {
+                        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+                    });
+                    let texts: Vec<u8> = texts.collect();
+                    (9, [&8_u32.to_le_bytes(), &count[..], &texts].concat())
                 }
                 Self::Bytes(bytes) => {
                     let count = (bytes.len() as u64).to_le_bytes();

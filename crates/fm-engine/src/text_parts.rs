@@ -232,6 +232,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::metadata_keys::tests::{Raw, metadata};
 
     const VOCAB: usize = 2048;
     const MESSAGE_END: u32 = 2041;
@@ -267,6 +268,17 @@ mod tests {
         let message = ends(&none, &none, &stale).unwrap_err().to_string();
         let expected = "tokenizer_config.json: `eos_token` is \"<|nothing|>\", which is no token";
         assert!(message.contains(expected), "{message}");
+    }
+
+    #[test]
+    fn a_file_may_list_its_ends_and_what_nobody_reads_is_refused() {
+        let path = Path::new("m.gguf");
+        let tokens = || (key::TOKENS, Raw::Texts(&["a", "b", "c"]));
+        let listed = metadata(&[tokens(), (key::EOS_ALL, Raw::Bytes(&[1, 2]))]);
+        assert_eq!(vocabulary(&listed, path).unwrap().unwrap().end_tokens(), [1, 2]);
+        let unread = metadata(&[tokens(), ("tokenizer.ggml.whatever", Raw::U32(0))]);
+        let error = vocabulary(&unread, path).unwrap_err();
+        assert!(matches!(error, EngineError::TokenizerKey { .. }) && error.hint().is_some());
     }
 
     #[test]

@@ -312,6 +312,9 @@ fn marks_that_end_a_text_are_known_by_their_text() {
             assert_eq!(ends(&["a", end, "<|start|>"], kind), [1], "{end} {kind}");
         }
     }
+    let tokens = ["a", "b", "c"].map(str::to_owned).to_vec();
+    let listed = Vocabulary { tokens, eos_token_ids: vec![2, 1], ..Vocabulary::default() };
+    assert_eq!(listed.end_tokens(), [1, 2]);
     // Where a turn has an end of its own, the end of a message is none.
     assert_eq!(ends(&["<|return|>", "<|end|>", "<|call|>"], 3), [0, 2]);
 }

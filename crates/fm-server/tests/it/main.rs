@@ -11,6 +11,7 @@ mod corpus;
 mod counts;
 mod dialects;
 mod endings;
+mod first_space;
 mod gone;
 mod harness;
 mod lost;

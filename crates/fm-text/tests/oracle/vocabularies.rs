@@ -228,7 +228,7 @@ fn what_contradicts_itself_is_refused_by_name() {
         }
     };
     let pieces = pieces().0;
-    let of_pieces: [(Change, &[&str]); 13] = [
+    let of_pieces: [(Change, &[&str]); 14] = [
         (|v| v.model = "bert".to_owned(), &["tokenizer.ggml.model", "bert", "llama"]),
         (|v| v.model = "t5".to_owned(), &["tokenizer.ggml.model", "t5"]),
         (|v| v.scores.truncate(899), &["tokenizer.ggml.scores", "899", "900"]),
@@ -236,6 +236,7 @@ fn what_contradicts_itself_is_refused_by_name() {
         (|v| v.token_type.clear(), &["tokenizer.ggml.token_type", "0 entries"]),
         (|v| v.token_type[7] = 0, &["tokenizer.ggml.token_type", "7"]),
         (|v| v.bos_token_id = Some(900), &["tokenizer.ggml.bos_token_id", "900"]),
+        (|v| v.eos_token_ids = vec![900], &["tokenizer.ggml.eos_token_ids", "900"]),
         (|v| v.unknown_token_id = Some(u32::MAX), &["tokenizer.ggml.unknown_token_id"]),
         (|v| v.bos_token_id = None, &["tokenizer.ggml.bos_token_id", "missing"]),
         (|v| v.tokens[400] = v.tokens[300].clone(), &["tokenizer.ggml.tokens", "300", "400"]),
