@@ -37,7 +37,12 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
     let vocab = engine.runner.vocab();
     let model = Model {
         name: "demo".to_owned(),
-        grammars: Grammars::new(Arc::clone(&tokenizer), vocab, engine.eos.clone()),
+        grammars: Grammars::new(
+            Arc::clone(&tokenizer),
+            vocab,
+            engine.eos.clone(),
+            engine.plan.grammars,
+        ),
         tokenizer: Arc::clone(&tokenizer),
         template: engine.template,
         sampling: engine.generation.sampling(),
