@@ -2,7 +2,7 @@
 //! earlier file, and a failure leaves nothing.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, BufWriter, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
@@ -49,12 +49,17 @@ impl NewFile {
         };
         let mut prefix = name.to_owned();
         prefix.push(".");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix).suffix(".new");
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
         let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-        let (file, temporary) = builder.tempfile_in(dir).map_err(plain)?.into_parts();
+        let make = |path: &Path| {
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true);
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
+            options.open(path)
+        };
+        let mut builder = tempfile::Builder::new();
+        let made = builder.prefix(&prefix).suffix(".new").make_in(dir, make)?;
+        let (file, temporary) = made.into_parts();
         if let Some(earlier) = earlier {
             file.set_permissions(earlier.permissions())?;
         }
@@ -70,13 +75,6 @@ impl NewFile {
         self.file.get_ref().sync_all()?;
         self.temporary.persist(&self.path).map_err(|error| error.error)
     }
-}
-
-/// What the system said, without a name that nobody has chosen.
-fn plain(error: io::Error) -> io::Error {
-    let source = error.get_ref().and_then(|error| error.source());
-    let said = source.and_then(|source| source.downcast_ref::<io::Error>());
-    said.and_then(io::Error::raw_os_error).map_or(error, io::Error::from_raw_os_error)
 }
 
 impl Write for NewFile {
@@ -127,6 +125,12 @@ mod tests {
             (b"whole".to_vec(), vec!["file".to_owned()])
         );
         NewFile::create(dir.path()).unwrap_err();
+        // What the system says, without the name that nobody chose.
+        let missing = NewFile::create(&dir.path().join("none/file")).unwrap_err();
+        assert_eq!(
+            missing.raw_os_error(),
+            fs::metadata(dir.path().join("x")).unwrap_err().raw_os_error()
+        );
     }
 
     #[test]

@@ -215,7 +215,7 @@ fn a_small_file_that_is_another_is_named() {
     let published = Published::new(&Layout::Hf);
     published.record();
     let sound = published.verify().unwrap();
-    assert_eq!((sound.files, sound.mismatches, sound.small_files_unknown), (3, 0, false));
+    assert_eq!((sound.files, sound.mismatches, sound.small_files_unknown), (4, 0, false));
     let Found::Current(recorded) = published.find() else { panic!("just recorded") };
     let check = || {
         let checkpoint = Checkpoint::open(&published.case.source()).unwrap();
