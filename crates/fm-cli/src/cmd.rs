@@ -23,12 +23,16 @@ use crate::{hub, version};
 
 /// The whole command line.
 pub(crate) fn command() -> Command {
-    // `--max-tokens -1` is a number that is refused, not an option that is not known.
-    let takes_numbers = |arg: Arg| {
+    taking_numbers(commands())
+}
+
+/// `--max-tokens -1` is a number that is refused, not an option that is not known.
+fn taking_numbers(command: Command) -> Command {
+    let take = |arg: Arg| {
         let takes = arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set();
         if takes { arg.allow_negative_numbers(true) } else { arg }
     };
-    commands().mut_subcommands(|command| command.mut_args(takes_numbers))
+    command.mut_args(take).mut_subcommands(taking_numbers)
 }
 
 fn commands() -> Command {
@@ -109,5 +113,21 @@ fn resolve(given: &Path) -> anyhow::Result<PathBuf> {
     match hub::name_of(given) {
         Some(name) => Ok(hub::cache()?.resolve(&name)?),
         None => Ok(given.to_path_buf()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn negative_numbers_are_values_in_every_command() {
+        for words in
+            ["run m --max-tokens -1", "profile record m --threads -1", "bench m --decode -1"]
+        {
+            let words = ["flash-moe"].into_iter().chain(words.split(' '));
+            let refused = command().try_get_matches_from(words).map_err(|error| error.kind());
+            assert_ne!(refused.err(), Some(clap::error::ErrorKind::UnknownArgument));
+        }
     }
 }

@@ -29,10 +29,12 @@ fn main() -> ExitCode {
             if let Some(hint) = console::hint(&error) {
                 console::say!("hint: {hint}");
             }
-            ExitCode::from(match error.is::<flags::Usage>() {
-                true => 2,
-                false if console::interrupted() => console::INTERRUPTED,
-                false => FAILED,
+            ExitCode::from(if error.is::<flags::Usage>() {
+                2
+            } else if console::interrupted() {
+                console::INTERRUPTED
+            } else {
+                FAILED
             })
         }
     }

@@ -52,7 +52,7 @@ pub enum ConversationError {
         /// The file.
         path: PathBuf,
     },
-    /// The first line is not what was written, or not that of what follows it.
+    /// The first line is not what was written.
     #[error("the session {} is damaged: its messages and tokens are not those that were saved", path.display())]
     Damaged {
         /// The file.
@@ -122,11 +122,10 @@ impl Conversation {
         file.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(io_error)?;
         let conversation = Self::read(&line, path)?;
         let context = engine.plan.context;
-        let refused = |source| ConversationError::Refused { path: path.to_path_buf(), source };
-        let session = engine.runner.load(context, &mut file).map_err(refused)?;
-        if engine.runner.position(session).map_err(refused)? as usize > conversation.tokens.len() {
-            return Err(ConversationError::Damaged { path: path.to_path_buf() }.into());
-        }
+        let session = engine
+            .runner
+            .load(context, &mut file)
+            .map_err(|source| ConversationError::Refused { path: path.to_path_buf(), source })?;
         Ok((conversation, session))
     }
 

@@ -297,6 +297,24 @@ impl TinyModel {
     }
 }
 
+/// Writes a model of noise whose vocabulary is that of `golden/pieces`: many of its words begin with a space, and its
+/// tokenizer takes the first one away. The template adds nothing to a question.
+///
+/// # Panics
+/// If `dir` cannot be written.
+pub fn write_model_of_pieces(dir: &Path) {
+    let model = TinyModel { vocab: 900, ..TinyModel::new(Family::Mixtral) };
+    model.write(dir, &Layout::Hf, 1);
+    let pieces = crate::golden::workspace_dir().join("golden/pieces/tokenizer.json");
+    fs::copy(pieces, dir.join("tokenizer.json")).expect("the tokenizer is copied");
+    let template = "<s>{{ messages[0].content }}";
+    fs::write(dir.join("chat_template.jinja"), template).expect("a template is written");
+}
+
+/// Questions to such a model. Noise says anything; some of it begins with a space.
+pub const QUESTIONS_TO_PIECES: [&str; 12] =
+    ["a", "the", "b", "is", "of", "to", "in", "you", "that", "it", "he", "was"];
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use std::{
 use fm_format::{record::FileIndex, source::safetensors};
 use fm_testkit::{
     golden::{Golden, copy_files, demo_dir, golden_dir, workspace_dir},
-    tiny_checkpoint::{Family, Layout, TinyModel},
+    tiny_checkpoint::{QUESTIONS_TO_PIECES, write_model_of_pieces},
 };
 use fm_text::Tokenizer;
 
@@ -39,12 +39,7 @@ fn the_answer_alone_is_on_stdout() {
 #[test]
 fn an_answer_begins_without_the_space_of_its_tokenizer_and_a_continued_text_keeps_it() {
     let dir = tempfile::tempdir().unwrap();
-    let model = TinyModel { vocab: 900, ..TinyModel::new(Family::Mixtral) };
-    model.write(dir.path(), &Layout::Hf, 1);
-    let pieces = workspace_dir().join("golden/pieces/tokenizer.json");
-    fs::copy(pieces, dir.path().join("tokenizer.json")).unwrap();
-    let template = "<s>{{ messages[0].content }}";
-    fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    write_model_of_pieces(dir.path());
     let said = |args: &[&str]| {
         let path = dir.path().to_str().unwrap();
         let common = ["--greedy", "--max-tokens", "3", "--context", "64", "--quiet"];
@@ -52,9 +47,7 @@ fn an_answer_begins_without_the_space_of_its_tokenizer_and_a_continued_text_keep
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
-    // Noise says anything; some of it begins with a space.
-    let spaced = ["a", "the", "b", "is", "of", "to", "in", "you", "that", "it", "he", "was"];
-    let spaced = spaced.iter().find_map(|prompt| {
+    let spaced = QUESTIONS_TO_PIECES.iter().find_map(|prompt| {
         let text = said(&["--raw", "--prompt", prompt]);
         text.starts_with(' ').then_some((prompt, text))
     });
