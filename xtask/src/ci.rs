@@ -3,6 +3,7 @@
 use std::{
     env,
     process::{Command, ExitCode},
+    time::Instant,
 };
 
 /// One profile for all of it, so that two cores build the dependencies once.
@@ -33,9 +34,11 @@ fn code(success: bool) -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     for step in STEPS {
         println!("== cargo {}", step.join(" "));
+        let started = Instant::now();
         if !succeeds(Command::new("cargo").args(*step).env("RUSTDOCFLAGS", "-D warnings")) {
             return ExitCode::FAILURE;
         }
+        println!("== {} s", started.elapsed().as_secs());
     }
     ExitCode::SUCCESS
 }

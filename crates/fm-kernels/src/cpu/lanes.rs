@@ -49,9 +49,9 @@ pub(super) trait Lanes: Ints {
     const CHAINS: usize;
     /// Whether some machines of this set are such that [`Lanes::asks_first`]. Others need no code for it.
     const MAY_ASK_FIRST: bool = false;
-    /// Whether it is worth code of its own that a row of activations alone multiplies weights with all runs of a
-    /// unit written out.
-    const RUNS_WRITTEN_OUT: bool = true;
+    /// Whether every format is worth integer products of its own. Where it is not, formats only unpack, and what
+    /// multiplies is compiled once.
+    const PRODUCTS_PER_FORMAT: bool = true;
 
     /// The multiplier of tiles, if this machine has one and it is to be used.
     fn tiles(self) -> Option<Self::Tiles>;

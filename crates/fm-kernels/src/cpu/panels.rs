@@ -36,6 +36,7 @@ use crate::{
 mod arrange;
 mod formats;
 mod many;
+mod shared;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -87,6 +88,7 @@ pub(super) fn dots<L: Lanes>(
     assert!(out.iter().all(|out| out.len() * row_bytes == panels.len()), "a result per row");
     let panels = panels.chunks_exact(PANEL_ROWS * row_bytes);
     let done = with_panels!(format, format => match x.quantised() {
+        _ if const { !L::PRODUCTS_PER_FORMAT } => shared::dots(lanes, format, &panels, x, out),
         QuantisedRows::Int8(x) => products(lanes, format, &panels, &x, out),
         QuantisedRows::Int15(x) => products(lanes, format, &panels, &x, out),
     });
@@ -101,9 +103,7 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     x: &BlockRows<'_, CODES>,
     out: &mut [&mut [f32]],
 ) {
-    if const { L::RUNS_WRITTEN_OUT }
-        && let [out] = out
-    {
+    if let [out] = out {
         return alone(lanes, format, panels, x.row(0), out);
     }
     let mut sums = [[[0.0; LANES]; 2]; TOKENS_PER_PASS];

@@ -18,15 +18,18 @@ fn who_leaves_has_had_what_was_written_until_then() {
     let server = start(1);
     for (thinks, body) in [
         (false, json!({"thinking": {"type": "disabled"}})),
-        (true, json!({"thinking": {"type": "enabled", "budget_tokens": 900}, "thinking_min": 900})),
+        (true, json!({"thinking": {"type": "enabled", "budget_tokens": 600}, "thinking_min": 600})),
     ] {
         let mut body = body;
-        body["messages"] = json!([{"role": "user", "content": "Write a long story about a fox."}]);
-        body["max_tokens"] = 900.into();
+        // Long enough, and read for the first time: no time in the log is less than a millisecond.
+        let whom = if thinks { "an owl" } else { "a fox" };
+        let asked = format!("Write a long story about {whom}. ").repeat(30);
+        body["messages"] = json!([{"role": "user", "content": asked}]);
+        body["max_tokens"] = 600.into();
         body["stream"] = true.into();
         let before = server.log.lock().unwrap().len();
         let mut leaves = send(server.at, "POST /v1/messages", &[], &body.to_string());
-        for _ in 0..5 {
+        for _ in 0..40 {
             leaves.until("_delta\"");
         }
         drop(leaves);

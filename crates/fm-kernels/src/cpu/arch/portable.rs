@@ -35,7 +35,7 @@ impl Lanes for Portable {
 
     const PARTS: usize = 4;
     const CHAINS: usize = 12;
-    const RUNS_WRITTEN_OUT: bool = false;
+    const PRODUCTS_PER_FORMAT: bool = false;
 
     fn tiles(self) -> Option<Infallible> {
         None

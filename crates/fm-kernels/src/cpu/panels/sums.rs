@@ -116,17 +116,27 @@ pub(super) fn finish<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     ((block, within), dots): (RunOf<'_, CODES>, Dots<L, CODES, N>),
     mut sums: [L::F; N],
 ) -> [L::F; N] {
-    let block_scale = lanes.splat(block.scale);
     for n in 0..N {
-        let dot = whole::<L, CODES>(lanes, dots.each_ref().map(|turn| turn[n]));
-        let (scale, bias) = factors[n];
-        sums[n] = lanes.fma(lanes.to_float(dot), lanes.mul(scale, block_scale), sums[n]);
-        if P::BIASED {
-            let sum = lanes.splat(block.scaled_sum(P::RUN, within));
-            sums[n] = lanes.fma(bias, sum, sums[n]);
-        }
+        let dot = lanes.to_float(whole::<L, CODES>(lanes, dots.each_ref().map(|turn| turn[n])));
+        let biased = if P::BIASED { Some(block.scaled_sum(P::RUN, within)) } else { None };
+        sums[n] = scaled(lanes, (dot, block.scale), factors[n], biased, sums[n]);
     }
     sums
+}
+
+/// `sum` and a product, times its scales; where weights have a bias, that times the sum of the activations.
+#[inline(always)]
+pub(super) fn scaled<L: Lanes>(
+    lanes: L,
+    (dot, block_scale): (L::F, f32),
+    (scale, bias): (L::F, L::F),
+    biased: Option<f32>,
+    sum: L::F,
+) -> L::F {
+    let scale = lanes.mul(scale, lanes.splat(block_scale));
+    let sum = lanes.fma(dot, scale, sum);
+    // Not a closure: it would be compiled without the instructions at hand.
+    if let Some(biased) = biased { lanes.fma(bias, lanes.splat(biased), sum) } else { sum }
 }
 
 /// The integer that sums of one panel are.

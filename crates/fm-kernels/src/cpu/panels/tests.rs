@@ -6,6 +6,7 @@ use fm_format::quant;
 
 use super::{
     many::{Run, add_to, add_to_two, two_rows_fit},
+    shared::{RUNS_MAX, Runs, Unit, WEIGHTS_MAX, add_unit},
     *,
 };
 use crate::cpu::Level;
@@ -52,6 +53,31 @@ fn no_code_is_above_what_its_format_says() {
     }
 }
 
+/// What sums of products depend on: formats that are alike in it are compiled once.
+#[derive(Clone, Copy)]
+struct Shape<const RUN: usize, const CODE_MAX: u8, const OFFSET: i32>;
+
+impl<const RUN: usize, const CODE_MAX: u8, const OFFSET: i32> Panels
+    for Shape<RUN, CODE_MAX, OFFSET>
+{
+    const WEIGHTS: usize = BLOCK;
+    const LINES: usize = BLOCK / 4;
+    const RUN: usize = RUN;
+    const OFFSET: i32 = OFFSET;
+    const CODE_MAX: u8 = CODE_MAX;
+    type Head<L: Lanes> = ();
+
+    fn head<L: Lanes>(self, _: L, _: &[Line], _: &HalfLine) {}
+
+    fn scale<L: Lanes>(self, lanes: L, _: &[Line], (): &(), _: usize) -> (L::F, L::F) {
+        (lanes.splat(1.0), lanes.splat(0.0))
+    }
+
+    fn codes<L: Lanes>(self, lanes: L, _: &[Line], _: usize, _: usize) -> L::I {
+        lanes.words(&[CODE_MAX; LINE_BYTES])
+    }
+}
+
 /// The products of a run of the largest codes with a run of the largest activations: alone, and in twos.
 struct LargestRun<'a, P, const CODES: usize> {
     format: PhantomData<P>,
@@ -62,6 +88,9 @@ impl<P: Panels, const CODES: usize> Work for LargestRun<'_, P, CODES> {
     type Out = Vec<Sixteen>;
 
     fn on<L: Lanes>(self, lanes: L) -> Vec<Sixteen> {
+        if const { !L::PRODUCTS_PER_FORMAT } {
+            return vec![shared_largest::<L, P, CODES>(lanes, self.row)];
+        }
         let codes = [[lanes.words(&[P::CODE_MAX; LINE_BYTES]); PART_WORDS]; PARTS_MAX];
         let run: Run<L> = Run { codes, factors: (lanes.splat(1.0), lanes.splat(0.0)) };
         let mut alone = [[0.0; LANES]];
@@ -76,23 +105,74 @@ impl<P: Panels, const CODES: usize> Work for LargestRun<'_, P, CODES> {
     }
 }
 
-fn check_largest<P: Panels, const CODES: usize>(_: P, x: f32, name: &str) {
+/// The same by the products that all formats share.
+fn shared_largest<L: Lanes, P: Panels, const CODES: usize>(
+    lanes: L,
+    row: &[Block<CODES>],
+) -> Sixteen {
+    let runs = Runs { weights: P::RUN, ..Runs::of::<P>() };
+    let codes = [[i16::from(P::CODE_MAX); LANES]; WEIGHTS_MAX];
+    let unit = Unit { codes, factors: [[[1.0; LANES], [0.0; LANES]]; RUNS_MAX] };
+    let mut sums = [0.0; LANES];
+    add_unit(lanes, (runs, &unit), row, &mut sums);
+    sums
+}
+
+fn check_largest<P: Panels, const CODES: usize>(x: f32) {
     let block = Block::<CODES>::of(&[x; BLOCK]);
     // The float is the nearest one, and so is its product with the scale.
     let sum = (i32::from(P::CODE_MAX) - P::OFFSET) * block.sum(P::RUN, 0);
     for level in Level::all() {
         for sums in level.run(LargestRun { format: PhantomData::<P>, row: &[block] }) {
-            assert_eq!(sums, [sum as f32 * block.scale; LANES], "{level}, {name}, {x}");
+            let shape = (P::RUN, P::CODE_MAX, P::OFFSET);
+            assert_eq!(sums, [sum as f32 * block.scale; LANES], "{level}, {shape:?}, {x}");
         }
     }
 }
 
+/// Checks shapes, and says which.
+macro_rules! check_shapes {
+    ($x:expr; $($run:literal $code_max:literal $offset:literal,)*) => {{
+        $(
+            check_largest::<Shape<$run, $code_max, $offset>, 1>($x);
+            check_largest::<Shape<$run, $code_max, $offset>, 2>($x);
+        )*
+        [$(($run, $code_max, $offset)),*]
+    }};
+}
+
 #[test]
 fn no_sum_of_products_overflows() {
-    for (format, x) in quant::FORMATS.iter().flat_map(|format| [(format, 1.0), (format, -1.0)]) {
-        with_panels!(format, panels => {
-            check_largest::<_, 1>(panels, x, format.name);
-            check_largest::<_, 2>(panels, x, format.name);
-        });
+    fn shape<P: Panels>(_: P) -> (usize, u8, i32) {
+        (P::RUN, P::CODE_MAX, P::OFFSET)
+    }
+    for x in [1.0, -1.0] {
+        let checked = check_shapes! { x;
+            16 3 0,
+            16 7 4,
+            16 63 32,
+            16 86 43,
+            32 15 0,
+            32 15 8,
+            32 24 12,
+            32 30 15,
+            32 31 0,
+            32 31 16,
+            32 86 43,
+            32 124 62,
+            32 240 127,
+            32 255 128,
+            64 3 0,
+            64 7 0,
+            64 15 0,
+            64 31 0,
+            64 63 0,
+            64 255 0,
+        };
+        for format in &quant::FORMATS {
+            if let Some(shape) = with_panels!(format, panels => shape(panels)) {
+                assert!(checked.contains(&shape), "{}: {shape:?} is not checked", format.name);
+            }
+        }
     }
 }
