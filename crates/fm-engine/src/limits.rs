@@ -21,7 +21,7 @@ use fm_kernels::{
 use fm_store::{Order, PolicyKind, Store, StoreError, StoreOptions, Ticket, reader};
 use serde::{Deserialize, Serialize};
 
-use crate::{Places, engine::Planned};
+use crate::{Places, engine::Planned, memory_plan::OVERHEAD_BYTES};
 
 /// Longest that one probe may take, without the touching of its memory.
 const PROBE_TIME: Duration = Duration::from_millis(140);
@@ -93,7 +93,7 @@ impl Limits {
     /// To be asked before the model is loaded: the budget has room for the probe then, and the disk nothing else to do.
     pub fn before_loading(planned: &Planned, places: &Places) -> Self {
         let plan = &planned.plan;
-        let room = plan.budget >= MEMORY_PROBE_BYTES as u64;
+        let room = plan.budget >= MEMORY_PROBE_BYTES as u64 + OVERHEAD_BYTES;
         let memory = if room { ProbeMemory::Allocate } else { ProbeMemory::Leave };
         let disk = if plan.store.holds_everything() { Watched::No } else { Watched::Yes };
         Self::get(&planned.files, planned.threads, (memory, disk), places.cache_dir.as_deref())

@@ -34,8 +34,9 @@ const SCRATCH_SHARE: u64 = 8;
 /// Without `--context`, keys and values take at most this share of what the trunk leaves.
 const KV_SHARE: u64 = 4;
 
-/// The program itself, its stacks, and what the allocator keeps: measured 9 MB, rounded up.
-const OVERHEAD_BYTES: u64 = 24_000_000;
+/// The program itself, its stacks, and what the allocator keeps: measured 9 MB, rounded up. The lists of tokens of
+/// kept sessions are in it.
+pub const OVERHEAD_BYTES: u64 = 24_000_000;
 
 /// Recurrent memories that are kept for later texts take at most this share of what the trunk leaves.
 const MARKS_SHARE: u64 = 16;
@@ -273,8 +274,9 @@ fn check_top_k(spec: &ModelSpec, top_k: Option<usize>) -> Result<(), PlanError> 
 fn overhead(demand: &Demand<'_>, room: Room) -> u64 {
     let records = demand.spec.catalog.layers.iter().flatten().flat_map(|layer| &layer.records);
     let pieces: u64 = records.map(|record| record.pieces.len() as u64 + 2).sum();
-    // The samplers' counts, candidates and logits: 17 bytes per token and session.
-    let sampling = 20 * (demand.spec.vocab * demand.sessions) as u64;
+    // 29 bytes per token and session: the sampler's counts, candidates and logits, the likeliest tokens, and logits
+    // that wait for a mask.
+    let sampling = 32 * (demand.spec.vocab * demand.sessions) as u64;
     // The catalog is there twice while the store takes over.
     let catalog = 2 * pieces * PIECE_BYTES;
     let tries = grammar::TRIE_TOKEN_BYTES * demand.spec.vocab as u64;

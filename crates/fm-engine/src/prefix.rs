@@ -34,8 +34,12 @@ pub(crate) use self::{
     marks::{is_due, of_prompt, of_turns},
 };
 
-/// Sessions that are kept in memory: each takes a list of its tokens beside its blocks.
+/// Sessions that are kept in memory.
 const KEPT_MAX: usize = 64;
+
+/// Tokens of all of them, unless there is one alone: each takes a list of its own beside blocks that it may share,
+/// 4 MB in all.
+const KEPT_TOKENS_MAX: usize = 1 << 20;
 
 /// Marks of one session.
 const MARKS_MAX: usize = 8;
@@ -203,10 +207,15 @@ impl Prefixes {
             self.kept.push(Kept { session, tokens, pin, used: self.clock, written });
         }
         let deadline = Instant::now() + LEAVE_MAX;
-        while self.kept.len() > KEPT_MAX {
+        while self.kept.len() > KEPT_MAX || self.kept.len() > 1 && self.tokens() > KEPT_TOKENS_MAX {
             self.evict(runner, deadline);
         }
         self.count();
+    }
+
+    /// Tokens of all kept sessions.
+    fn tokens(&self) -> usize {
+        self.kept.iter().map(|kept| kept.tokens.len()).sum()
     }
 
     /// A conversation has one latest text.

@@ -135,8 +135,9 @@ impl Guard {
 struct Machine {
     faults: Option<File>,
     stalls: Option<File>,
-    limits: MemoryLimits,
     free: Option<File>,
+    /// The group's limit, which whoever runs it may change.
+    limit: Option<File>,
     used: Option<File>,
     cached: Option<File>,
 }
@@ -156,9 +157,9 @@ impl Machine {
                 None => open("proc/pressure/memory"),
             },
             free: open("proc/meminfo"),
+            limit: group(["memory.max", "memory.limit_in_bytes"]),
             used: group(["memory.current", "memory.usage_in_bytes"]),
             cached: group(["memory.stat", "memory.stat"]),
-            limits,
         }
     }
 
@@ -174,7 +175,7 @@ impl Machine {
                 (Some(inactive), Some(active)) => inactive + active,
                 _ => stat("\nfile")?.saturating_sub(stat("\nshmem").unwrap_or(0)),
             };
-            let limit = self.limits.cgroup.as_ref()?.limit;
+            let limit = number_after(self.limit.as_ref()?, "")?;
             Some(limit.saturating_sub(used.saturating_sub(cached)))
         };
         available.min(in_group().unwrap_or(u64::MAX))
@@ -308,5 +309,10 @@ mod tests {
         (want.left, want.stalled_us) = (2_000_000 - 900_000, 8);
         assert_eq!(read(), want);
         assert_eq!(MemoryLimits::read(root.path()).allowed(), want.left, "as the plan counts");
+        let mut machine = Machine::open(root.path());
+        write("sys/fs/cgroup/a/memory.max", "1200000\n");
+        assert_eq!(machine.read().left, 300_000, "the limit is that of now");
+        write("sys/fs/cgroup/a/memory.max", "max\n");
+        assert_eq!(machine.read().left, 5000 * 1024, "nothing but the machine");
     }
 }

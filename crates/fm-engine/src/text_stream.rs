@@ -21,6 +21,8 @@ mod places;
 #[derive(Debug)]
 pub(crate) struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
+    /// Tokens of the model: those of the tokenizer may be more.
+    vocab: usize,
     detokenizer: Detokenizer<'t>,
     splitter: AnswerSplitter,
     channels: Option<&'static Channels>,
@@ -59,7 +61,12 @@ pub(crate) struct Told {
 }
 
 impl<'t> TextStream<'t> {
-    pub(crate) fn new(tokenizer: &'t Tokenizer, request: &Request) -> Result<Self, EngineError> {
+    /// The stream of a text that a model with `vocab` rows of logits writes.
+    pub(crate) fn new(
+        tokenizer: &'t Tokenizer,
+        request: &Request,
+        vocab: usize,
+    ) -> Result<Self, EngineError> {
         let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE)?;
         let channels = request.answer.dialect.and_then(Dialect::channels);
         let mut marks = request.answer.dialect.map_or_else(Vec::new, |own| own.marks().to_vec());
@@ -69,6 +76,7 @@ impl<'t> TextStream<'t> {
         let detokenizer = Detokenizer::new(tokenizer, SpecialText::Skip).keeping(&marks);
         Ok(Self {
             tokenizer,
+            vocab,
             detokenizer: if request.begins { detokenizer.from_start() } else { detokenizer },
             splitter: AnswerSplitter::new(tags, request.thinking, &request.answer),
             channels,
@@ -124,7 +132,7 @@ impl<'t> TextStream<'t> {
     /// The token that a thinking block is closed with; where that is spelled with several, their first.
     pub(crate) fn closer(&self) -> Result<Option<u32>, EngineError> {
         let close = self.channels.map_or(thinking::CLOSE, |channels| channels.end);
-        Ok(self.tokens(&[close])?.first().copied())
+        Ok(self.tokenizer.encode(close, fm_text::SpecialTokens::Parse)?.first().copied())
     }
 
     /// The tokens before a text that a grammar knows nothing of, where it has a channel of its own;
@@ -150,8 +158,13 @@ impl<'t> TextStream<'t> {
         }
     }
 
+    /// What is put into the text in the model's place. A tokenizer may know tokens that the model has no rows for.
     fn tokens(&self, texts: &[&str]) -> Result<Vec<u32>, EngineError> {
-        Ok(self.tokenizer.encode(&texts.concat(), fm_text::SpecialTokens::Parse)?)
+        let tokens = self.tokenizer.encode(&texts.concat(), fm_text::SpecialTokens::Parse)?;
+        match tokens.iter().find(|token| **token as usize >= self.vocab) {
+            Some(&token) => Err(EngineError::UnknownToken { token, vocab: self.vocab }),
+            None => Ok(tokens),
+        }
     }
 
     /// Adds a token; breaks off if a stop string or the last call is complete, or the caller says so.
@@ -261,11 +274,21 @@ impl<'t> TextStream<'t> {
         let answer = is_answer.then_some(Part::Text(answer));
         let rest = if is_answer { "" } else { last };
         let parts = self.splitter.finish(rest).filter(|part| !apart || is_thinking(part));
+        let (marks, mut is_call) = (&self.marks, false);
         for part in parts.chain(answer) {
+            // A call that was cut is told as text, but no stop string is looked for in calls.
+            is_call |= match &part {
+                Part::Text(Segment { text, .. }) => marks.iter().any(|mark| text.starts_with(mark)),
+                Part::Call(_, part) => matches!(part, CallPart::Broken),
+            };
+            let told = match part {
+                Part::Text(Segment { channel: Channel::Answer, at, text }) if is_call => {
+                    self.told.whole((at, text), sink)
+                }
+                part => self.told.tell(part, sink),
+            };
             // Nobody is left to break off for: what is said here is the end.
-            if let ControlFlow::Break(reason @ FinishReason::StopString(_)) =
-                self.told.tell(part, sink)
-            {
+            if let ControlFlow::Break(reason @ FinishReason::StopString(_)) = told {
                 finish = finish.or(Some(reason));
             }
         }
@@ -311,6 +334,18 @@ impl Told {
                 self.call(part)
             }
         }
+    }
+
+    /// The same for what has no stop strings in it.
+    fn whole(
+        &mut self,
+        (at, text): (usize, &str),
+        sink: &mut impl Hear,
+    ) -> ControlFlow<FinishReason> {
+        self.flush(sink)?;
+        self.places.iter_mut().for_each(|places| places.answer(at, text.len()));
+        let Self { answer, places, .. } = self;
+        say(StopPush { emit: text, stopped: None }, (answer, places), sink)
     }
 
     /// Adds to the answer what stands there in the text of all tokens.

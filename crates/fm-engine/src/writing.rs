@@ -139,8 +139,9 @@ impl<'t, S: Hear> Writing<'t, S> {
     ) -> Self {
         let vocab = runner.vocab();
         let checked = request.check(vocab).and_then(|()| {
-            let mut text =
-                tokenizer.map(|tokenizer| TextStream::new(tokenizer, &request)).transpose()?;
+            let mut text = tokenizer
+                .map(|tokenizer| TextStream::new(tokenizer, &request, vocab))
+                .transpose()?;
             let start = text.as_mut().map(|text| text.start(&request)).transpose()?;
             let forced = start.unwrap_or_default().into_iter().rev().collect();
             let closer = text.as_ref().map(TextStream::closer).transpose()?.flatten();

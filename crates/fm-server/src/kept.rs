@@ -14,7 +14,7 @@ use std::{
 use fm_engine::generate::Call;
 use serde_json::Value;
 
-use crate::serve::new_id;
+use crate::{fields::plain, serve::new_id};
 
 /// Bytes of everything that is kept; what was not asked for longest goes first.
 const BYTES_MAX: usize = 32 << 20;
@@ -102,7 +102,7 @@ impl Kept {
     pub(crate) fn get(&self, id: &str, name: &str, arguments: &Value) -> Option<String> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = entries.by_id.get(id)?;
-        let said: Value = serde_json::from_str(&entry.arguments).ok()?;
+        let said = plain(entry.arguments.as_bytes()).ok()?;
         if entry.name != name || said != *arguments {
             return None;
         }

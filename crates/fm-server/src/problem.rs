@@ -185,10 +185,19 @@ pub(crate) enum Wrong {
     Rule(&'static str),
 }
 
+/// Letters of a field's name that are told.
+const FIELD_LETTERS_MAX: usize = 200;
+
 impl Wrong {
-    /// Says where.
+    /// Says where. A name that a client has made up may be as long as its body, and is not told whole.
     pub(crate) fn at(self, field: impl Into<String>) -> Problem {
-        Problem::Field { field: field.into(), wrong: self }
+        let mut field = field.into();
+        if let Some((end, _)) = field.char_indices().nth(FIELD_LETTERS_MAX) {
+            field.truncate(end);
+            field.push('…');
+            field.shrink_to_fit();
+        }
+        Problem::Field { field, wrong: self }
     }
 }
 

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     ask::Manner,
-    fields::Fields,
+    fields::{Fields, plain},
     model::{Conversation, Model, opening},
     problem::{Problem, Wrong},
     tools::{Choice, Tools},
@@ -300,6 +300,6 @@ fn take(
 /// A schema, or the text of one.
 fn schema(value: Value, field: &str) -> Result<Grammar, Problem> {
     let Value::String(text) = value else { return Ok(Grammar::JsonSchema(value)) };
-    let parsed = serde_json::from_str(&text);
+    let parsed = plain(text.as_bytes());
     parsed.map(Grammar::JsonSchema).map_err(|_| Wrong::Kind("a JSON schema").at(field))
 }

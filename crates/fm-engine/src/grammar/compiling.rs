@@ -195,6 +195,14 @@ mod tests {
     }
 
     #[test]
+    fn marks_that_the_model_has_no_rows_for_are_no_letters() {
+        let tokenizer = demo();
+        let marks = fm_text::tools::DIALECTS.iter().flat_map(fm_text::tools::Dialect::marks);
+        let least = marks.filter_map(|mark| tokenizer.token_id(mark)).min().unwrap();
+        trie::Words::new(&tokenizer, least as usize, &[]).unwrap();
+    }
+
+    #[test]
     fn the_vocabulary_is_not_on_the_clock_of_a_grammar() {
         let (built, (go, gate)) = (Arc::new(AtomicBool::new(false)), mpsc::channel::<()>());
         let (begin, begun) = mpsc::channel();

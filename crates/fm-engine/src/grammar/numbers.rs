@@ -2,9 +2,11 @@
 //!
 //! Whether digits are a multiple of something takes a state of the lexer for every remainder, and
 //! `llguidance` visits all of them before the first letter, without a bound. Its limits of a number are
-//! exact as far as floats of 64 bits are.
+//! exact as far as floats of 64 bits are, and it writes the numbers of `const` and `enum` with 15 digits.
 
 use std::borrow::Cow;
+
+use serde::de::IgnoredAny;
 
 use super::{Grammar, GrammarError};
 
@@ -18,7 +20,16 @@ const PLACES_MAX: u32 = 12;
 /// Whole numbers up to here are floats of 64 bits.
 const EXACT_MAX: u128 = 1 << 53;
 
+/// Digits of a number that a float of 64 bits keeps, whatever they are.
+const DIGITS_MAX: usize = 15;
+
 const LIMITS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+
+/// Names whose values are written as they are.
+const WRITTEN: [&str; 2] = ["const", "enum"];
+
+/// An object with a key that begins so is to `serde_json` the JSON in a text: a schema that nobody has seen.
+const HIDDEN: &str = "$serde_json::private";
 
 /// The schema or schemas of a grammar as a text, if it has any.
 fn schemas(grammar: &Grammar) -> Option<Cow<'_, str>> {
@@ -48,6 +59,9 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     if matches!(grammar, Grammar::Lark(_)) && text.contains("\\u") {
         return Err(invalid("a schema within a grammar is written without \\u".to_owned()));
     }
+    if text.contains(HIDDEN) {
+        return Err(invalid(format!("a schema has no key that begins with {HIDDEN}")));
+    }
     if told_apart(&text).is_none_or(|most| most > DIVISOR_MAX) {
         let reason = format!(
             "multiples of the numbers in multipleOf are looked for up to {DIVISOR_MAX} only"
@@ -65,24 +79,75 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
             )));
         }
     }
+    let limits = LIMITS.into_iter().flat_map(|name| numbers_of(&text, name));
+    let written = WRITTEN.into_iter().flat_map(|name| values_of(&text, name)).flat_map(numbers_in);
+    if let Some(number) = limits.chain(written).find(|number| !is_kept(number)) {
+        return Err(invalid(format!(
+            "{number} has more digits than the {DIGITS_MAX} that numbers keep; as a string it keeps all"
+        )));
+    }
     Ok(())
+}
+
+/// Whether a number is written again as it is, but for its form.
+fn is_kept(number: &str) -> bool {
+    if number.parse::<i128>().is_ok_and(|whole| whole.unsigned_abs() <= EXACT_MAX) {
+        return true;
+    }
+    let mantissa = number.split(['e', 'E']).next().unwrap_or(number);
+    let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+    digits.trim_matches('0').len() <= DIGITS_MAX
 }
 
 fn invalid(reason: String) -> GrammarError {
     GrammarError::Invalid { reason }
 }
 
-/// The numbers that are values of this name.
-fn numbers_of<'t>(text: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+/// The values of this name, with everything behind them.
+fn behind<'t>(text: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
     let quoted = format!("\"{name}\"");
     let places: Vec<usize> =
         text.match_indices(&quoted).map(|(at, name)| at + name.len()).collect();
-    places.into_iter().filter_map(|at| {
-        let value = text[at..].trim_start().strip_prefix(':')?.trim_start();
-        let end = value.find(|letter: char| !letter.is_ascii_digit() && !"+-.eE".contains(letter));
-        let number = &value[..end.unwrap_or(value.len())];
-        (!number.is_empty()).then_some(number)
+    places
+        .into_iter()
+        .filter_map(|at| Some(text[at..].trim_start().strip_prefix(':')?.trim_start()))
+}
+
+/// The values of this name.
+fn values_of<'t>(text: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+    behind(text, name).filter_map(|rest| {
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
+        values.next()?.ok()?;
+        Some(&rest[..values.byte_offset()])
     })
+}
+
+/// The numbers that are values of this name.
+fn numbers_of<'t>(text: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+    behind(text, name).filter_map(number_at)
+}
+
+/// The number that a text begins with.
+fn number_at(text: &str) -> Option<&str> {
+    let end = text.find(|letter: char| !letter.is_ascii_digit() && !"+-.eE".contains(letter));
+    let number = &text[..end.unwrap_or(text.len())];
+    (!number.is_empty()).then_some(number)
+}
+
+/// The numbers within a value, but not those within its strings.
+fn numbers_in(value: &str) -> impl Iterator<Item = &str> {
+    let (mut in_text, mut escaped) = (false, false);
+    let apart = move |letter: char| {
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' => escaped = in_text,
+            '"' => in_text = !in_text,
+            _ => {}
+        }
+        in_text || !(letter.is_ascii_digit() || "+-.eE".contains(letter))
+    };
+    let is_number = |part: &&str| part.contains(|letter: char| letter.is_ascii_digit());
+    value.split(apart).filter(is_number)
 }
 
 /// A number as digits and decimal places, if there are not too many of either.
@@ -150,6 +215,35 @@ mod tests {
         }
         let named = json!({"properties": {"minimum": {"type": "integer"}}});
         assert!(taken(named), "a property may have any name");
+    }
+
+    #[test]
+    fn numbers_that_would_be_written_otherwise_are_refused() {
+        for kept in [
+            json!(9_007_199_254_740_992_u64),
+            json!(-0.1),
+            json!(1e300),
+            json!("1180000000000000001"),
+        ] {
+            assert!(taken(json!({"const": kept})), "{kept}");
+            assert!(taken(json!({"enum": ["a \" 1180000000000000001", kept, null]})), "{kept}");
+        }
+        for lost in
+            [json!(1_180_000_000_000_000_001_u64), json!(u64::MAX), json!(123_456_789.123_456_79)]
+        {
+            assert!(!taken(json!({"const": {"id": lost}})), "{lost}");
+            assert!(!taken(json!({"enum": [1, "\\", lost]})), "{lost}");
+            assert!(!taken(json!({"minimum": lost})), "{lost}");
+            assert!(taken(json!({"type": "integer", "default": lost})), "nobody writes {lost}");
+        }
+    }
+
+    #[test]
+    fn no_schema_is_hidden_in_a_text() {
+        let hidden = r#"{"$serde_json::private::RawValue": "{\"multipleOf\": 20000003}"}"#;
+        assert!(!taken(json!({"properties": {"a": {HIDDEN: "{}"}}})));
+        assert!(check(&Grammar::Lark(format!("start: %json {hidden}"))).is_err());
+        assert!(check(&Grammar::Calls(format!("start: %json {hidden}"))).is_err());
     }
 
     #[test]

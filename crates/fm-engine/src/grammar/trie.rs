@@ -39,7 +39,7 @@ impl Words {
         let marks = DIALECTS.iter().flat_map(Dialect::marks);
         let marks: Vec<u32> = marks
             .filter_map(|mark| tokenizer.token_id(mark))
-            .filter(|id| tokenizer.is_special(*id) && !eos.contains(id))
+            .filter(|id| (*id as usize) < vocab && tokenizer.is_special(*id) && !eos.contains(id))
             .collect();
         let letters = |id: u32| {
             let bytes = tokenizer.token_bytes(id).unwrap_or_default();

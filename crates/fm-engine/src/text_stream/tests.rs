@@ -181,7 +181,7 @@ impl Hear for Heard {
 type Outcome = (Heard, Option<FinishReason>, String, String, Vec<Call>, usize);
 
 fn told(request: &Request, constrained: Option<Constrained>, tokens: &[u32]) -> Outcome {
-    let mut stream = TextStream::new(&VOCABULARY.tokenizer, request).unwrap();
+    let mut stream = TextStream::new(&VOCABULARY.tokenizer, request, usize::MAX).unwrap();
     stream.constrained = constrained;
     let mut heard = Heard::default();
     let (mut finish, mut channels) = (None, Vec::new());
@@ -260,6 +260,26 @@ fn a_call_that_breaks_off_behind_the_start_of_a_stop_string_is_text() {
     assert_eq!((finish, answer.as_str(), calls.len()), (None, text, 0));
 }
 
+#[test]
+fn tokens_that_the_model_has_no_rows_for_are_not_put_into_its_texts() {
+    let tokenizer = &VOCABULARY.tokenizer;
+    let close = tokenizer.token_id("</think>").unwrap();
+    let request = Request { think_budget: Some(5), ..Request::default() };
+    let mut stream = TextStream::new(tokenizer, &request, close as usize).unwrap();
+    assert_eq!(
+        stream.closer().unwrap(),
+        Some(close),
+        "the model may not know it, and never ends a thought"
+    );
+    let refused = stream.think_end();
+    assert!(
+        matches!(refused, Err(EngineError::UnknownToken { token, .. }) if token == close),
+        "{refused:?}"
+    );
+    let mut stream = TextStream::new(tokenizer, &request, close as usize + 1).unwrap();
+    stream.think_end().unwrap();
+}
+
 /// It may choose to think on, and would do so for ever.
 #[test]
 fn a_model_that_may_call_chooses_once_what_comes_behind_a_closed_thought() {
@@ -270,7 +290,7 @@ fn a_model_that_may_call_chooses_once_what_comes_behind_a_closed_thought() {
         let may_call = calls.is_some();
         let answer = AnswerForm { dialect, calls };
         let request = Request { answer, ..Request::default() };
-        let mut stream = TextStream::new(tokenizer, &request).unwrap();
+        let mut stream = TextStream::new(tokenizer, &request, usize::MAX).unwrap();
         for chooses in [may_call, false, false] {
             let answer = if chooses { "" } else { "<|channel|>final<|message|>" };
             let want = format!("<|end|><|start|>assistant{answer}");
@@ -288,7 +308,7 @@ fn an_answer_begins_without_the_space_of_its_tokenizer_and_a_continued_text_keep
     for (begins, text) in [(true, "a b"), (false, " a b")] {
         for constrained in [Constrained::Answer, Constrained::Either] {
             let request = Request { begins, top_logprobs: Some(0), ..Request::default() };
-            let mut stream = TextStream::new(&tokenizer, &request).unwrap();
+            let mut stream = TextStream::new(&tokenizer, &request, usize::MAX).unwrap();
             stream.constrained = (constrained == Constrained::Answer).then_some(constrained);
             let mut heard = Heard::default();
             for token in &tokens {
@@ -314,7 +334,7 @@ fn a_thinking_block_may_stand_between_special_tokens() {
     assert!(tokenizer.is_special(tokens[0]));
     let read = |thinking| {
         let request = Request { thinking, ..Request::default() };
-        let mut stream = TextStream::new(&tokenizer, &request).unwrap();
+        let mut stream = TextStream::new(&tokenizer, &request, usize::MAX).unwrap();
         for token in &tokens {
             stream.push(*token, &mut Heard::default()).unwrap();
         }

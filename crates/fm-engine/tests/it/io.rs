@@ -6,6 +6,7 @@ use fm_engine::{
     Engine, Load, Places,
     engine::Planned,
     limits::{self, Limits, ProbeMemory},
+    memory_plan::OVERHEAD_BYTES,
     options::EngineOptions,
 };
 use fm_store::reader::Access;
@@ -79,7 +80,7 @@ fn before_a_model_is_loaded_that_is_measured_for_which_there_is_room_and_need() 
     };
     assert_eq!(measured(MEMORY, None, None), [false, true], "nothing will be read");
     assert_eq!(measured(MEMORY, Some(6), None), [disk, true]);
-    let small = limits::MEMORY_PROBE_BYTES as u64 - 1;
+    let small = limits::MEMORY_PROBE_BYTES as u64 + OVERHEAD_BYTES - 1;
     assert_eq!(measured(small, Some(6), None), [disk, false], "no room");
     assert_eq!(measured(small + 1, Some(6), Some(cache.path())), [disk, true], "just enough");
     assert_eq!(measured(small, None, Some(cache.path())), [disk, true], "it is remembered");

@@ -162,6 +162,33 @@ const RESPONSES: &[(&str, &str)] = &[
 ];
 
 #[test]
+fn a_name_that_fills_a_body_is_not_told_whole() {
+    let server = start(1);
+    for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses"] {
+        let body = json!({"messages": [], "é".repeat(1 << 19): 1});
+        let answer = post(server.at, path, &body);
+        assert_eq!(answer.status, 400, "{path}");
+        assert!(answer.body.len() < 2048, "{path}: {} bytes", answer.body.len());
+    }
+}
+
+#[test]
+fn no_json_is_hidden_in_a_text() {
+    let server = start(1);
+    let hidden = |json: &str| json!({"$serde_json::private::RawValue": json});
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    let schema = hidden(r#"{"type": "integer", "multipleOf": 20000003}"#);
+    for body in [
+        json!({"messages": [{"role": "user", "content": hidden("\"hi\"")}]}),
+        json!({"messages": hi, "guided_json": schema.to_string()}),
+        json!({"messages": hi, "guided_grammar": format!("start: %json {schema}")}),
+    ] {
+        let answer = post(server.at, "/v1/chat/completions", &body);
+        assert_eq!(answer.status, 400, "{body}: {}", answer.body);
+    }
+}
+
+#[test]
 fn a_field_that_cannot_be_is_named_in_the_interfaces_own_words() {
     let server = start(1);
     let mut answers = String::new();

@@ -175,6 +175,12 @@ fn a_call_that_is_cut_is_text() {
         "{text}"
     );
 
+    // No stop string is looked for in it.
+    let stopping = with(cut.clone(), &json!({"stop": ["a", "city"]}));
+    let stopping = post(server.at, CHAT, &chat(&stopping)).json();
+    assert_eq!(stopping["choices"][0]["message"]["content"], text);
+    assert_eq!(stopping["choices"][0]["finish_reason"], "length");
+
     let streamed = post(server.at, CHAT, &chat(&with(cut, &json!({"stream": true}))));
     let content = joined(&streamed, |chunk| {
         chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
