@@ -230,11 +230,29 @@ pub(crate) enum Unit {
     Bytes,
 }
 
+/// An error of the program's own, and what may help against it.
+#[derive(Debug)]
+pub(crate) struct Hinted {
+    pub(crate) said: String,
+    pub(crate) hint: Option<&'static str>,
+}
+
+impl std::fmt::Display for Hinted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.said)
+    }
+}
+
+impl std::error::Error for Hinted {}
+
 /// What may help against an error.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<Cow<'static, str>> {
     error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<HubError>() {
             return hub::hint(error);
+        }
+        if let Some(error) = cause.downcast_ref::<Hinted>() {
+            return error.hint.map(Cow::Borrowed);
         }
         if let Some(ServeError::Bind { .. }) = cause.downcast_ref::<ServeError>() {
             return Some(Cow::Borrowed(

@@ -68,15 +68,28 @@ fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).map(PathBuf::from).filter(|value| !value.as_os_str().is_empty())
 }
 
+/// A directory that programs which use the hub know. They take `~` for the home, as shells do, where
+/// no shell has seen it.
+fn hub_variable(name: &str) -> Option<PathBuf> {
+    Some(under_home(variable(name)?, variable("HOME")))
+}
+
+fn under_home(path: PathBuf, home: Option<PathBuf>) -> PathBuf {
+    match (path.strip_prefix("~"), home) {
+        (Ok(below), Some(home)) => home.join(below),
+        _ => path,
+    }
+}
+
 /// Where programs that use the hub keep what they share: `$HF_HOME`, or `~/.cache/huggingface`.
 fn hub_home() -> Option<PathBuf> {
     let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-    variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
+    hub_variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
 }
 
 /// The cache of the hub: `$HF_HUB_CACHE`, or `hub` where all of them look.
 pub(crate) fn hub_cache() -> Option<Cache> {
-    let dir = variable("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))?;
+    let dir = hub_variable("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")))?;
     Some(Cache::new(dir))
 }
 
@@ -94,6 +107,16 @@ pub(crate) fn hub_endpoint() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tilde_is_the_home_and_part_of_a_name_is_none() {
+        let under = |path: &str| under_home(path.into(), Some("/home/x".into()));
+        assert_eq!(under("~/models"), Path::new("/home/x/models"));
+        for path in ["~x/models", "models/~", "/~/models"] {
+            assert_eq!(under(path), Path::new(path));
+        }
+        assert_eq!(under_home("~/models".into(), None), Path::new("~/models"));
+    }
 
     #[test]
     fn colours_can_be_refused() {

@@ -48,6 +48,18 @@ pub enum ConvertError {
         entry: PathBuf,
     },
 
+    /// Something lies amid half a conversion that it has not put there.
+    #[error(
+        "{} holds {}, which is not ours; remove it, and the conversion goes on",
+        out.display(), entry.display()
+    )]
+    InTheWay {
+        /// Where the container goes.
+        out: PathBuf,
+        /// What is in the way.
+        entry: PathBuf,
+    },
+
     /// A container, or a part of one, made from something else.
     #[error(
         "{} was made from another checkpoint; choose another directory, or delete it",

@@ -44,8 +44,15 @@ pub(crate) fn lock(out: &Path) -> Result<Lock, ConvertError> {
 pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> {
     let entries = entries(out, out)?;
     let has = |name: &str| entries.contains(&out.join(name));
-    let occupied =
-        |entry: &PathBuf| ConvertError::Occupied { out: out.into(), entry: entry.into() };
+    let begun = has(JOURNAL);
+    let occupied = |entry: &PathBuf| {
+        let (out, entry) = (out.into(), entry.into());
+        if begun {
+            ConvertError::InTheWay { out, entry }
+        } else {
+            ConvertError::Occupied { out, entry }
+        }
+    };
     if has(MANIFEST) {
         let manifest = container::manifest(out)?.ok_or_else(|| occupied(&out.join(MANIFEST)))?;
         let mut finished = Finished::all_of(&manifest);
@@ -57,7 +64,6 @@ pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> 
         container::open(out)?;
         return Ok(State::Finished(manifest.source));
     }
-    let begun = has(JOURNAL);
     let known = if begun { known_files(out, layers) } else { vec![partial(&out.join(JOURNAL))] };
     let below = [EXPERTS, TEMPLATES].map(|name| out.join(name));
     let mut found: Vec<_> = entries.into_iter().filter(|entry| !below.contains(entry)).collect();

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -77,7 +78,7 @@ fn copied(checkpoint: &Checkpoint) -> Result<Vec<Copied>, ConvertError> {
     let mut copied = Vec::new();
     for name in COPIED {
         let path = checkpoint.path.join(name);
-        if path.is_file() {
+        if !is_absent(&path) {
             copied.push(Copied::new(name, Origin::File(path))?);
         } else if name == CONFIG {
             let text = serde_json::to_vec_pretty(&*arch::config(checkpoint)?);
@@ -86,6 +87,12 @@ fn copied(checkpoint: &Checkpoint) -> Result<Vec<Copied>, ConvertError> {
         }
     }
     Ok(copied)
+}
+
+/// Whether nothing of this name is there. A link to nothing is there, and is an error when it is read:
+/// a container must not lack a file that its model was given.
+fn is_absent(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 impl Source {
@@ -114,7 +121,7 @@ pub(crate) fn each_file_chunk(
     path: &Path,
     mut take: impl FnMut(&[u8]) -> Result<(), ConvertError>,
 ) -> Result<FileEntry, ConvertError> {
-    use std::io::Read;
+    use io::Read;
     let io_error = |source| FormatError::Io { path: path.into(), source };
     let mut file = File::open(path).map_err(io_error)?;
     let (mut hash, mut bytes) = (Xxh3::new(), 0);

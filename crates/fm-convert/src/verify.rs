@@ -41,6 +41,8 @@ pub struct Report {
     pub mismatches: u64,
     /// The first of those.
     pub first: Option<Mismatch>,
+    /// Whether it was a container, which its own manifest describes.
+    pub is_container: bool,
     /// Whether small files were left out, because an older build recorded the checksums.
     pub small_files_unknown: bool,
 }
@@ -143,7 +145,8 @@ pub fn verify(
         let manifest = &container.manifest;
         let files = manifest.files.iter().map(|(name, entry)| (name.clone(), entry.xxh3)).collect();
         let known = Known { tensors: &manifest.trunk.tensors, files: &files };
-        return Check::new(&checkpoint, &spec.catalog, known, report).run();
+        let report = Check::new(&checkpoint, &spec.catalog, known, report).run()?;
+        return Ok(Report { is_container: true, ..report });
     }
     let found = match cache_dir {
         Some(cache_dir) => Recorded::find(cache_dir, &checkpoint)?,

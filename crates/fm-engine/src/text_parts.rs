@@ -11,7 +11,7 @@ use fm_format::source::{
     read_json,
 };
 use fm_text::{
-    ChatTemplate, TextError, Tokenizer, Vocabulary, end_token,
+    ChatTemplate, TextError, Tokenizer, Vocabulary, end_token, is_absent,
     vocabulary::{BPET_MAGIC, key, known_ends},
 };
 use serde_json::Value;
@@ -42,7 +42,7 @@ impl TextParts {
         let generation = generation_config(path)?;
         let (template, mut eos) =
             (ChatTemplate::open(path)?, eos_tokens(path, &generation, vocab)?);
-        let tokenizer = if path.join("tokenizer.json").is_file() {
+        let tokenizer = if !is_absent(&path.join("tokenizer.json")) {
             Some(Tokenizer::open(path, cache_dir)?)
         } else if let Some((file, vocabulary)) = packed_vocabulary(path)? {
             Some(Tokenizer::from_vocabulary(&vocabulary, &file, cache_dir)?)
@@ -100,7 +100,7 @@ pub(crate) fn tokenizer_file_bytes(dir: &Path) -> Result<u64, EngineError> {
 /// `tokenizer.bin`, which lies beside packed files; other files of this name are passed over.
 fn packed_vocabulary(dir: &Path) -> Result<Option<(PathBuf, Vocabulary)>, TextError> {
     let path = dir.join("tokenizer.bin");
-    if !path.is_file() {
+    if is_absent(&path) {
         return Ok(None);
     }
     let bytes = fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
@@ -115,7 +115,7 @@ fn packed_vocabulary(dir: &Path) -> Result<Option<(PathBuf, Vocabulary)>, TextEr
 
 fn generation_config(dir: &Path) -> Result<GenerationConfig, EngineError> {
     let path: PathBuf = dir.join("generation_config.json");
-    if !path.is_file() {
+    if is_absent(&path) {
         return Ok(GenerationConfig::default());
     }
     let value = read_json(&path)?;
@@ -131,7 +131,7 @@ fn eos_tokens(
     const KEY: &str = "eos_token_id";
     let path = dir.join("config.json");
     // Packed files carry one that names no tokens.
-    let config = if path.is_file() { read_json(&path)? } else { Value::Null };
+    let config = if is_absent(&path) { Value::Null } else { read_json(&path)? };
     let mut tokens = Vec::new();
     for value in [config.get(KEY), config["text_config"].get(KEY)].into_iter().flatten() {
         let list = match value {
@@ -301,5 +301,25 @@ mod tests {
         }
         let named = json!({"eos_token_id": [TEXT_END]});
         assert_eq!(ends(&json!({"eos_token_id": null}), &named, &none).unwrap(), [TEXT_END]);
+    }
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_nothing_is_no_file_that_a_model_does_without() {
+        for name in [
+            "generation_config.json",
+            "tokenizer_config.json",
+            "tokenizer.json",
+            "chat_template.jinja",
+            "config.json",
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            copy_files(&demo_dir(), dir.path());
+            let path = dir.path().join(name);
+            let _ = fs::remove_file(&path);
+            std::os::unix::fs::symlink("../blobs/gone", &path).unwrap();
+            let failed = TextParts::of_directory((dir.path(), VOCAB), None).map(drop);
+            let message = failed.unwrap_err().to_string();
+            assert!(message.contains(name), "{name}: {message}");
+        }
     }
 }

@@ -32,7 +32,7 @@ pub struct Cache {
     root: PathBuf,
 }
 
-/// A model in the cache: one commit of a repository.
+/// A model in the cache: one commit of a repository, once for each of its names.
 #[derive(Clone, Debug)]
 pub struct Cached {
     /// Whose.
@@ -62,7 +62,9 @@ impl Cache {
     /// If the system does not say.
     pub fn free_bytes(&self) -> Result<u64, HubError> {
         let root = &self.root;
-        let existing = root.ancestors().find(|dir| dir.exists()).unwrap_or(root);
+        // Above a relative path lies the working directory, which `ancestors` gives no name.
+        let above = root.ancestors().filter(|dir| !dir.as_os_str().is_empty());
+        let existing = above.into_iter().find(|dir| dir.exists()).unwrap_or(Path::new("."));
         free_at(existing).map_err(at(existing))
     }
 
@@ -160,12 +162,12 @@ impl Cache {
 
 /// Every revision of one repository.
 fn list_repo(id: &RepoId, dir: &Path, found: &mut Vec<Cached>) -> Result<(), HubError> {
-    let mut names = BTreeMap::new();
+    let mut names = BTreeMap::<String, Vec<String>>::new();
     let refs = dir.join("refs");
     for file in files_below(&refs)? {
         let name = file.strip_prefix(&refs).unwrap_or(&file).to_string_lossy().into_owned();
         let commit = fs::read_to_string(&file).map_err(at(&file))?;
-        names.insert(commit.trim().to_owned(), name);
+        names.entry(commit.trim().to_owned()).or_default().push(name);
     }
     let snapshots = entries(&dir.join("snapshots"))?;
     for (commit, path) in &snapshots {
@@ -174,12 +176,17 @@ fn list_repo(id: &RepoId, dir: &Path, found: &mut Vec<Cached>) -> Result<(), Hub
         let lengths: Option<Vec<u64>> =
             files.iter().map(|file| Some(fs::metadata(file).ok()?.len())).collect();
         let whole = lengths.is_some() && !files.is_empty();
-        found.push(Cached {
+        let unnamed = Cached {
             id: id.clone(),
-            revision: names.get(commit).unwrap_or(commit).clone(),
+            revision: commit.clone(),
             path: whole.then(|| path.clone()),
             bytes: lengths.unwrap_or_default().iter().sum(),
-        });
+        };
+        match names.remove(commit) {
+            None => found.push(unnamed),
+            Some(names) => found
+                .extend(names.into_iter().map(|revision| Cached { revision, ..unnamed.clone() })),
+        }
     }
     let came = size_of(&dir.join("blobs"))?;
     if snapshots.is_empty() && came > 0 {

@@ -59,6 +59,19 @@ pub struct ModelName {
 }
 
 impl ModelName {
+    /// The same at a revision, whatever it is called.
+    ///
+    /// # Errors
+    /// If its name leads out of where revisions are kept.
+    pub fn at(self, revision: &str) -> Result<Self, HubError> {
+        let named = Self { revision: Some(revision.to_owned()), ..self };
+        if is_inside(revision) {
+            Ok(named)
+        } else {
+            Err(HubError::Name { name: named.to_string() })
+        }
+    }
+
     /// The revision, or the main branch.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
@@ -80,7 +93,7 @@ impl FromStr for ModelName {
     fn from_str(text: &str) -> Result<Self, HubError> {
         let wrong = || HubError::Name { name: text.to_owned() };
         let (org, rest) = text.split_once('/').ok_or_else(wrong)?;
-        let (rest, file) = match rest.split_once('/') {
+        let (rest, file) = match split_file(rest) {
             Some((rest, file)) => (rest, Some(file.trim_end_matches('/').to_owned())),
             None => (rest, None),
         };
@@ -96,6 +109,13 @@ impl FromStr for ModelName {
         }
         Ok(Self { id, revision, file })
     }
+}
+
+/// Splits `NAME[@REVISION]/FILE` where the file begins. The hub calls proposed changes `refs/pr/N`.
+fn split_file(text: &str) -> Option<(&str, &str)> {
+    let in_revision = text.find('/').is_some_and(|at| text[..at].ends_with("@refs"));
+    let (at, _) = text.match_indices('/').nth(if in_revision { 2 } else { 0 })?;
+    Some((&text[..at], &text[at + 1..]))
 }
 
 /// Whether a relative path of the hub stays where it is put, on every system.
@@ -114,6 +134,15 @@ mod tests {
         let name: ModelName = "unsloth/Qwen3-30B-A3B-GGUF@v1.0/Q4/x.gguf".parse().unwrap();
         assert_eq!(name.id.to_string(), "unsloth/Qwen3-30B-A3B-GGUF");
         assert_eq!((name.revision(), name.file.as_deref()), ("v1.0", Some("Q4/x.gguf")));
+        let name: ModelName = "a/b@refs/pr/1".parse().unwrap();
+        assert_eq!((name.revision(), name.file.as_deref()), ("refs/pr/1", None));
+        let name: ModelName = "a/b@refs/pr/12/Q4/x.gguf".parse().unwrap();
+        assert_eq!((name.revision(), name.file.as_deref()), ("refs/pr/12", Some("Q4/x.gguf")));
+        let name: ModelName = "a/b/x.gguf".parse().unwrap();
+        let name = name.at("refs/pr/1").unwrap();
+        assert_eq!(name.to_string(), "a/b@refs/pr/1/x.gguf");
+        assert_eq!(name.clone().at("a/branch").unwrap().revision(), "a/branch");
+        assert!(name.at("../x").is_err());
         let name: ModelName = "a/b/".parse().unwrap();
         assert_eq!((name.revision(), name.file.as_deref()), ("main", None));
     }

@@ -153,7 +153,7 @@ impl ChatTemplate {
     }
 
     fn new(
-        sources: Vec<Source>,
+        mut sources: Vec<Source>,
         special_tokens: Vec<(String, String)>,
     ) -> Result<ChatTemplate, TextError> {
         let mut environment = Environment::new();
@@ -162,6 +162,9 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(FUEL));
         python::install(&mut environment);
+        for source in &mut sources {
+            source.text = source::with_line_feeds(std::mem::take(&mut source.text));
+        }
         let has_tool_use = sources.iter().any(|source| source.name == TOOL_USE);
         let dialect = sources.iter().rev().find_map(|source| Dialect::of_template(&source.text));
         let mut takes_tools = has_tool_use;

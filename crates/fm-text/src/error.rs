@@ -20,6 +20,16 @@ pub enum TextError {
         source: io::Error,
     },
 
+    /// What git-lfs leaves in the place of a file that it has not fetched.
+    #[error(
+        "{}: this is a pointer of git-lfs, not the file itself, which `git lfs pull` brings",
+        path.display()
+    )]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// A file is not the JSON it should be.
     #[error("{} is not valid JSON of the expected shape", path.display())]
     Json {

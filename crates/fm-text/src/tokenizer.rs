@@ -20,7 +20,7 @@ mod normalize;
 mod reach;
 mod token_table;
 
-use std::{borrow::Cow, collections::HashMap, fs, path::Path};
+use std::{borrow::Cow, collections::HashMap, path::Path};
 
 use kitoken::{Configuration, Kitoken, SpecialTokenKind};
 use serde_json::Value;
@@ -103,8 +103,7 @@ impl Tokenizer {
     /// If the file is missing, is not a tokenizer, or is one whose ids could not be exact.
     pub fn open(dir: &Path, cache_dir: Option<&Path>) -> Result<Tokenizer, TextError> {
         let path = dir.join("tokenizer.json");
-        let json =
-            fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
+        let json = files::read(&path)?;
         let config_path = dir.join("tokenizer_config.json");
         let config = files::read_tokenizer_config(dir)?;
         if let Some(feature) = unsupported_switch(&config) {

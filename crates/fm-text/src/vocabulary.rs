@@ -226,7 +226,11 @@ impl Vocabulary {
     /// Every token that ends a text or a turn, in ascending order.
     pub fn end_tokens(&self) -> Vec<u32> {
         let named = [self.eos_token_id, self.eot_token_id, self.eom_token_id];
-        let texts = self.tokens.iter().zip(0..).filter(|(text, _)| ENDS.contains(&text.as_str()));
+        let is_named = named.iter().any(Option::is_some) || !self.eos_token_ids.is_empty();
+        let texts = self.tokens.iter().zip(0..).filter(|&(text, id)| {
+            let is_plain = self.token_type.get(id as usize) == Some(&kind::NORMAL);
+            ENDS.contains(&text.as_str()) && !(is_named && is_plain && !is_mark(text))
+        });
         let ends: HashMap<&str, u32> = texts.map(|(text, id)| (text.as_str(), id)).collect();
         let known = known_ends(|text| ends.get(text).copied());
         let named = named.into_iter().flatten().chain(self.eos_token_ids.iter().copied());
@@ -451,6 +455,13 @@ impl Vocabulary {
         let (pre_tokenizer, decoder) = (Value::Null, of_pieces(start));
         Ok(TokenizerJson { added_tokens, normalizer, pre_tokenizer, decoder, model })
     }
+}
+
+/// Whether nothing but a control token is spelled so. `</s>` and the like are words of HTML as well, which
+/// merges make of text.
+fn is_mark(text: &str) -> bool {
+    let between = |open, close| text.starts_with(open) && text.ends_with(close);
+    between("<|", "|>") || between("<｜", "｜>")
 }
 
 /// Whether this is a row of the embedding that no token has. Older files mark such rows by their

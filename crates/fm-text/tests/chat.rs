@@ -6,19 +6,22 @@
 use std::{
     collections::HashMap,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
 };
 
 use fm_text::{
-    ChatTemplate, Message, RenderRequest, TextError, ThinkingState, ThinkingTags, Vocabulary,
-    end_token,
+    ChatTemplate, Message, RenderRequest, SpecialTokens, TextError, ThinkingState, ThinkingTags,
+    Tokenizer, Vocabulary, end_token,
 };
 use serde_json::{Value, json};
 
+fn demo_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")
+}
+
 fn demo() -> ChatTemplate {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
-    ChatTemplate::open(&dir).unwrap().unwrap()
+    ChatTemplate::open(&demo_dir()).unwrap().unwrap()
 }
 
 fn messages(json: Value) -> Vec<Message> {
@@ -136,6 +139,23 @@ fn tools_calls_and_answers_of_tools_are_written_out() {
 }
 
 #[test]
+fn a_pointer_of_git_lfs_is_named() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";
+    for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(name), pointer).unwrap();
+        let refused = match name {
+            "tokenizer.json" => Tokenizer::open(dir.path(), None).unwrap_err(),
+            _ => ChatTemplate::open(dir.path()).unwrap_err(),
+        };
+        assert!(
+            matches!(&refused, TextError::LfsPointer { path } if path.ends_with(name)),
+            "{name}: {refused}"
+        );
+    }
+}
+
+#[test]
 fn a_base_model_has_no_template() {
     assert!(opened(None, &json!({})).unwrap().is_none());
     assert!(ChatTemplate::open(Path::new("/nowhere")).unwrap().is_none());
@@ -164,6 +184,18 @@ fn the_configuration_may_hold_one_template_or_several() {
 fn the_file_comes_before_the_configuration() {
     let both = opened(Some("file"), &json!({"chat_template": "configuration"}));
     assert_eq!(render(&both.unwrap().unwrap()).unwrap(), "file");
+}
+
+#[test]
+fn line_ends_of_a_template_are_line_feeds_wherever_it_stands() {
+    let text =
+        "{% for m in messages %}\r\n{{ m.role }}:\r{{ 'a\r\nb' }}\r\n{% endfor %}\r\nend\r\n";
+    let of_config = opened(None, &json!({"chat_template": text})).unwrap();
+    let vocabulary = Vocabulary { chat_template: Some(text.to_owned()), ..Vocabulary::default() };
+    let of_metadata = ChatTemplate::from_vocabulary(&vocabulary, Path::new("m.gguf")).unwrap();
+    for template in [template(text), of_config.unwrap(), of_metadata.unwrap()] {
+        assert_eq!(render(&template).unwrap(), "user:\na\nb\nend");
+    }
 }
 
 #[test]
@@ -312,6 +344,19 @@ fn marks_that_end_a_text_are_known_by_their_text() {
             assert_eq!(ends(&["a", end, "<|start|>"], kind), [1], "{end} {kind}");
         }
     }
+    // Where the file names an end, plain text that is spelled like one is plain text.
+    let named = Vocabulary {
+        tokens: ["a", "</s>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[EOS]"]
+            .map(str::to_owned)
+            .into(),
+        token_type: vec![3, 1, 1, 1, 3],
+        ..Vocabulary::default()
+    };
+    assert_eq!(named.end_tokens(), [1, 2, 3, 4]);
+    let with_one = Vocabulary { eos_token_id: Some(0), ..named.clone() };
+    assert_eq!(with_one.end_tokens(), [0, 2, 3, 4]);
+    let with_list = Vocabulary { eos_token_ids: vec![0], ..named };
+    assert_eq!(with_list.end_tokens(), [0, 2, 3, 4]);
     let tokens = ["a", "b", "c"].map(str::to_owned).to_vec();
     let listed = Vocabulary { tokens, eos_token_ids: vec![2, 1], ..Vocabulary::default() };
     assert_eq!(listed.end_tokens(), [1, 2]);
@@ -335,6 +380,40 @@ fn special_tokens_are_those_of_their_map_where_the_configuration_names_none() {
     assert_eq!(rendered(), "<c>|</m>|");
     write("tokenizer_config.json", json!({"eos_token": "</c>"}));
     assert_eq!(end_token(dir.path()).unwrap().as_deref(), Some("</c>"));
+}
+
+/// Servers that do not take thoughts apart give back what the model wrote, and the prompt wrote the opening
+/// tag.
+#[test]
+fn an_answer_keeps_the_tag_that_closes_its_thought_whoever_opened_it() {
+    let tokenizer = Tokenizer::open(&demo_dir(), None).unwrap();
+    let cuts = template(
+        "{% for m in messages %}{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}\
+         {% else %}{{ m.content }}{% endif %}{% endfor %}",
+    );
+    let ids = |answer: &str| {
+        let mut message = Message::new("assistant", answer);
+        message.guard(&tokenizer);
+        let rendered = cuts.render(&RenderRequest::new(&[message])).unwrap();
+        tokenizer.encode(&rendered, SpecialTokens::ParseTemplate).unwrap()
+    };
+    let spelled = |text: &str| tokenizer.encode(text, SpecialTokens::AsText).unwrap();
+    for thought in ["<think>hm", "hm\n", "\nhm", ""] {
+        let answer = "\n\nyes </think> <think> <|im_end|>";
+        assert_eq!(ids(&format!("{thought}</think>{answer}")), spelled(answer), "{thought}");
+    }
+    for text in ["between <think> and </think>", "<think>hm"] {
+        assert_eq!(ids(text), spelled(text));
+    }
+}
+
+#[test]
+fn a_configuration_that_is_no_object_is_not_taken_for_none() {
+    for wrong in [json!([]), json!("x"), json!(1)] {
+        let refused = opened(Some("x"), &wrong).unwrap_err();
+        let named = matches!(&refused, TextError::Json { path, .. } if path.ends_with("tokenizer_config.json"));
+        assert!(named, "{refused}");
+    }
 }
 
 #[test]

@@ -347,6 +347,26 @@ fn what_could_not_be_exact_is_refused() {
 }
 
 #[test]
+fn normalized_added_tokens_are_refused_where_splitting_changes_the_text() {
+    let normalized = |json: &mut Value| json["added_tokens"][2]["normalized"] = json!(true);
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let mut llama = oracle::llama_json(&Value::Null, &metaspace);
+    let mut bytes = demo_json();
+    bytes["pre_tokenizer"] = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    for json in [&mut llama, &mut bytes] {
+        Pair::of(json).check(&lines(200));
+        normalized(json);
+        let refused = oracle::open(json).unwrap_err().to_string();
+        assert!(refused.contains("normalized added tokens"), "{refused}");
+    }
+    // Where nothing is changed as text is split, such tokens are found.
+    let mut plain = demo_json();
+    normalized(&mut plain);
+    Pair::of(&plain).check(&lines(200));
+}
+
+#[test]
 fn very_long_runs_neither_fail_nor_panic() {
     let tokenizer = oracle::open(&demo_json()).unwrap();
     let ids = |text: &str| tokenizer.encode(text, SpecialTokens::Parse);

@@ -95,15 +95,12 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
 
 fn name_and_revision(matches: &ArgMatches) -> anyhow::Result<ModelName> {
     let given: &String = matches.get_one("name").expect("clap requires it");
-    let mut name: ModelName = given.parse()?;
-    if let Some(revision) = matches.get_one::<String>("revision") {
-        if name.revision.is_some() {
-            return Err(Usage("the revision is given twice".to_owned()).into());
-        }
-        // Read as part of a name, so that it is held to the same rules.
-        name.revision = format!("{}@{revision}", name.id).parse::<ModelName>()?.revision;
+    let name: ModelName = given.parse()?;
+    let Some(revision) = matches.get_one::<String>("revision") else { return Ok(name) };
+    if name.revision.is_some() {
+        return Err(Usage("the revision is given twice".to_owned()).into());
     }
-    Ok(name)
+    Ok(name.at(revision)?)
 }
 
 /// Says so if what came is nothing that this program runs.

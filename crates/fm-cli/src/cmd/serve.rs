@@ -55,7 +55,10 @@ pub(super) fn command() -> Command {
         .about("Serve the OpenAI and Anthropic interfaces over HTTP")
         .arg(model_arg())
         .args(door())
-        .arg(valued("served-name", "NAME", "Name of the model [default: that of its directory]"))
+        .arg(
+            valued("served-name", "NAME", "Name of the model [default: that of its directory]")
+                .value_parser(NonEmptyStringValueParser::new()),
+        )
         .arg(valued(
             "system",
             "FILE",

@@ -2,18 +2,22 @@
 
 use std::{ops::ControlFlow, path::Path};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use fm_convert::{
     Progress, record,
-    verify::{Report, verify},
+    verify::{Checked, Mismatch, Report, verify},
 };
 use fm_engine::bytes::Bytes;
+use fm_format::{
+    FormatError,
+    error::{FileChange, MEND},
+};
 use serde_json::json;
 
 use super::{json_arg, model_arg, model_path};
 use crate::{
-    console::{self, Interrupt, Unit},
+    console::{self, Hinted, Interrupt, Unit},
     places,
 };
 
@@ -73,7 +77,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         console::print_json(&as_json(dir, &checked))?;
     }
     if let Some(first) = &checked.first {
-        bail!("{} of {} things are wrong; first: {first}", checked.mismatches, things(&checked));
+        let (wrong, all) = (checked.mismatches, things(&checked));
+        let said = format!("{wrong} of {all} things are wrong; first: {first}");
+        return Err(Hinted { said, hint: hint(&checked, first) }.into());
     }
     console::say!(
         "{}: {}, {} and {}, {} in all, are what they were",
@@ -90,6 +96,15 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// A small file of a checkpoint may have been edited on purpose, since it was recorded.
+fn hint(checked: &Report, first: &Mismatch) -> Option<&'static str> {
+    if checked.is_container || first.what != Checked::File {
+        return Some(MEND);
+    }
+    let (path, change) = (first.path.clone(), FileChange::Other);
+    FormatError::RecordedFile { path, change }.hint()
 }
 
 fn things(report: &Report) -> u64 {

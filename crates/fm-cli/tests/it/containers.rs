@@ -65,6 +65,7 @@ fn a_container_has_the_same_bits_and_notices_a_wrong_one() {
     assert_eq!(verified.status.code(), Some(1));
     let message = stderr(&verified);
     assert!(message.contains("layer-003.bin: layer 3 expert 2, down, at byte 65536"), "{message}");
+    assert!(message.contains("hint: check the disk"), "{message}");
 
     let prompt = ["--prompt", "Tell me about Peru.", "--memory", "300MB", "--greedy"];
     let spoiled = flash_moe(&[&["run", container], prompt.as_slice()].concat());
@@ -182,7 +183,9 @@ fn an_edited_configuration_is_named_after_recording() {
     fs::write(&config, value.to_string()).unwrap();
     let verified = run(&["verify", model]);
     assert_eq!(verified.status.code(), Some(1));
-    assert!(stderr(&verified).contains("config.json: the file"), "{}", stderr(&verified));
+    let message = stderr(&verified);
+    assert!(message.contains("config.json: the file"), "{message}");
+    assert!(message.contains("hint: if the change is meant"), "{message}");
     let refused = logits();
     assert_eq!(refused.status.code(), Some(1));
     let message = stderr(&refused);

@@ -148,6 +148,8 @@ fn a_taken_port_and_an_open_door_are_refused_before_the_model_is_read() {
     insta::assert_snapshot!("open_door", stderr(&open));
     let empty = ["serve", "models/nothing", "--host", "0.0.0.0", "--port", "0", "--api-key", ""];
     assert_eq!(flash_moe(&empty).status.code(), Some(2), "an empty key is none");
+    let unnamed = ["serve", "models/nothing", "--port", "0", "--served-name", ""];
+    assert_eq!(flash_moe(&unnamed).status.code(), Some(2), "an empty name is none");
     for key in [" ", "\n", "schlüssel", "a\nb"] {
         let unheard = flash_moe(&["serve", "models/nothing", "--port", "0", "--api-key", key]);
         assert_eq!(unheard.status.code(), Some(2), "{key:?} is one that no client can send");

@@ -50,9 +50,10 @@ fn somebody_elses_file_amid_half_a_conversion_is_left_alone() {
         let before = files_in(&case.out());
         let error = case.convert().unwrap_err();
         assert!(
-            matches!(&error, ConvertError::Occupied { entry, .. } if entry.ends_with(name)),
+            matches!(&error, ConvertError::InTheWay { entry, .. } if entry.ends_with(name)),
             "{name}: {error}"
         );
+        assert!(error.to_string().contains("remove it, and the conversion goes on"), "{error}");
         assert_same(&case.out(), &before, name);
         fs::remove_file(case.out().join(name)).unwrap();
     }
@@ -78,11 +79,23 @@ fn links_are_never_followed() {
         let _ = fs::remove_file(&link);
         symlink(target, &link).unwrap();
         let error = case.convert().unwrap_err();
-        assert!(matches!(error, ConvertError::Occupied { .. }), "{name}: {error}");
+        assert!(matches!(error, ConvertError::InTheWay { .. }), "{name}: {error}");
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0, "{name}");
         assert_eq!(fs::read(&precious).unwrap(), b"mine", "{name}");
         fs::remove_dir_all(case.out()).unwrap();
     }
+}
+
+#[test]
+fn a_link_to_nothing_is_no_file_to_do_without() {
+    let case = Case::small();
+    symlink("../blobs/gone", case.source().join("generation_config.json")).unwrap();
+    let error = case.convert().unwrap_err();
+    assert!(
+        matches!(&error, ConvertError::Format(FormatError::Io { path, .. })
+            if path.ends_with("generation_config.json")),
+        "{error}"
+    );
 }
 
 #[test]

@@ -69,6 +69,28 @@ fn a_link_to_nothing_is_a_model_that_is_not_whole() {
 }
 
 #[test]
+fn a_relative_cache_that_is_not_there_yet_has_the_room_of_the_working_directory() {
+    let cache = Cache::new("models-to-be/hub".into());
+    assert!(!cache.root().exists() && cache.free_bytes().unwrap() > 0);
+}
+
+#[test]
+fn every_name_of_a_commit_is_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("models--a--b");
+    touch(&repo.join("snapshots").join(COMMIT).join("config.json"), 3);
+    for name in ["main", "v1.0", "refs/pr/1"] {
+        let file = repo.join("refs").join(name);
+        touch(&file, 0);
+        fs::write(file, COMMIT).unwrap();
+    }
+    let listed = Cache::new(dir.path().to_path_buf()).list().unwrap();
+    let revisions: Vec<&str> = listed.iter().map(|cached| cached.revision.as_str()).collect();
+    assert_eq!(revisions, ["main", "refs/pr/1", "v1.0"]);
+    assert!(listed.iter().all(|cached| cached.path.is_some() && cached.bytes == 3));
+}
+
+#[test]
 fn a_gguf_model_is_found_wherever_it_lies_and_chosen_by_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::new(dir.path().to_path_buf());

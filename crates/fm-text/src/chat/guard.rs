@@ -29,14 +29,17 @@ impl Message {
 }
 
 /// An earlier answer. A thought that it begins with keeps its tags: templates look for them, to cut
-/// the thought or to write it their own way.
+/// the thought or to write it their own way. Where the prompt opened the thought, the answer has the
+/// closing tag alone; behind an opening tag in its midst, it speaks of tags.
 fn guard_answer(tokenizer: &Tokenizer, text: &str) -> String {
     let guard = |text| tokenizer.guard(text);
     let inside = text.trim_start();
     let lead = &text[..text.len() - inside.len()];
-    let inside = inside.strip_prefix(OPEN);
-    match inside.and_then(|inside| inside.split_once(CLOSE)) {
-        None => guard(text).into_owned(),
-        Some((thought, answer)) => [lead, OPEN, &guard(thought), CLOSE, &guard(answer)].concat(),
+    let (open, inside) = inside.strip_prefix(OPEN).map_or(("", inside), |inside| (OPEN, inside));
+    match inside.split_once(CLOSE) {
+        Some((thought, answer)) if !open.is_empty() || !thought.contains(OPEN) => {
+            [lead, open, &guard(thought), CLOSE, &guard(answer)].concat()
+        }
+        _ => guard(text).into_owned(),
     }
 }

@@ -1,5 +1,10 @@
 //! What has to be done to the text of a template before the engine can parse it.
 
+/// The text with the line ends that Jinja makes of all others before it parses.
+pub(super) fn with_line_feeds(source: String) -> String {
+    if source.contains('\r') { source.replace("\r\n", "\n").replace('\r', "\n") } else { source }
+}
+
 /// Replaces `{% generation %}` … `{% endgeneration %}`, with which `transformers` marks what to
 /// train on, by a condition that always holds. White-space control stays as written.
 pub(super) fn without_generation_tags(source: &str) -> String {

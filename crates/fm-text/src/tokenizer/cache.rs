@@ -27,7 +27,7 @@ use super::{
 
 /// Names format and version. Change the last digits whenever the conversion in `file.rs` or the
 /// version of `kitoken` changes: old caches then go unused.
-const MAGIC: &[u8; 8] = b"fmtext03";
+const MAGIC: &[u8; 8] = b"fmtext04";
 
 #[derive(Serialize, Deserialize)]
 struct About {

@@ -36,15 +36,21 @@ pub(super) fn unsupported_feature(json: &TokenizerJson, chars: bool) -> Option<&
     if !splitters.iter().all(is_exact_splitter) {
         return Some("a pre-tokenizer that is not known to be exact");
     }
-    // These two put something before every piece that earlier steps made.
-    let prefixes = |step: &Value| {
-        step["type"] == "Metaspace"
-            || (step["type"] == "ByteLevel" && step["add_prefix_space"] == true)
-    };
-    if splitters.len() > 1 && splitters.iter().any(prefixes) {
+    // These put something before every piece that earlier steps made.
+    if splitters.len() > 1 && splitters.iter().any(writes_spaces) {
         return Some("a prefix space for every split piece");
     }
     drops_text(&json.model, chars).then_some("a vocabulary that drops text it has no token for")
+}
+
+/// Whether text is changed where it is split. The converter makes a normaliser of that, which runs on
+/// whole texts, before normalised added tokens are looked for in them, and on those tokens too.
+pub(super) fn normalizes_late(pre_tokenizer: &Value) -> bool {
+    steps(pre_tokenizer, "pretokenizers").iter().any(writes_spaces)
+}
+
+fn writes_spaces(step: &Value) -> bool {
+    step["type"] == "Metaspace" || (step["type"] == "ByteLevel" && step["add_prefix_space"] == true)
 }
 
 /// The steps of a sequence, or the one step there is.

@@ -24,8 +24,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    added::AddedToken, beside::Beside, decoder::Start, exact::unsupported_feature, frame::Frame,
-    reach::Reached, token_table::TokenTable,
+    added::AddedToken, beside::Beside, decoder::Start, exact, frame::Frame, reach::Reached,
+    token_table::TokenTable,
 };
 use crate::error::TextError;
 
@@ -111,7 +111,7 @@ impl Parts {
             return Err(unsupported("a model other than BPE"));
         };
         let json = json.map_err(|source| TextError::Json { path: path.to_owned(), source })?;
-        if let Some(feature) = unsupported_feature(&json, *chars) {
+        if let Some(feature) = exact::unsupported_feature(&json, *chars) {
             return Err(unsupported(feature));
         }
         let start = Start::of_decoder(&json.decoder, *chars).map_err(unsupported)?;
@@ -135,6 +135,10 @@ impl Parts {
         let known = json.added_tokens.len();
         let mut whole = table(&json.added_tokens);
         let added = beside.merge(json.added_tokens, (&json.model.vocab, &whole))?;
+        if added.iter().any(|token| token.normalized) && exact::normalizes_late(&json.pre_tokenizer)
+        {
+            return Err(unsupported("normalized added tokens and spaces written as text is split"));
+        }
         if added.len() > known {
             whole = table(&added);
         }

@@ -1,6 +1,6 @@
 //! Tokenizers as they are opened: caches, names and kinds of tokens, and what spells them.
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
 use super::*;
 
