@@ -4,7 +4,7 @@ mod content;
 pub(crate) mod messages;
 
 use axum::{http::StatusCode, response::Response};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     ask::{Manner, TOKENS_MAX},
@@ -33,6 +33,9 @@ const TOLERATED: &[&str] = &[
     "fallback_credit_token",
     "billing_policy",
 ];
+
+/// The words of this interface for how much the model shall think and write.
+const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
 
 /// Where a client asks for a conversation that is kept here.
 const THREAD: &str = "thread";
@@ -110,8 +113,22 @@ pub(crate) fn conversation(
         let wrong = "a call cannot be asked for together with thinking";
         return Err(Wrong::Rule(wrong).at("tool_choice"));
     }
-    let enable_thinking = Some(thinking);
-    Ok(Conversation { messages, enable_thinking, tools, ..Conversation::default() })
+    // As templates know it.
+    let effort = effort(fields)?.map(|effort| ("reasoning_effort".to_owned(), effort));
+    let variables = Map::from_iter(effort);
+    Ok(Conversation { messages, enable_thinking: Some(thinking), tools, variables })
+}
+
+/// `output_config.effort`; what stands beside it is taken with the form of the answer.
+fn effort(fields: &Fields) -> Result<Option<Value>, Problem> {
+    let effort = fields.peek("output_config").and_then(|config| config.get("effort"));
+    match effort.filter(|effort| !effort.is_null()) {
+        Some(effort) if !EFFORTS.iter().any(|word| effort == word) => {
+            let words = "one of low, medium, high, xhigh, max";
+            Err(Wrong::Kind(words).at("output_config.effort"))
+        }
+        effort => Ok(effort.cloned()),
+    }
 }
 
 /// Whether the model shall think; without the field it does not.
@@ -140,4 +157,30 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     fields.refuse("container", "containers", |_| false)?;
     fields.refuse("compaction", "compaction; the client can shorten what it sends", |_| false)?;
     fields.refuse(THREAD, "message threads; send the whole conversation", |_| false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_effort_is_told_to_the_template() {
+        let read = |config: Value| {
+            let hi = json!([{"role": "user", "content": "hi"}]);
+            let body = json!({"messages": hi, "output_config": config});
+            let mut fields = Fields::of(body, "").unwrap();
+            conversation(&mut fields, &mut Manner::default())
+        };
+        for word in EFFORTS {
+            let variables = read(json!({"effort": word})).unwrap().variables;
+            assert_eq!(Value::Object(variables), json!({"reasoning_effort": word}));
+        }
+        for nothing in [json!({}), json!({"effort": null}), Value::Null] {
+            assert!(read(nothing).unwrap().variables.is_empty());
+        }
+        for wrong in [json!("none"), json!("High"), json!(3), json!(["low"])] {
+            let refused = read(json!({"effort": wrong})).unwrap_err();
+            assert_eq!(refused.field(), Some("output_config.effort"), "{wrong}");
+        }
+    }
 }

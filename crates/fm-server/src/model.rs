@@ -13,7 +13,7 @@ use crate::{
     kept::Kept,
     late_system,
     problem::Problem,
-    tools::{Choice, Tools, calls, name_results},
+    tools::{Choice, Tools, calls, place_results},
     turns,
 };
 
@@ -126,7 +126,7 @@ impl Model {
         }
         turns::join_refused(messages, template);
         let written = self.written(messages, kept);
-        name_results(messages);
+        place_results(messages);
         messages.iter_mut().for_each(|message| message.guard(&self.tokenizer));
         let mut list = tools.list.clone();
         let values = conversation.variables.values_mut().chain(&mut list);
@@ -419,8 +419,12 @@ pub(crate) mod tests {
         };
         let none = count("assistant", "yes");
         assert_eq!(count("assistant", "<think>hm <think></think>yes </think><think>"), none + 2);
-        for text in ["yes <think>hm</think>", "hm</think>yes", "<think>hm", "</think><think>"] {
+        for text in ["yes <think>hm</think>", "<think>hm"] {
             assert_eq!(count("assistant", text), none, "{text}");
+        }
+        // The prompt had opened it.
+        for text in ["hm</think>yes", "</think><think>"] {
+            assert_eq!(count("assistant", text), none + 1, "{text}");
         }
         assert_eq!(count("user", "<think>hm</think>yes"), none);
     }

@@ -78,6 +78,10 @@ pub(crate) fn refuse(problem: &Problem) -> Response {
 #[derive(Clone, Copy)]
 pub(crate) struct Told;
 
+/// What a response that is none is to the log: its status says otherwise.
+#[derive(Clone, Copy)]
+pub(crate) struct RefusedInside(pub(crate) StatusCode);
+
 /// An error in the shape of an interface, with the headers that belong to its status.
 pub(crate) fn with_status(problem: &Problem, body: &Value) -> Response {
     let status = problem.status();

@@ -67,7 +67,9 @@ impl Model {
         let kept = Kept::default();
         let takes = |api, fields| match api {
             Api::Chat => openai::chat::asked(self, &kept, fields).map(drop),
-            Api::Responses => openai::responses::asked(self, &kept, fields).map(drop),
+            Api::Responses => {
+                openai::responses::asked(self, &kept, fields).and_then(|(ask, _)| ask.map(drop))
+            }
             Api::Messages => anthropic::messages::asked(self, &kept, fields).map(drop),
         };
         let api = match takes(api, fields) {

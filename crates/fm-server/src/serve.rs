@@ -326,7 +326,8 @@ async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         response.headers_mut().insert(first, id.clone());
         response.headers_mut().insert(second, id);
     }
-    let status = response.status();
+    let inside = response.extensions().get::<openai::RefusedInside>();
+    let status = inside.map_or(response.status(), |inside| inside.0);
     if status.is_client_error() || status.is_server_error() {
         let id = id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
         let path = shown(&path);

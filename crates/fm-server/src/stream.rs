@@ -75,6 +75,15 @@ impl Out {
     }
 }
 
+/// All of them, where nothing more comes.
+impl Stream for Out {
+    type Item = Result<Event, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(self.0.pop_front().map(Ok))
+    }
+}
+
 struct Events<E> {
     answer: Answer,
     encode: E,

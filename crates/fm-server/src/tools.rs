@@ -1,8 +1,9 @@
 //! What a request says about tools, in the one shape that templates know: OpenAI's.
 
 mod namespaces;
+mod results;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,7 @@ use fm_text::{
     tools::{Callable, valid_name},
 };
 
-pub(crate) use self::namespaces::Namespaces;
+pub(crate) use self::{namespaces::Namespaces, results::place_results};
 use crate::{
     fields::Fields,
     problem::{Problem, Wrong},
@@ -36,6 +37,16 @@ const LEFT_OUT: [&str; 8] = [
     "web_search_preview",
     "web_search_preview_2025_03_11",
 ];
+
+/// What the schema of a function is called: in one interface or another, and in lists of MCP.
+const SCHEMAS: [&str; 3] = ["parameters", "input_schema", "inputSchema"];
+
+/// What it is called in an interface, and what is said of its other names there.
+type Schema = (&'static str, &'static str);
+
+const PARAMETERS: Schema = ("parameters", "parameters is meant");
+
+const INPUT_SCHEMA: Schema = ("input_schema", "input_schema is meant");
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -91,7 +102,12 @@ impl Tools {
             }
             let field = tool.path_of("function");
             let function = tool.take("function").ok_or_else(|| Wrong::Missing.at(&field))?;
-            Ok([function_of(Fields::of(function, field)?, "parameters")?])
+            let function = Fields::of(function, field)?;
+            let schema = function.peek(PARAMETERS.0);
+            refuse_elsewhere(&tool, &SCHEMAS, (schema, "function.parameters is meant"))?;
+            let strict = function.peek("strict");
+            refuse_elsewhere(&tool, &["strict"], (strict, "function.strict is meant"))?;
+            Ok([function_of(function, PARAMETERS)?])
         })?;
         let namespaces = Namespaces::default();
         let (chosen, allowed) = allowed(fields.take("tool_choice"), "allowed_tools", &namespaces)?;
@@ -114,7 +130,7 @@ impl Tools {
         let (list, strict) = each(fields, |tool, field| {
             let mut tool = Fields::of(tool, field)?;
             match kind_of(&mut tool)?.as_str() {
-                "function" => Ok(vec![function_of(tool, "parameters")?]),
+                "function" => Ok(vec![function_of(tool, PARAMETERS)?]),
                 "namespace" => namespaces.take(tool, &mut without),
                 kind => {
                     without.push(left_out(kind, field)?);
@@ -147,7 +163,7 @@ impl Tools {
                 let what = "tools of this type; send one with an input_schema";
                 return Err(Wrong::Unsupported(what).at(field));
             }
-            Ok([function_of(tool, "input_schema")?])
+            Ok([function_of(tool, INPUT_SCHEMA)?])
         })?;
         let mut tools = Self { list, strict, ..Self::default() };
         let mut names = HashSet::new();
@@ -288,9 +304,24 @@ fn left_out(kind: &str, field: &str) -> Result<&'static str, Problem> {
     own.ok_or_else(|| Wrong::Unsupported("tools other than functions").at(field))
 }
 
+/// Refuses what stands where nobody reads it and would change what the model is told, unless `own` says the same.
+fn refuse_elsewhere(
+    fields: &Fields,
+    names: &[&str],
+    (own, meant): (Option<&Value>, &'static str),
+) -> Result<(), Problem> {
+    let says = |name: &&&str| fields.peek(name).is_some_and(|value| *value != false);
+    let mut said = names.iter().filter(says);
+    match said.find(|name| fields.peek(name) != own) {
+        Some(name) => Err(Wrong::Rule(meant).at(fields.path_of(name))),
+        None => Ok(()),
+    }
+}
+
 /// The envelope and its function, and whether it is strict. Fields that templates do not know are left out.
-fn function_of(mut fields: Fields, schema: &str) -> Result<(Value, bool), Problem> {
+fn function_of(mut fields: Fields, (schema, meant): Schema) -> Result<(Value, bool), Problem> {
     let name = name_of(&mut fields)?;
+    refuse_elsewhere(&fields, &SCHEMAS, (fields.peek(schema), meant))?;
     let mut function = Map::new();
     function.insert("name".to_owned(), name.into());
     if let Some(description) = fields.text("description")? {
@@ -322,15 +353,4 @@ fn name_of(fields: &mut Fields) -> Result<String, Problem> {
 pub(crate) fn calls(messages: &[Message]) -> impl Iterator<Item = (&str, &Value)> {
     let lists = messages.iter().filter_map(|message| message.tool_calls.as_ref()?.as_array());
     lists.flatten().filter_map(|call| Some((call["id"].as_str()?, &call["function"])))
-}
-
-/// Gives results the name of what was called, which some templates want.
-pub(crate) fn name_results(messages: &mut [Message]) {
-    let names: HashMap<String, String> = calls(messages)
-        .filter_map(|(id, function)| Some((id.to_owned(), function["name"].as_str()?.to_owned())))
-        .collect();
-    for message in messages.iter_mut().filter(|message| message.role == "tool") {
-        let name = message.tool_call_id.as_ref().and_then(|id| names.get(id));
-        message.name = message.name.take().or_else(|| name.cloned());
-    }
 }

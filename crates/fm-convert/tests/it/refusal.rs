@@ -89,7 +89,9 @@ fn links_are_never_followed() {
 #[test]
 fn a_link_to_nothing_is_no_file_to_do_without() {
     let case = Case::small();
-    symlink("../blobs/gone", case.source().join("generation_config.json")).unwrap();
+    let path = case.source().join("generation_config.json");
+    fs::remove_file(&path).unwrap();
+    symlink("../blobs/gone", &path).unwrap();
     let error = case.convert().unwrap_err();
     assert!(
         matches!(&error, ConvertError::Format(FormatError::Io { path, .. })

@@ -15,7 +15,7 @@ use crate::{
     answer::{CallPiece, Piece, Requested},
     ask::{Ask, Manner, TOKENS_MAX, stops},
     count::Waits,
-    fields::Fields,
+    fields::{Fields, plain},
     kept::{CallIds, Kept},
     model::{Conversation, Model},
     places::Work,
@@ -163,8 +163,7 @@ impl Form {
             Part::Text(Channel::Answer, text) => json!({"type": "text", "text": text}),
             Part::Call(index) => {
                 let call = calls.iter().find(|call| call.index == *index)?;
-                let input: Value =
-                    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+                let input = plain(call.arguments.as_bytes()).unwrap_or_else(|_| json!({}));
                 json!({"type": "tool_use", "id": self.ids.id(0, *index), "name": call.name, "input": input})
             }
         })

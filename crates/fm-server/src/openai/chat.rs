@@ -34,6 +34,9 @@ const PATH: &str = "/v1/chat/completions";
 /// See [`Manner`]: each is some 80 bytes of the response.
 const ODDS_MAX: usize = 1 << 18;
 
+/// What DeepSeek's, Mistral's and Moonshot's interfaces call a message that is to be continued.
+const CONTINUED: [&str; 2] = ["prefix", "partial"];
+
 /// What the response needs to know of the request.
 pub(crate) struct Form {
     app: Arc<App>,
@@ -129,11 +132,22 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Problem> {
     fields.refuse("web_search_options", "searches", |_| false)
 }
 
+/// Other engines go on with a last message that says so; here it would be followed by a turn of its own.
+fn refuse_continued(messages: &[Value]) -> Result<(), Problem> {
+    let last = messages.last().filter(|last| last["role"] == "assistant");
+    let said = last.and_then(|last| CONTINUED.into_iter().find(|name| last[name] == true));
+    said.map_or(Ok(()), |name| {
+        let field = format!("messages[{}].{name}", messages.len() - 1);
+        Err(Wrong::Unsupported("the continuation of an assistant's message").at(field))
+    })
+}
+
 pub(crate) fn conversation(
     fields: &mut Fields,
     manner: &mut Manner,
 ) -> Result<Conversation, Problem> {
     let list = fields.messages()?;
+    refuse_continued(&list)?;
     let messages = list.into_iter().enumerate().map(|(at, value)| message::read(value, at));
     let mut conversation =
         Conversation { messages: messages.collect::<Result<_, _>>()?, ..Conversation::default() };

@@ -3,7 +3,11 @@
 use fm_text::{Message, tools::valid_name};
 use serde_json::{Map, Value, json};
 
-use crate::problem::{Problem, Wrong};
+use crate::{
+    fields::plain,
+    problem::{Problem, Wrong},
+    surrogates::mended,
+};
 
 /// Calls of a message.
 const CALLS_MAX: usize = 512;
@@ -99,14 +103,25 @@ pub(super) fn function(
         Value::Null => Map::new(),
         Value::Object(map) => map.clone(),
         Value::String(text) if text.trim().is_empty() => Map::new(),
-        Value::String(text) => serde_json::from_str(text)
-            .unwrap_or_else(|_| Map::from_iter([(UNPARSED.to_owned(), text.as_str().into())])),
+        Value::String(text) => object(text)
+            .unwrap_or_else(|| Map::from_iter([(UNPARSED.to_owned(), text.as_str().into())])),
         _ => {
             let field = format!("{field}.arguments");
             return Err(Wrong::Kind("the text of a JSON object").at(field));
         }
     };
     Ok(json!({"name": name, "arguments": arguments}))
+}
+
+/// The object that a text is, if it is one; `null` is what some languages write for one of nothing. Halves of
+/// characters are mended as those of a body are.
+fn object(text: &str) -> Option<Map<String, Value>> {
+    let read = plain(text.as_bytes()).ok().or_else(|| plain(&mended(text.as_bytes())?).ok());
+    match read? {
+        Value::Null => Some(Map::new()),
+        Value::Object(map) => Some(map),
+        _ => None,
+    }
 }
 
 /// A part in which an assistant says that it will not.
@@ -133,6 +148,23 @@ pub(super) fn parts_text(parts: &[Value], kinds: &[&str], field: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_that_are_no_object_are_told_as_they_stand() {
+        for (text, expected) in [
+            ("", json!({})),
+            (" \n", json!({})),
+            ("null", json!({})),
+            (" null ", json!({})),
+            (r#"{"a": "\ud83d", "b": "\ud83d\ude00"}"#, json!({"a": "\u{fffd}", "b": "😀"})),
+            (r#"{"a": 1"#, json!({"unparsed": "{\"a\": 1"})),
+            (r#"{"a": "\ud83d"#, json!({"unparsed": r#"{"a": "\ud83d"#})),
+            ("[1]", json!({"unparsed": "[1]"})),
+        ] {
+            let function = function(Some("f".to_owned()), &text.into(), "x").unwrap();
+            assert_eq!(function, json!({"name": "f", "arguments": expected}), "{text}");
+        }
+    }
 
     #[test]
     fn a_refusal_is_what_the_assistant_said() {

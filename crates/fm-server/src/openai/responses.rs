@@ -13,7 +13,7 @@ use axum::{
 use serde_json::Value;
 
 use self::{repeated::Repeated, writer::Writer};
-use super::{MODERATION, refuse, thinking};
+use super::{MODERATION, RefusedInside, refuse, thinking};
 use crate::{
     answer::Answer,
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
@@ -72,6 +72,10 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     let (ask, mut form) = serve::prepare((&app, Work::Answer), request, read).await?;
+    let ask = match ask {
+        Err(problem @ Problem::TooLong { .. }) if form.stream => return Ok(failed(form, problem)),
+        ask => ask?,
+    };
     let mut answer: Answer = ask.submit(&app, PATH)?;
     answer.tally.requested.left_out = std::mem::take(&mut form.left_out);
     if form.stream {
@@ -84,22 +88,32 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     Ok(axum::Json(writer.response(&answer.tally.requested)).into_response())
 }
 
-/// Reads a request that is not answered.
-pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
-    read(app, fields).map(drop)
+/// The stream of a response that failed before it began. By this Codex knows that a context is full, and by nothing
+/// that is no event.
+fn failed(form: Form, problem: Problem) -> Response {
+    let inside = RefusedInside(problem.status());
+    let mut response = stream::events(Writer::new(form).failed(problem));
+    response.extensions_mut().insert(inside);
+    response
 }
 
-fn read(app: &Arc<App>, fields: Fields) -> Result<(Ask, Form), Problem> {
+/// Reads a request that is not answered.
+pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
+    read(app, fields).and_then(|(ask, _)| ask.map(drop))
+}
+
+fn read(app: &Arc<App>, fields: Fields) -> Result<(Result<Ask, Problem>, Form), Problem> {
     let (ask, form) = asked(&app.model, &app.kept, fields)?;
     Ok((ask, form(Arc::clone(app))))
 }
 
-/// What a body asks for.
+/// What a body asks for; a prompt that cannot be answered is a problem of its own, since it is known then in what form
+/// that has to be said.
 pub(crate) fn asked(
     model: &Model,
     kept: &Kept,
     mut fields: Fields,
-) -> Result<(Ask, impl FnOnce(Arc<App>) -> Form + use<>), Problem> {
+) -> Result<(Result<Ask, Problem>, impl FnOnce(Arc<App>) -> Form + use<>), Problem> {
     let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
     let mut repeated = Repeated::of(&fields, &name)?;
     let mut manner = Manner::take(&mut fields, model)?;
@@ -124,9 +138,8 @@ pub(crate) fn asked(
     let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
     let namespaces = std::mem::take(&mut conversation.tools.namespaces);
     let left_out = std::mem::take(&mut conversation.tools.left_out);
-    let prompt = model.prompt(conversation, kept);
-    let prompts = vec![prompt.map_err(|problem| problem.of_field("input"))?];
-    let ask = Ask { prompts, manner, ids: ids.clone() };
+    let prompt = model.prompt(conversation, kept).map_err(|problem| problem.of_field("input"));
+    let ask = prompt.map(|prompt| Ask { prompts: vec![prompt], manner, ids: ids.clone() });
     let created_unix = serve::now_unix();
     let form = move |app| Form {
         app,

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use fm_text::tools::valid_name;
 use serde_json::Value;
 
-use super::{TOOLS_MAX, function_of, kind_of, left_out, name_of};
+use super::{PARAMETERS, TOOLS_MAX, function_of, kind_of, left_out, name_of};
 use crate::{
     fields::Fields,
     problem::{Problem, Wrong},
@@ -57,7 +57,7 @@ impl Namespaces {
             let mut tool = Fields::of(tool, field.as_str())?;
             match kind_of(&mut tool)?.as_str() {
                 "function" => {
-                    let (mut function, strict) = function_of(tool, "parameters")?;
+                    let (mut function, strict) = function_of(tool, PARAMETERS)?;
                     let name = &mut function["function"]["name"];
                     let called = self.add(&namespace, name.as_str().unwrap_or_default());
                     *name = called.ok_or_else(|| Wrong::Rule(LONG).at(field))?.into();

@@ -298,6 +298,14 @@ fn names_and_what_is_repeated_are_short() {
 }
 
 #[test]
+fn as_many_tokens_are_written_out_as_a_body_may_have_values() {
+    let server = start(1);
+    let status =
+        |tokens: usize| post(server.at, "/detokenize", &json!({"tokens": vec![5; tokens]})).status;
+    assert_eq!([262_142, 262_143].map(status), [200, 400]);
+}
+
+#[test]
 fn an_answer_has_as_many_log_probabilities_as_a_response_can_hold() {
     let kept = Arc::<Mutex<Vec<Job>>>::default();
     let server = scripted(Script::Keep(Arc::clone(&kept)));

@@ -29,6 +29,7 @@ mod pieces;
 mod refusals;
 mod responses;
 mod restarts;
+mod results;
 mod sharing;
 mod strangers;
 mod structured;

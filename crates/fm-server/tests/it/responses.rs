@@ -254,6 +254,31 @@ fn fail(mut job: Job) {
 }
 
 #[test]
+fn a_context_that_is_full_is_an_event_of_a_stream() {
+    let server = start(1);
+    let long = json!({"input": "word ".repeat(3000), "stream": true});
+    let streamed = post(server.at, PATH, &ask(&long));
+    assert_eq!(streamed.status, 200, "{}", streamed.body);
+    let names: Vec<_> = streamed.events().into_iter().filter_map(|(name, _)| name).collect();
+    assert_eq!(names, ["response.created", "response.failed"]);
+    let chunks = streamed.chunks();
+    let of = |name: &str| [0, 1].map(|at| chunks[at]["response"][name].clone());
+    assert_eq!(of("status"), ["in_progress", "failed"]);
+    assert_eq!([0, 1].map(|at| &chunks[at]["sequence_number"]), [0, 1]);
+    assert_eq!(of("id")[0], of("id")[1]);
+    let error = &chunks[1]["response"]["error"];
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert!(error["message"].as_str().unwrap().starts_with("prompt is too long: "), "{error}");
+    let log = server.log.lock().unwrap().join("\n");
+    assert!(log.contains("/v1/responses refused=400 id=req_"), "{log}");
+
+    let whole = post(server.at, PATH, &ask(&json!({"input": "word ".repeat(3000)})));
+    assert_eq!((whole.status, &whole.json()["error"]["param"]), (400, &json!("input")));
+    let other = post(server.at, PATH, &ask(&json!({"stream": true, "colour": "red"})));
+    assert_eq!(other.status, 400, "{}", other.body);
+}
+
+#[test]
 fn an_engine_that_fails_is_a_response_that_failed() {
     let server = scripted(Script::Play(fail));
     let whole = post(server.at, PATH, &ask(&json!({})));

@@ -29,6 +29,78 @@ fn a_refusal_names_the_field_that_is_missing_or_not_done() {
 }
 
 #[test]
+fn a_schema_under_another_name_is_refused_with_the_one_that_is_meant() {
+    let server = start(1);
+    let ask = |path: &str, tool: &Value| {
+        let hi = json!([{"role": "user", "content": "hi"}]);
+        let body = match path {
+            "/v1/responses" => json!({"input": hi, "max_output_tokens": 1, "tools": [tool]}),
+            _ => json!({"messages": hi, "max_tokens": 1, "tools": [tool]}),
+        };
+        post(server.at, path, &body)
+    };
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let with = |tool: &Value, place: &str, name: &str, value: &Value| {
+        let mut tool = tool.clone();
+        tool.pointer_mut(place).unwrap()[name] = value.clone();
+        tool
+    };
+    let flat = json!({"type": "function", "name": "f"});
+    let nested = json!({"type": "function", "function": {"name": "f"}});
+    let (messages, responses) = ("/v1/messages", "/v1/responses");
+    let (here, inside) = ("", "/function");
+    for (path, tool, place, name, meant) in [
+        (messages, &json!({"name": "f"}), here, "inputSchema", "input_schema"),
+        (messages, &json!({"name": "f"}), here, "parameters", "input_schema"),
+        (responses, &flat, here, "input_schema", "parameters"),
+        (responses, &flat, here, "inputSchema", "parameters"),
+        (CHAT, &nested, inside, "input_schema", "parameters"),
+        (CHAT, &nested, inside, "inputSchema", "parameters"),
+        (CHAT, &nested, here, "parameters", "function.parameters"),
+        (CHAT, &nested, here, "inputSchema", "function.parameters"),
+        (CHAT, &nested, here, "strict", "function.strict"),
+    ] {
+        let value = if name == "strict" { &json!(true) } else { &schema };
+        let refused = ask(path, &with(tool, place, name, value));
+        assert_eq!(refused.status, 400, "{path} {place} {name}: {}", refused.body);
+        let said = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        let field = format!("tools[0]{}.{name}", place.replace('/', "."));
+        assert_eq!(said, format!("{field}: {meant} is meant"));
+        // Who says the same in both places has said it.
+        let right = format!("/{}", meant.replace('.', "/"));
+        let (before, last) = right.rsplit_once('/').unwrap();
+        let before = if before.is_empty() { place } else { before };
+        let both = with(&with(tool, place, name, value), before, last, value);
+        let taken = ask(path, &both);
+        assert_eq!(taken.status, 200, "{both}: {}", taken.body);
+    }
+    for (name, value) in [("strict", json!(false)), ("parameters", Value::Null)] {
+        let taken = ask(CHAT, &with(&nested, here, name, &value));
+        assert_eq!(taken.status, 200, "{name}: {}", taken.body);
+    }
+}
+
+#[test]
+fn a_message_that_is_to_be_continued_is_refused() {
+    let server = start(1);
+    let ask =
+        |messages: Value| post(server.at, CHAT, &json!({"messages": messages, "max_tokens": 1}));
+    let user = json!({"role": "user", "content": "hi"});
+    for name in ["prefix", "partial"] {
+        let said = |value: Value| json!({"role": "assistant", "content": "Well, ", name: value});
+        let refused = ask(json!([user, said(json!(true))]));
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        let does_not = "this server does not do the continuation of an assistant's message";
+        assert_eq!(message, format!("messages[1].{name}: {does_not}"));
+        for taken in [json!([user, said(json!(false))]), json!([user, said(json!(true)), user])] {
+            let answered = ask(taken);
+            assert_eq!(answered.status, 200, "{}", answered.body);
+        }
+    }
+}
+
+#[test]
 fn a_body_that_is_nested_too_deeply_is_told_so() {
     let server = start(1);
     let body = format!("{{\"a\": {}1{}}}", "[".repeat(200), "]".repeat(200));

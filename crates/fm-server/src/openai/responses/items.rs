@@ -145,7 +145,8 @@ impl Items<'_> {
             parts.filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
         });
         if let Some(text) = said.into_iter().find(|text| !text.is_empty()) {
-            self.thought = Some(text);
+            let thoughts = [self.thought.take(), Some(text)].into_iter().flatten();
+            self.thought = thoughts.reduce(|first, second| first + "\n" + &second);
         }
     }
 
@@ -282,7 +283,8 @@ mod tests {
             {"role": "developer", "content": "Be kind."},
             {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
             thought("hm"), call("f"), call("g"), result("f"), result("g"),
-            sealed, said, within("n", "h"), within("gone__", "k"), result("h"), thought("so"), said,
+            sealed, said, within("n", "h"), within("gone__", "k"), result("h"), thought("so"), sealed,
+            thought("then"), said,
         ]);
         let expected = json!([
             ["system", "Be brief.\n\nBe kind.", null, []],
@@ -292,7 +294,7 @@ mod tests {
             ["tool", "ok", null, []],
             ["assistant", "Well.", null, ["n__h_", "gone__k"]],
             ["tool", "ok", null, []],
-            ["assistant", "Well.", "so", []],
+            ["assistant", "Well.", "so\nthen", []],
         ]);
         assert_eq!(messages(&input), expected);
     }

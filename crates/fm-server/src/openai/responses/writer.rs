@@ -172,6 +172,14 @@ impl Writer {
         self.end(requested)
     }
 
+    /// All events of a response that nobody begins to write.
+    pub(super) fn failed(mut self, problem: Problem) -> Out {
+        let mut out = Out::default();
+        self.going(&mut out, "created");
+        self.piece(&mut out, 0, Piece::Failed(problem));
+        out
+    }
+
     fn end(&self, requested: &Requested) -> Frame<'_> {
         let (status, reason) = self.status();
         let reason = reason.map(|reason| json!({"reason": reason}));

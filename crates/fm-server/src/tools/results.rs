@@ -1,0 +1,105 @@
+//! Results of calls: whose they are. Most templates write them without ids, so that to the model the first result is
+//! that of the first call, whatever order a client sends them in.
+
+use std::collections::HashMap;
+
+use fm_text::Message;
+
+use super::calls;
+
+/// Puts results that follow each other into the order of the calls before them, those of no such call last, and gives
+/// each the name of what was called, which some templates want. An id is that of the latest call that has it: there
+/// are clients that count calls anew in every turn.
+pub(crate) fn place_results(messages: &mut [Message]) {
+    let (mut names, mut places) = (HashMap::new(), HashMap::new());
+    for part in messages.chunk_by_mut(|one, next| is_result(one) == is_result(next)) {
+        if part.first().is_some_and(is_result) {
+            part.sort_by_cached_key(|result| {
+                let place = result.tool_call_id.as_ref().and_then(|id| places.get(id));
+                place.copied().unwrap_or(usize::MAX)
+            });
+            for result in part {
+                let name = result.tool_call_id.as_ref().and_then(|id| names.get(id));
+                result.name = result.name.take().or_else(|| name.cloned());
+            }
+            continue;
+        }
+        let mut own = HashMap::new();
+        for (place, (id, function)) in calls(part).enumerate() {
+            own.insert(id.to_owned(), place);
+            if let Some(name) = function["name"].as_str() {
+                names.insert(id.to_owned(), name.to_owned());
+            }
+        }
+        // What the user says between two results makes them those of no other calls.
+        if !own.is_empty() {
+            places = own;
+        }
+    }
+}
+
+fn is_result(message: &Message) -> bool {
+    message.role == "tool"
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn called(of: &[(&str, &str)]) -> Message {
+        let call = |(id, name): &(&str, &str)| json!({"id": id, "function": {"name": name}});
+        let calls: Value = of.iter().map(call).collect();
+        Message { tool_calls: Some(calls), ..Message::new("assistant", "") }
+    }
+
+    fn result(id: &str, text: &str) -> Message {
+        Message { tool_call_id: Some(id.to_owned()), ..Message::new("tool", text) }
+    }
+
+    fn placed(mut messages: Vec<Message>) -> Vec<(String, Option<String>)> {
+        place_results(&mut messages);
+        let results = messages.into_iter().filter(is_result);
+        let text = |content: Option<Value>| content.unwrap().as_str().unwrap().to_owned();
+        results.map(|result| (text(result.content), result.name)).collect()
+    }
+
+    fn want(of: &[(&str, Option<&str>)]) -> Vec<(String, Option<String>)> {
+        of.iter().map(|(text, name)| ((*text).to_owned(), name.map(str::to_owned))).collect()
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_their_calls() {
+        let calls = || called(&[("p", "f"), ("q", "g"), ("r", "h")]);
+        let said = || Message::new("user", "and?");
+        let mixed = vec![
+            calls(),
+            result("gone", "?"),
+            result("r", "3"),
+            result("none", "!"),
+            result("p", "1"),
+            result("q", "2"),
+        ];
+        let told = [("1", Some("f")), ("2", Some("g")), ("3", Some("h")), ("?", None), ("!", None)];
+        assert_eq!(placed(mixed), want(&told), "those of no call stay as they are, behind them");
+        let between = vec![calls(), result("r", "3"), said(), result("q", "2"), result("p", "1")];
+        let told = [("3", Some("h")), ("1", Some("f")), ("2", Some("g"))];
+        assert_eq!(placed(between), want(&told));
+        // Calls of two messages in a row are made at once.
+        let apart = vec![called(&[("o", "e")]), calls(), result("r", "3"), result("o", "0")];
+        assert_eq!(placed(apart), want(&[("0", Some("e")), ("3", Some("h"))]));
+        // What comes late would be taken for the result of a call just before it.
+        let late = vec![called(&[("o", "e")]), said(), calls(), result("o", "0"), result("p", "1")];
+        assert_eq!(placed(late), want(&[("1", Some("f")), ("0", Some("e"))]));
+    }
+
+    #[test]
+    fn an_id_is_that_of_the_latest_call_before_it() {
+        let turn = |name: &str| [called(&[("call_0", name)]), result("call_0", name)];
+        let told = [("f", Some("f")), ("g", Some("g"))];
+        assert_eq!(placed([turn("f"), turn("g")].concat()), want(&told));
+        let own = Message { name: Some("own".to_owned()), ..result("call_0", "1") };
+        assert_eq!(placed(vec![called(&[("call_0", "f")]), own]), want(&[("1", Some("own"))]));
+    }
+}
