@@ -34,7 +34,7 @@ const PATH: &str = "/v1/chat/completions";
 /// See [`Manner`]: each is some 80 bytes of the response.
 const ODDS_MAX: usize = 1 << 18;
 
-/// What DeepSeek's, Mistral's and Moonshot's interfaces call a message that is to be continued.
+/// What other engines' interfaces call a message that is to be continued.
 const CONTINUED: [&str; 2] = ["prefix", "partial"];
 
 /// What the response needs to know of the request.

@@ -102,18 +102,20 @@ pub(crate) fn check(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
     read(app, fields).and_then(|(ask, _)| ask.map(drop))
 }
 
-fn read(app: &Arc<App>, fields: Fields) -> Result<(Result<Ask, Problem>, Form), Problem> {
+/// A prompt that cannot be answered is a problem of its own, since it is known in what form that has to be said.
+type Asked = Result<Ask, Problem>;
+
+fn read(app: &Arc<App>, fields: Fields) -> Result<(Asked, Form), Problem> {
     let (ask, form) = asked(&app.model, &app.kept, fields)?;
     Ok((ask, form(Arc::clone(app))))
 }
 
-/// What a body asks for; a prompt that cannot be answered is a problem of its own, since it is known then in what form
-/// that has to be said.
+/// What a body asks for.
 pub(crate) fn asked(
     model: &Model,
     kept: &Kept,
     mut fields: Fields,
-) -> Result<(Result<Ask, Problem>, impl FnOnce(Arc<App>) -> Form + use<>), Problem> {
+) -> Result<(Asked, impl FnOnce(Arc<App>) -> Form + use<>), Problem> {
     let name = fields.name("model")?.unwrap_or_else(|| model.name.clone());
     let mut repeated = Repeated::of(&fields, &name)?;
     let mut manner = Manner::take(&mut fields, model)?;

@@ -24,12 +24,19 @@ pub(crate) fn place_results(messages: &mut [Message]) {
             }
             continue;
         }
-        let mut own = HashMap::new();
-        for (place, (id, function)) in calls(part).enumerate() {
-            own.insert(id.to_owned(), place);
-            if let Some(name) = function["name"].as_str() {
-                names.insert(id.to_owned(), name.to_owned());
+        let (mut own, mut is_over) = (HashMap::new(), false);
+        for message in part {
+            for (id, function) in calls(std::slice::from_ref(message)) {
+                if std::mem::take(&mut is_over) {
+                    own.clear();
+                }
+                own.insert(id.to_owned(), own.len());
+                if let Some(name) = function["name"].as_str() {
+                    names.insert(id.to_owned(), name.to_owned());
+                }
             }
+            // Calls behind what is said to a user are made later.
+            is_over |= calls(std::slice::from_ref(message)).next().is_none();
         }
         // What the user says between two results makes them those of no other calls.
         if !own.is_empty() {
