@@ -336,7 +336,7 @@ impl Told {
         }
     }
 
-    /// The same for what has no stop strings in it.
+    /// Adds to the answer what no stop string is looked for in.
     fn whole(
         &mut self,
         (at, text): (usize, &str),
