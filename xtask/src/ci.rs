@@ -64,6 +64,10 @@ pub(crate) fn fuzz() -> ExitCode {
     let words = ["check", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"];
     let target = [
         ("CARGO_TARGET_DIR", "target"),
+        // As in the workspace: with another profile everything would be checked once more.
+        ("CARGO_PROFILE_RELEASE_LTO", "off"),
+        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+        ("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_OPT_LEVEL", "0"),
         ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
         ("CARGO_PROFILE_RELEASE_STRIP", "debuginfo"),
         ("CUSTOM_LIBFUZZER_PATH", "/not/linked.a"),
