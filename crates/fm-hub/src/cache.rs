@@ -63,8 +63,8 @@ impl Cache {
     pub fn free_bytes(&self) -> Result<u64, HubError> {
         let root = &self.root;
         // Above a relative path lies the working directory, which `ancestors` gives no name.
-        let above = root.ancestors().filter(|dir| !dir.as_os_str().is_empty());
-        let existing = above.into_iter().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+        let mut named = root.ancestors().filter(|dir| !dir.as_os_str().is_empty());
+        let existing = named.find(|dir| dir.exists()).unwrap_or(Path::new("."));
         free_at(existing).map_err(at(existing))
     }
 

@@ -26,6 +26,8 @@ pub(crate) fn place_results(messages: &mut [Message]) {
         }
         let (mut own, mut is_over) = (HashMap::new(), false);
         for message in part {
+            // Calls behind what somebody else has said are made later.
+            is_over |= message.role != "assistant";
             for (id, function) in calls(std::slice::from_ref(message)) {
                 if std::mem::take(&mut is_over) {
                     own.clear();
@@ -35,8 +37,6 @@ pub(crate) fn place_results(messages: &mut [Message]) {
                     names.insert(id.to_owned(), name.to_owned());
                 }
             }
-            // Calls behind what is said to a user are made later.
-            is_over |= calls(std::slice::from_ref(message)).next().is_none();
         }
         // What the user says between two results makes them those of no other calls.
         if !own.is_empty() {
@@ -96,6 +96,9 @@ mod tests {
         // Calls of two messages in a row are made at once.
         let apart = vec![called(&[("o", "e")]), calls(), result("r", "3"), result("o", "0")];
         assert_eq!(placed(apart), want(&[("0", Some("e")), ("3", Some("h"))]));
+        let talk = Message::new("assistant", "and then");
+        let talked = vec![called(&[("o", "e")]), talk, calls(), result("o", "0"), result("p", "1")];
+        assert_eq!(placed(talked), want(&[("0", Some("e")), ("1", Some("f"))]));
         // What comes late would be taken for the result of a call just before it.
         let late = vec![called(&[("o", "e")]), said(), calls(), result("o", "0"), result("p", "1")];
         assert_eq!(placed(late), want(&[("1", Some("f")), ("0", Some("e"))]));
