@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, File},
-    io,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +12,7 @@ use fm_format::{
         manifest::{Checksum, FileEntry, Fingerprint},
     },
     record::LayerRecords,
-    source::{Checkpoint, Files, gguf},
+    source::{Checkpoint, Files, gguf, is_absent},
 };
 use fm_model::{arch, load::check_tied_head, spec::ModelSpec};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -89,12 +88,6 @@ fn copied(checkpoint: &Checkpoint) -> Result<Vec<Copied>, ConvertError> {
     Ok(copied)
 }
 
-/// Whether nothing of this name is there. A link to nothing is there, and is an error when it is read:
-/// a container must not lack a file that its model was given.
-fn is_absent(path: &Path) -> bool {
-    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-}
-
 impl Source {
     pub(crate) fn open(dir: &Path) -> Result<Self, ConvertError> {
         let checkpoint = Checkpoint::open(dir)?;
@@ -121,7 +114,7 @@ pub(crate) fn each_file_chunk(
     path: &Path,
     mut take: impl FnMut(&[u8]) -> Result<(), ConvertError>,
 ) -> Result<FileEntry, ConvertError> {
-    use io::Read;
+    use std::io::Read;
     let io_error = |source| FormatError::Io { path: path.into(), source };
     let mut file = File::open(path).map_err(io_error)?;
     let (mut hash, mut bytes) = (Xxh3::new(), 0);

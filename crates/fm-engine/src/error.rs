@@ -149,6 +149,18 @@ pub enum EngineError {
         /// Rows of the embedding.
         vocab: usize,
     },
+    /// The tokenizer knows a token that the model does not, and a text cannot go on without it.
+    #[error(
+        "the tokenizer spells {text:?} with token {token}, of which the model has no row: it has {vocab}"
+    )]
+    NoRow {
+        /// What is to be written.
+        text: String,
+        /// The token.
+        token: u32,
+        /// Rows of the embedding.
+        vocab: usize,
+    },
     /// A key of a GGUF file is of the wrong type.
     #[error("{}: the metadata does not describe a tokenizer", path.display())]
     Metadata {

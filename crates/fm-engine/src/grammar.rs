@@ -34,7 +34,6 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use serde_json::{Value, json};
 
 pub(crate) use self::follower::{Follower, WayOut};
-pub use self::room::Room;
 use self::{
     compiled::Compiled,
     compiling::{COMPILING_MAX, Compilations},
@@ -44,6 +43,7 @@ use self::{
     room::Ledger,
     trie::{Letters, Words},
 };
+pub use self::{numbers::HIDDEN_JSON, room::Room};
 use crate::bytes::Bytes;
 
 /// Bytes of a grammar's text, or of a schema.

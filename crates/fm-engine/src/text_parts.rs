@@ -8,10 +8,10 @@ use std::{
 
 use fm_format::source::{
     gguf::{GgufError, Metadata},
-    read_json,
+    is_absent, read_json,
 };
 use fm_text::{
-    ChatTemplate, TextError, Tokenizer, Vocabulary, end_token, is_absent,
+    ChatTemplate, TextError, Tokenizer, Vocabulary, end_token,
     vocabulary::{BPET_MAGIC, key, known_ends},
 };
 use serde_json::Value;

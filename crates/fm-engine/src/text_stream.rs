@@ -160,9 +160,10 @@ impl<'t> TextStream<'t> {
 
     /// What is put into the text in the model's place. A tokenizer may know tokens that the model has no rows for.
     fn tokens(&self, texts: &[&str]) -> Result<Vec<u32>, EngineError> {
-        let tokens = self.tokenizer.encode(&texts.concat(), fm_text::SpecialTokens::Parse)?;
-        match tokens.iter().find(|token| **token as usize >= self.vocab) {
-            Some(&token) => Err(EngineError::UnknownToken { token, vocab: self.vocab }),
+        let (text, vocab) = (texts.concat(), self.vocab);
+        let tokens = self.tokenizer.encode(&text, fm_text::SpecialTokens::Parse)?;
+        match tokens.iter().find(|token| **token as usize >= vocab) {
+            Some(&token) => Err(EngineError::NoRow { text, token, vocab }),
             None => Ok(tokens),
         }
     }

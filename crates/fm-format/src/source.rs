@@ -198,7 +198,16 @@ pub fn header_length(
 /// If it cannot be read or does not parse.
 pub fn read_json(path: &Path) -> Result<serde_json::Value, FormatError> {
     let text = fs::read(path).map_err(|source| FormatError::Io { path: path.into(), source })?;
+    if text.starts_with(&LFS_POINTER) {
+        return Err(FormatError::LfsPointer { path: path.into() });
+    }
     serde_json::from_slice(&text).map_err(|source| FormatError::Json { path: path.into(), source })
+}
+
+/// Whether nothing of this name is there. A link to nothing is there, and an error when it is read: a model must not
+/// do without a file that somebody meant to give it.
+pub fn is_absent(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Tensor name to shard, from `model.safetensors.index.json`.

@@ -9,6 +9,7 @@ use std::{
     time::Instant,
 };
 
+use fm_engine::grammar::HIDDEN_JSON;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -48,11 +49,7 @@ impl Fields {
         if values > VALUES_MAX || nests > NESTS_MAX {
             return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
         }
-        let read = plain(body).or_else(|error| match mended(body) {
-            Some(mended) => plain(&mended),
-            None => Err(error),
-        });
-        match read {
+        match plain_or_mended(body) {
             Ok(Value::Object(map)) => {
                 let written = map.values().map(written_values).sum::<usize>();
                 if written > VALUES_MAX {
@@ -266,10 +263,6 @@ fn bits(number: f64) -> Option<u64> {
     negative.then_some((number as i64).cast_unsigned())
 }
 
-/// An object with a key that begins so is to `serde_json`'s own reader the JSON in a text, where its feature
-/// `raw_value` is on: values that nobody has counted, or seen.
-const HIDDEN: &str = "$serde_json::private";
-
 /// Reads JSON as [`Plain`] does: whatever comes from a client, and the JSON within its texts.
 pub(crate) fn plain(text: &[u8]) -> serde_json::Result<Value> {
     let mut json = serde_json::Deserializer::from_slice(text);
@@ -278,7 +271,15 @@ pub(crate) fn plain(text: &[u8]) -> serde_json::Result<Value> {
     Ok(value)
 }
 
-/// JSON as it is written, without [`HIDDEN`] keys.
+/// The same; where halves of characters are in the way, they are mended.
+pub(crate) fn plain_or_mended(text: &[u8]) -> serde_json::Result<Value> {
+    plain(text).or_else(|error| match mended(text) {
+        Some(mended) => plain(&mended),
+        None => Err(error),
+    })
+}
+
+/// JSON as it is written, without [`HIDDEN_JSON`] keys.
 struct Plain;
 
 impl<'de> DeserializeSeed<'de> for Plain {
@@ -331,8 +332,8 @@ impl<'de> Visitor<'de> for Plain {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut all = Map::new();
         while let Some(key) = map.next_key::<String>()? {
-            if key.starts_with(HIDDEN) {
-                return Err(de::Error::custom(format!("no key begins with {HIDDEN}")));
+            if key.starts_with(HIDDEN_JSON) {
+                return Err(de::Error::custom(format!("no key begins with {HIDDEN_JSON}")));
             }
             all.insert(key, map.next_value_seed(Self)?);
         }

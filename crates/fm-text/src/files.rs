@@ -36,7 +36,7 @@ fn refuse_pointer(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
 
 /// Whether nothing of this name is there. A link to nothing is there: a model must not be run without
 /// a file that somebody meant to give it.
-pub fn is_absent(path: &Path) -> bool {
+fn is_absent(path: &Path) -> bool {
     path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 

@@ -24,7 +24,7 @@ pub use answer::{AnswerForm, AnswerSplitter};
 pub use chat::{ChatTemplate, Message, RenderRequest};
 pub use detokenizer::{Detokenizer, SpecialText, Spelled};
 pub use error::TextError;
-pub use files::{end_token, is_absent};
+pub use files::end_token;
 pub use stop::{StopPush, StopStrings};
 pub use thinking::{Channel, Segment, ThinkingSplitter, ThinkingState, ThinkingTags};
 pub use tokenizer::{SpecialTokens, Tokenizer};

@@ -405,6 +405,13 @@ fn an_answer_keeps_the_tag_that_closes_its_thought_whoever_opened_it() {
     for text in ["between <think> and </think>", "<think>hm"] {
         assert_eq!(ids(text), spelled(text));
     }
+    let apart = Some("a thought".to_owned());
+    let mut apart =
+        Message { reasoning_content: apart, ..Message::new("assistant", "a </think> b") };
+    apart.guard(&tokenizer);
+    let rendered = cuts.render(&RenderRequest::new(&[apart])).unwrap();
+    let told = tokenizer.encode(&rendered, SpecialTokens::ParseTemplate).unwrap();
+    assert_eq!(told, spelled("a </think> b"), "an answer whose thought is known speaks of tags");
 }
 
 #[test]

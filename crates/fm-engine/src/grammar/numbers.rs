@@ -28,8 +28,9 @@ const LIMITS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveM
 /// Names whose values are written as they are.
 const WRITTEN: [&str; 2] = ["const", "enum"];
 
-/// An object with a key that begins so is to `serde_json` the JSON in a text: a schema that nobody has seen.
-const HIDDEN: &str = "$serde_json::private";
+/// An object with a key that begins so is to `serde_json`'s own reader the JSON in a text, where its feature
+/// `raw_value` is on, as the server has it: what stands there, nobody has counted or seen.
+pub const HIDDEN_JSON: &str = "$serde_json::private";
 
 /// The schema or schemas of a grammar as a text, if it has any.
 fn schemas(grammar: &Grammar) -> Option<Cow<'_, str>> {
@@ -59,8 +60,8 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     if matches!(grammar, Grammar::Lark(_)) && text.contains("\\u") {
         return Err(invalid("a schema within a grammar is written without \\u".to_owned()));
     }
-    if text.contains(HIDDEN) {
-        return Err(invalid(format!("a schema has no key that begins with {HIDDEN}")));
+    if text.contains(HIDDEN_JSON) {
+        return Err(invalid(format!("a schema has no key that begins with {HIDDEN_JSON}")));
     }
     if told_apart(&text).is_none_or(|most| most > DIVISOR_MAX) {
         let reason = format!(
@@ -241,7 +242,7 @@ mod tests {
     #[test]
     fn no_schema_is_hidden_in_a_text() {
         let hidden = r#"{"$serde_json::private::RawValue": "{\"multipleOf\": 20000003}"}"#;
-        assert!(!taken(json!({"properties": {"a": {HIDDEN: "{}"}}})));
+        assert!(!taken(json!({"properties": {"a": {HIDDEN_JSON: "{}"}}})));
         assert!(check(&Grammar::Lark(format!("start: %json {hidden}"))).is_err());
         assert!(check(&Grammar::Calls(format!("start: %json {hidden}"))).is_err());
     }

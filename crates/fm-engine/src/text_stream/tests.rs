@@ -273,7 +273,7 @@ fn tokens_that_the_model_has_no_rows_for_are_not_put_into_its_texts() {
     );
     let refused = stream.think_end();
     assert!(
-        matches!(refused, Err(EngineError::UnknownToken { token, .. }) if token == close),
+        matches!(refused, Err(EngineError::NoRow { token, .. }) if token == close),
         "{refused:?}"
     );
     let mut stream = TextStream::new(tokenizer, &request, close as usize + 1).unwrap();

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     error::{FileChange, FormatError},
     record::{Catalog, LayerRecords},
-    source::{Checkpoint, header_bytes},
+    source::{Checkpoint, header_bytes, is_absent},
 };
 
 /// The version this build writes, and the only one it reads.
@@ -156,7 +156,7 @@ impl Recorded {
 
 /// What a container would carry along. A GGUF file has all of it in its header.
 fn small_files(path: &Path) -> Result<BTreeMap<String, Checksum>, FormatError> {
-    let there = COPIED.into_iter().filter(|name| path.join(name).is_file());
+    let there = COPIED.into_iter().filter(|name| !is_absent(&path.join(name)));
     there.map(|name| Ok((name.to_owned(), file_checksum(&path.join(name))?))).collect()
 }
 

@@ -4,9 +4,8 @@ use fm_text::{Message, tools::valid_name};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    fields::plain,
+    fields::plain_or_mended,
     problem::{Problem, Wrong},
-    surrogates::mended,
 };
 
 /// Calls of a message.
@@ -116,8 +115,7 @@ pub(super) fn function(
 /// The object that a text is, if it is one; `null` is what some languages write for one of nothing. Halves of
 /// characters are mended as those of a body are.
 fn object(text: &str) -> Option<Map<String, Value>> {
-    let read = plain(text.as_bytes()).ok().or_else(|| plain(&mended(text.as_bytes())?).ok());
-    match read? {
+    match plain_or_mended(text.as_bytes()).ok()? {
         Value::Null => Some(Map::new()),
         Value::Object(map) => Some(map),
         _ => None,
