@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use fm_convert::{Conversion, ConvertError};
+use fm_convert::{Conversion, ConvertError, record::record};
 use fm_format::{FormatError, source::Checkpoint};
 
 use crate::{
@@ -92,12 +92,24 @@ fn a_link_to_nothing_is_no_file_to_do_without() {
     let path = case.source().join("generation_config.json");
     fs::remove_file(&path).unwrap();
     symlink("../blobs/gone", &path).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let recorded = record(&case.source(), cache.path(), &mut go_on).map(drop);
+    for error in [case.convert().map(drop), recorded].map(Result::unwrap_err) {
+        assert!(
+            matches!(&error, ConvertError::Format(FormatError::Io { path, .. })
+                if path.ends_with("generation_config.json")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn what_git_lfs_leaves_in_place_of_a_configuration_is_named() {
+    let case = Case::small();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";
+    fs::write(case.source().join("config.json"), pointer).unwrap();
     let error = case.convert().unwrap_err();
-    assert!(
-        matches!(&error, ConvertError::Format(FormatError::Io { path, .. })
-            if path.ends_with("generation_config.json")),
-        "{error}"
-    );
+    assert!(matches!(error, ConvertError::Format(FormatError::LfsPointer { .. })), "{error}");
 }
 
 #[test]
