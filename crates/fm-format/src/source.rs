@@ -207,7 +207,8 @@ pub fn read_json(path: &Path) -> Result<serde_json::Value, FormatError> {
 /// Whether nothing of this name is there. A link to nothing is there, and an error when it is read: a model must not
 /// do without a file that somebody meant to give it.
 pub fn is_absent(path: &Path) -> bool {
-    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    use io::ErrorKind::{NotADirectory, NotFound};
+    path.symlink_metadata().is_err_and(|error| matches!(error.kind(), NotFound | NotADirectory))
 }
 
 /// Tensor name to shard, from `model.safetensors.index.json`.

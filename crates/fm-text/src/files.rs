@@ -37,7 +37,8 @@ fn refuse_pointer(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
 /// Whether nothing of this name is there. A link to nothing is there: a model must not be run without
 /// a file that somebody meant to give it.
 fn is_absent(path: &Path) -> bool {
-    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    use io::ErrorKind::{NotADirectory, NotFound};
+    path.symlink_metadata().is_err_and(|error| matches!(error.kind(), NotFound | NotADirectory))
 }
 
 /// `tokenizer_config.json` of a directory, with the special tokens that only `special_tokens_map.json`
