@@ -1,9 +1,10 @@
 //! `cargo xtask tidy`: the architecture, checked.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{Command, ExitCode},
 };
 
 /// Who may import whom. A missing row or an extra edge is an error.
@@ -66,6 +67,7 @@ pub(crate) fn run() -> ExitCode {
     }
     check_files(Path::new("xtask"), &mut problems);
     check_readme(&mut problems);
+    check_features(&mut problems);
     problems.sort();
     problems.iter().for_each(|problem| eprintln!("tidy: {problem}"));
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -160,4 +162,35 @@ fn check_readme(problems: &mut Vec<String>) {
     if lines == 0 || lines > 250 {
         problems.push(format!("README.md: {lines} lines; it has between 1 and 250"));
     }
+}
+
+/// Whether the program alone and the whole workspace want the same features of what both have: else those who run the
+/// program and then the tests, as the README says, build nearly everything twice.
+fn check_features(problems: &mut Vec<String>) {
+    let trees = [&["--package", "fm-cli", "--edges", "normal"] as &[&str], &["--workspace"]];
+    let [Some(alone), Some(whole)] = trees.map(features) else {
+        problems.push("`cargo tree` does not say which features packages have".to_owned());
+        return;
+    };
+    for (package, features) in alone {
+        if whole.get(&package).is_some_and(|others| *others != features) {
+            problems.push(format!(
+                "crates/fm-cli: it has {package} with `{features}`, the workspace with `{}`; see its Cargo.toml",
+                whole[&package]
+            ));
+        }
+    }
+}
+
+/// The features of every package.
+fn features(selection: &[&str]) -> Option<BTreeMap<String, String>> {
+    let words = ["tree", "--locked", "--prefix", "none", "--format", "{p}|{f}|"];
+    let output = Command::new("cargo").args(words).args(selection).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    // What was told before ends with an asterisk.
+    let rows = text.lines().filter_map(|line| line.split_once('|'));
+    let row = |(package, rest): (&str, &str)| {
+        Some((package.to_owned(), rest.split_once('|')?.0.to_owned()))
+    };
+    rows.map(row).collect()
 }
