@@ -39,6 +39,10 @@ impl NewFile {
     fn create_with(path: &Path, mode: u32) -> io::Result<Self> {
         // Renaming would put the file in the place of a link, or of a device.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        if path.is_symlink() {
+            let message = "this is a link to nothing; remove it or choose another name";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
         let earlier = fs::metadata(&path).ok();
         if earlier.as_ref().is_some_and(|found| !found.is_file()) {
             let message = "this is no regular file; choose another name";
@@ -173,6 +177,11 @@ mod tests {
         let (path, link) = (dir.path().join("file"), dir.path().join("link"));
         fs::write(&path, "earlier").unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();
+        let nowhere = dir.path().join("nowhere");
+        std::os::unix::fs::symlink(dir.path().join("gone"), &nowhere).unwrap();
+        let refused = NewFile::create(&nowhere).unwrap_err().to_string();
+        assert!(refused.contains("link to nothing"), "{refused}");
+        fs::remove_file(nowhere).unwrap();
         let mut file = NewFile::create(&link).unwrap();
         file.write_all(b"whole").unwrap();
         file.finish().unwrap();

@@ -229,6 +229,15 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, FormatError> {
     Ok(index.weight_map)
 }
 
+/// Whether a file lies hidden beside others, as those do that macOS leaves on foreign disks (`._model.gguf`).
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+fn is_safetensors(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors") && !is_hidden(path)
+}
+
 /// The files an index names, or else every safetensors file of the directory, by name.
 fn weight_files(
     dir: &Path,
@@ -237,8 +246,7 @@ fn weight_files(
     let mut files: Vec<PathBuf> = if promised.is_empty() {
         let entries =
             fs::read_dir(dir).map_err(|source| FormatError::Io { path: dir.into(), source })?;
-        let paths = entries.flatten().map(|entry| entry.path());
-        paths.filter(|path| path.extension().is_some_and(|ext| ext == "safetensors")).collect()
+        entries.flatten().map(|entry| entry.path()).filter(|path| is_safetensors(path)).collect()
     } else {
         promised.values().map(|shard| dir.join(shard)).collect()
     };

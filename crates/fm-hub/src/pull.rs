@@ -64,7 +64,7 @@ pub enum Event<'a> {
         /// Bytes of it that are here.
         here: u64,
     },
-    /// Bytes of a file came, or had come before and were read for its checksum.
+    /// Bytes of a file came, or some that had come before were read for its checksum.
     Bytes {
         /// The file.
         file: &'a RemoteFile,
@@ -139,10 +139,22 @@ impl Pull<'_> {
 
     /// Bytes of a file that are in the cache, whole or not.
     fn here(&self, file: &RemoteFile) -> u64 {
-        let blob = self.blob(file);
-        let length = |path: &Path| fs::metadata(path).ok().map(|file| file.len());
-        let whole = length(&blob).filter(|bytes| *bytes == file.bytes);
-        whole.or_else(|| length(&blob.with_extension(INCOMPLETE))).unwrap_or(0)
+        if self.is_here(file) {
+            return file.bytes;
+        }
+        fs::metadata(self.blob(file).with_extension(INCOMPLETE)).map_or(0, |part| part.len())
+    }
+
+    /// Whether a file is in the cache as a whole: as a blob or, where there are no links, in its snapshot.
+    fn is_here(&self, file: &RemoteFile) -> bool {
+        let places = [self.blob(file), self.named(file)];
+        places.iter().any(|path| fs::metadata(path).is_ok_and(|found| found.len() == file.bytes))
+    }
+
+    /// Where the snapshot has a file.
+    fn named(&self, file: &RemoteFile) -> PathBuf {
+        let Repository { id, commit, .. } = self.repository;
+        self.cache.snapshot_dir(id, commit).join(&file.name)
     }
 
     fn blob(&self, file: &RemoteFile) -> PathBuf {
@@ -161,8 +173,7 @@ impl Pull<'_> {
     /// Makes sure that a file is here. Whether it had to be fetched.
     fn fetch(&self, file: &RemoteFile, report: Report<'_>) -> Result<bool, HubError> {
         let (blob, id) = (self.blob(file), &self.repository.id);
-        let is_here = || fs::metadata(&blob).is_ok_and(|found| found.len() == file.bytes);
-        if is_here() {
+        if self.is_here(file) {
             tell(report, &Event::Done { file })?;
             return Ok(false);
         }
@@ -170,7 +181,7 @@ impl Pull<'_> {
         let _lock = lock(&file.name, &path)?;
         let partial = blob.with_extension(INCOMPLETE);
         let mut twice = false;
-        while !is_here() {
+        while !self.is_here(file) {
             let found = Download { pull: self, file, partial: &partial, report }.run()?;
             if found == file.checksum.digits() {
                 fs::rename(&partial, &blob).map_err(at(&blob))?;
@@ -193,13 +204,20 @@ impl Pull<'_> {
     fn publish(&self) -> Result<PathBuf, HubError> {
         let Repository { id, revision, commit, .. } = self.repository;
         let snapshot = self.cache.snapshot_dir(id, commit);
-        for file in self.files {
-            let path = snapshot.join(&file.name);
+        for (i, file) in self.files.iter().enumerate() {
+            let path = self.named(file);
             let parent = path.parent().unwrap_or(&snapshot);
             fs::create_dir_all(parent).map_err(at(parent))?;
             let up = "../".repeat(2 + file.name.matches('/').count());
             let target = PathBuf::from(format!("{up}blobs/{}", file.checksum.digits()));
-            link(&target, &self.blob(file), &path).map_err(at(&path))?;
+            let blob = self.blob(file);
+            if !blob.exists() && path.is_file() {
+                continue; // it was put there, see `put`
+            }
+            if let Err(error) = link(&target, &blob, &path) {
+                let is_last = !self.files[i + 1..].iter().any(|it| it.checksum == file.checksum);
+                put(error, &blob, is_last, &path).map_err(at(&path))?;
+            }
         }
         if revision != commit {
             let path = self.cache.reference(id, revision);
@@ -279,7 +297,7 @@ impl Download<'_> {
             let read = partial.opened.read(&mut piece).map_err(at(*path))?;
             partial.sum.add(&piece[..read]);
             partial.here += read as u64;
-            self.tell(&Event::Bytes { file, here: partial.here })?;
+            self.tell(&Event::Bytes { file, here })?;
         }
         Ok(partial)
     }
@@ -355,6 +373,15 @@ fn link(target: &Path, blob: &Path, path: &Path) -> io::Result<()> {
     fs::rename(&fresh, path)
 }
 
+/// Makes `path` the file itself where a file system has no links (exFAT), as `huggingface_hub` does; `is_last` of those
+/// that want this blob. `error` is what a link met with.
+fn put(error: io::Error, blob: &Path, is_last: bool, path: &Path) -> io::Result<()> {
+    if !matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported) {
+        return Err(error);
+    }
+    if is_last { fs::rename(blob, path) } else { fs::copy(blob, path).map(drop) }
+}
+
 #[cfg(unix)]
 fn symlink(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
@@ -364,4 +391,24 @@ fn symlink(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 fn symlink(_target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
     fs::hard_link(blob, link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_put_where_links_cannot_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let [blob, first, second] = ["blob", "first", "second"].map(|name| dir.path().join(name));
+        fs::write(&blob, "bytes").unwrap();
+        let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
+        put(refused(), &blob, false, &first).unwrap();
+        put(refused(), &blob, true, &second).unwrap();
+        for path in [&first, &second] {
+            assert_eq!(fs::read_to_string(path).unwrap(), "bytes");
+        }
+        assert!(!blob.exists(), "nothing is kept twice");
+        assert!(put(io::ErrorKind::StorageFull.into(), &first, true, &second).is_err());
+    }
 }

@@ -99,6 +99,21 @@ fn a_gguf_file_is_known_by_its_first_bytes() {
 }
 
 #[test]
+fn what_macos_leaves_beside_files_is_no_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let [plain, gguf] = ["plain", "gguf"].map(|name| dir.path().join(name));
+    fs::create_dir(&plain).unwrap();
+    fs::create_dir(&gguf).unwrap();
+    copy_files(&demo_dir(), &plain);
+    fs::copy(golden_dir("qwen3_moe").join("q8_0.gguf"), gguf.join("x.gguf")).unwrap();
+    for (model, beside) in [(plain, "._model.safetensors"), (gguf, "._x.gguf")] {
+        fs::write(model.join(beside), "\0\x05\x16\x07\0\x02\0\0Mac OS X        ").unwrap();
+        let output = program(dir.path()).arg("inspect").arg(&model).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn an_empty_home_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let model = fs::canonicalize(demo_dir()).unwrap();

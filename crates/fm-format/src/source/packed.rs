@@ -27,7 +27,7 @@ use crate::{
         DIM_MAX, Extent, FileIndex, LayerRecords, MatrixRole, MatrixShape, Piece, Place,
         PlanarPart, Record, RecordLayout, ScaleSource,
     },
-    source::{Checkpoint, read_json},
+    source::{Checkpoint, is_safetensors, read_json},
 };
 
 mod error;
@@ -59,9 +59,8 @@ const COUNT_MAX: u64 = u16::MAX as u64;
 pub(super) fn is_packed(dir: &Path) -> bool {
     let marks = [TRUNK_INDEX, SETS[0].0, SETS[1].0, COMPRESSED];
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let published = |path: PathBuf| path.extension().is_some_and(|ext| ext == "safetensors");
     marks.iter().any(|mark| dir.join(mark).exists())
-        && !entries.map(|entry| entry.path()).any(published)
+        && !entries.map(|entry| entry.path()).any(|path| is_safetensors(&path))
 }
 
 /// Opens the packed files in `dir`.

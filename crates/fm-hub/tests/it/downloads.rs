@@ -36,6 +36,22 @@ fn a_second_run_downloads_nothing() {
 }
 
 #[test]
+fn files_that_are_no_links_are_here_as_well() {
+    let world = World::of(site(), None);
+    let pulled = world.pull().unwrap();
+    for file in below(&pulled.path) {
+        let path = pulled.path.join(file);
+        let blob = fs::canonicalize(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::rename(blob, &path).unwrap();
+    }
+    world.hub.take_requests();
+    assert_eq!(world.pull().unwrap(), fm_hub::Pulled { fetched: 0, ..pulled.clone() });
+    assert_eq!(world.hub.take_requests().len(), 1);
+    world.check(&pulled, WEIGHTS);
+}
+
+#[test]
 fn a_cut_connection_goes_on_where_it_ended() {
     let faults = [Fault::CutAfter(300_000), Fault::CutAfter(200_000)];
     let world = World::of(with_faults(WEIGHTS, faults), None);

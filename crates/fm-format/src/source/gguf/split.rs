@@ -11,7 +11,7 @@ use super::{ALIGNMENT_DEFAULT, GgufError, MAGIC, Metadata, read_part};
 use crate::{
     error::FormatError,
     record::FileIndex,
-    source::{Checkpoint, Tensor},
+    source::{Checkpoint, Tensor, is_hidden},
 };
 
 /// What stands before, the part and the number of parts in a name like `MODEL-00002-of-00005.gguf`.
@@ -53,7 +53,7 @@ pub(in crate::source) fn find(dir: &Path) -> Result<Option<PathBuf>, FormatError
     found.retain(|path| {
         let name = name(path).unwrap_or_default();
         // Vision towers lie beside the models they belong to.
-        let model = is_gguf(path) && !name.starts_with("mmproj");
+        let model = is_gguf(path) && !is_hidden(path) && !name.starts_with("mmproj");
         model && part_name(&name).is_none_or(|(_, part, _)| part == 1)
     });
     found.sort();
