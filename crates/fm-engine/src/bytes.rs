@@ -21,6 +21,12 @@ impl fmt::Display for Bytes {
 }
 
 impl Bytes {
+    /// So many or more that what is shown is no less than they are.
+    pub fn up(self) -> Self {
+        let shown = DECIMAL.iter().find(|(_, size)| self.0 >= *size);
+        Self(shown.map_or(self.0, |(_, size)| self.0.next_multiple_of(size / 100)))
+    }
+
     /// Reads `6GB` or `6G`, `5.5GiB`, `512MB` or a plain number of bytes; GB = 10⁹, GiB = 2³⁰.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
@@ -65,5 +71,9 @@ mod tests {
     fn amounts_read_well() {
         assert_eq!(Bytes(999).to_string(), "999 B");
         assert_eq!(Bytes(4_497_000_000).to_string(), "4.50 GB");
+        for bytes in [1, 999, 1_001, 29_161_234, 77_944_999, 4_500_000_001, 999_999_999] {
+            let shown = Bytes(bytes).up().to_string();
+            assert!(Bytes::parse(&shown).unwrap().0 >= bytes, "{shown} of {bytes}");
+        }
     }
 }

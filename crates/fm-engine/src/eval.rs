@@ -70,7 +70,7 @@ pub enum EvalError {
         detail: VocabularyDifference,
     },
     /// A dump cannot be read or written.
-    #[error("cannot transfer the dump {}", path.display())]
+    #[error("cannot read or write the dump {}", path.display())]
     Io {
         /// The file.
         path: PathBuf,

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -9,6 +10,7 @@ use std::{
 
 use fm_format::{
     key::{ExpertIndex, LayerIndex},
+    new_file::NewFile,
     quant::{FloatKind, float_format},
     record::{
         Catalog, Extent, FileIndex, LayerRecords, MatrixShape, Piece, Place, Record, RecordLayout,
@@ -180,10 +182,10 @@ fn latest(path: &Path) -> Option<Limits> {
 fn remember(path: &Path, limits: Limits) -> std::io::Result<()> {
     let measured_at = SystemTime::now() - Duration::from_secs_f64(limits.age_s);
     let text = serde_json::to_vec(&Remembered { measured_at, limits })?;
-    let temporary = path.with_extension("json.new");
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    fs::write(&temporary, text)?;
-    fs::rename(temporary, path)
+    let mut file = NewFile::create(path)?; // two programs may measure at once
+    file.write_all(&text)?;
+    file.finish()
 }
 
 /// The longest file, and its bytes.

@@ -116,7 +116,7 @@ pub enum PlanError {
     #[error(
         "a memory budget of {} is too small: this model needs at least {} \
          (trunk {}, work space and state {}, the experts of one token {}, the program {})",
-        Bytes(*budget), Bytes(trunk + state + experts + overhead), Bytes(*trunk), Bytes(*state),
+        Bytes(*budget), Bytes(trunk + state + experts + overhead).up(), Bytes(*trunk), Bytes(*state),
         Bytes(*experts), Bytes(*overhead)
     )]
     BudgetTooSmall {

@@ -37,6 +37,10 @@ pub(crate) use self::{
 /// Sessions that are kept in memory.
 const KEPT_MAX: usize = 64;
 
+/// Conversations that are pinned, in memory and on disk: what else is kept needs room as well, and nobody says of a
+/// conversation that it is over.
+const PINNED_MAX: usize = KEPT_MAX / 2;
+
 /// Tokens of all of them, unless there is one alone: each takes a list of its own beside blocks that it may share,
 /// 4 MB in all.
 const KEPT_TOKENS_MAX: usize = 1 << 20;
@@ -61,6 +65,10 @@ pub enum Pin {
 }
 
 impl Pin {
+    fn is_conversation(&self) -> bool {
+        matches!(self, Self::Conversation(_))
+    }
+
     fn rank(&self) -> u8 {
         match self {
             Self::None => 0,
@@ -206,6 +214,7 @@ impl Prefixes {
             let written = if self.disk.is_some() { Written::NotYet } else { Written::Never };
             self.kept.push(Kept { session, tokens, pin, used: self.clock, written });
         }
+        self.forget_pins();
         let deadline = Instant::now() + LEAVE_MAX;
         while self.kept.len() > KEPT_MAX || self.kept.len() > 1 && self.tokens() > KEPT_TOKENS_MAX {
             self.evict(runner, deadline);
@@ -220,10 +229,16 @@ impl Prefixes {
 
     /// A conversation has one latest text.
     fn unpin(&mut self, pin: &Pin) {
-        for kept in &mut self.kept {
-            if kept.pin != Pin::None && kept.pin == *pin {
-                kept.pin = Pin::None;
-            }
+        let is_earlier = |kept: &&mut Kept| kept.pin.is_conversation() && kept.pin == *pin;
+        self.kept.iter_mut().filter(is_earlier).for_each(|kept| kept.pin = Pin::None);
+    }
+
+    /// Of very many conversations those that have been of no use for longest are no longer pinned.
+    fn forget_pins(&mut self) {
+        let pinned = |kept: &&mut Kept| kept.pin.is_conversation();
+        while self.kept.iter().filter(|kept| kept.pin.is_conversation()).count() > PINNED_MAX {
+            let oldest = self.kept.iter_mut().filter(pinned).min_by_key(|kept| kept.used);
+            oldest.expect("there are some").pin = Pin::None;
         }
     }
 

@@ -130,11 +130,11 @@ impl Sampler {
         Ok(token)
     }
 
-    /// Whether only the likeliest token is left: at 0, and where a quotient is too large for f32.
+    /// Whether only the likeliest token is left: at 0, and where its quotient is too large for f32. Those of others
+    /// may be: they are impossible then.
     fn is_cold(&self) -> bool {
         let temperature = self.sampling.temperature;
-        let possible = |logit: f32| if logit > f32::NEG_INFINITY { logit.abs() } else { 0.0 };
-        temperature == 0.0 || !(largest(&self.logits, possible) / temperature).is_finite()
+        temperature == 0.0 || !(largest(&self.logits, |logit| logit) / temperature).is_finite()
     }
 
     fn penalise(&mut self) {
@@ -274,6 +274,21 @@ mod tests {
     }
 
     const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, -1.0];
+
+    #[test]
+    fn a_token_that_is_as_good_as_impossible_leaves_the_others_their_chances() {
+        // What a grammar makes of one that was banned, and must stay possible where it is the only one.
+        for least in [f32::MIN, -1e38] {
+            for temperature in [0.3, 0.7, 1.0, 2.0] {
+                let sampling = Sampling { temperature, ..Sampling::default() };
+                let want = shares(sampling, &LOGITS);
+                let got = shares(sampling, &[&LOGITS[..], &[least]].concat());
+                close(&got, &[want, vec![0.0]].concat());
+            }
+            let mut sampler = Sampler::new(Sampling::default(), 1, &[]);
+            assert_eq!(sampler.sample(&[least]).unwrap(), 0);
+        }
+    }
 
     #[test]
     fn a_temperature_that_is_almost_nothing_takes_the_likeliest() {

@@ -39,7 +39,7 @@ pub struct Conversation {
 #[non_exhaustive]
 pub enum ConversationError {
     /// The file cannot be read or written.
-    #[error("cannot transfer the session {}", path.display())]
+    #[error("cannot read or write the session {}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -59,7 +59,7 @@ pub enum ConversationError {
         path: PathBuf,
     },
     /// What the model remembers cannot be written.
-    #[error("cannot transfer the session {}", path.display())]
+    #[error("cannot read or write the session {}", path.display())]
     Unsaved {
         /// The file.
         path: PathBuf,

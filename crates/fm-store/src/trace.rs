@@ -67,7 +67,7 @@ pub struct TracedLayer {
 #[non_exhaustive]
 pub enum TraceError {
     /// The system failed.
-    #[error("cannot transfer the trace {}", path.display())]
+    #[error("cannot read or write the trace {}", path.display())]
     Io {
         /// The file.
         path: PathBuf,

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Grammar, GrammarError, Grammars, compiled::Compiled, recent::Key, spawn};
@@ -17,7 +17,11 @@ type Outcome = Result<Arc<Compiled>, GrammarError>;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Compilations(Mutex<Places>);
+pub(super) struct Compilations {
+    places: Mutex<Places>,
+    /// A place is free again.
+    freed: Condvar,
+}
 
 #[derive(Default)]
 struct Places {
@@ -37,32 +41,40 @@ impl Grammars {
     pub(super) fn compile(self: &Arc<Self>, grammar: Grammar, wait: Duration) -> Outcome {
         // No work of this grammar's: whoever comes first builds them, however long that takes.
         self.words()?;
-        let compilation = self.compiling.enter(Key::of(&grammar), |compilation| {
+        let until = Instant::now() + wait;
+        let compilation = self.compiling.enter(Key::of(&grammar), until, |compilation| {
             let outcome = Err(GrammarError::Gone);
             let running = Running { grammars: Arc::clone(self), compilation, outcome };
             // Without a thread, those who wait hear that it is gone.
             let _ = spawn(move || running.compile(grammar));
         })?;
-        let outcome = compilation.wait(wait);
+        let outcome = compilation.wait(until.saturating_duration_since(Instant::now()));
         self.compiling.leave();
         outcome
     }
 }
 
 impl Compilations {
-    /// The compilation of this grammar, and a place among those who wait. One that is not running yet is started.
+    /// The compilation of this grammar, and a place among those who wait, as soon as there is one, or never if there is
+    /// none `until` then. One that is not running yet is started.
     fn enter(
         &self,
         key: Key,
+        until: Instant,
         start: impl FnOnce(Arc<Compilation>),
     ) -> Result<Arc<Compilation>, GrammarError> {
-        let mut places = self.places();
-        let running = places.running.iter().find(|running| running.key == key).map(Arc::clone);
-        let full = running.is_none() && places.running.len() == COMPILING_MAX;
-        if full || places.waiting == COMPILING_MAX {
+        let full = |places: &mut Places| {
+            let is_new = places.running.iter().all(|running| running.key != key);
+            is_new && places.running.len() == COMPILING_MAX || places.waiting == COMPILING_MAX
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.freed.wait_timeout_while(self.places(), left, full);
+        let (mut places, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
             return Err(GrammarError::Busy);
         }
         places.waiting += 1;
+        let running = places.running.iter().find(|running| running.key == key).map(Arc::clone);
         if let Some(running) = running {
             return Ok(running);
         }
@@ -76,10 +88,11 @@ impl Compilations {
 
     fn leave(&self) {
         self.places().waiting -= 1;
+        self.freed.notify_all();
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,6 +130,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let Self { grammars, compilation, outcome } = self;
         grammars.compiling.places().running.retain(|running| !Arc::ptr_eq(running, compilation));
+        grammars.compiling.freed.notify_all();
         compilation.end(std::mem::replace(outcome, Err(GrammarError::Gone)));
     }
 }
@@ -130,6 +144,9 @@ mod tests {
         },
         thread,
     };
+
+    use fm_testkit::golden::demo_dir;
+    use fm_text::Tokenizer;
 
     use super::{
         super::{
@@ -160,7 +177,7 @@ mod tests {
     fn no_more_are_compiled_or_waited_for_at_once_than_may_be() {
         let grammars = grammars(&demo());
         let [first, second] = ["a", "b"].map(|text| Grammar::Regex(text.to_owned()));
-        let enter = |grammar| grammars.compiling.enter(Key::of(grammar), |_| ());
+        let enter = |grammar| grammars.compiling.enter(Key::of(grammar), Instant::now(), |_| ());
         // Two whose threads do not end.
         for (count, endless) in [&first, &second].into_iter().enumerate() {
             // A place is free again when an answer is there.
@@ -195,11 +212,44 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_when_all_are_at_work_waits_for_a_place() {
+        let grammars = grammars(&demo());
+        let key = |text: &str| Key::of(&Grammar::Regex(text.to_owned()));
+        let enter =
+            |text: &str, wait| grammars.compiling.enter(key(text), Instant::now() + wait, |_| ());
+        for text in ["a", "b"] {
+            enter(text, Duration::ZERO).unwrap();
+        }
+        let busy = |text: &str| enter(text, Duration::ZERO).map(drop) == Err(GrammarError::Busy);
+        assert!(busy("c") && busy("a"), "places and those who wait are counted");
+        thread::scope(|scope| {
+            let third = scope.spawn(|| enter("a", COMPILE_WAIT).map(drop));
+            thread::park_timeout(Duration::from_millis(20));
+            assert!(!third.is_finished());
+            grammars.compiling.leave();
+            assert_eq!(third.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
     fn marks_that_the_model_has_no_rows_for_are_no_letters() {
-        let tokenizer = demo();
-        let marks = fm_text::tools::DIALECTS.iter().flat_map(fm_text::tools::Dialect::marks);
-        let least = marks.filter_map(|mark| tokenizer.token_id(mark)).min().unwrap();
-        trie::Words::new(&tokenizer, least as usize, &[]).unwrap();
+        let marks = ["<tool_call>", "</tool_call>"];
+        let text = std::fs::read_to_string(demo_dir().join("tokenizer.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for token in json["added_tokens"].as_array_mut().unwrap() {
+            token["special"] = marks.contains(&token["content"].as_str().unwrap()).into();
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(dir.path(), None).unwrap();
+        for mark in marks.map(|mark| tokenizer.token_id(mark).unwrap()) {
+            let words = |vocab| trie::Words::new(&tokenizer, vocab as usize, &[]).unwrap();
+            let (known, unknown) = (words(mark + 1), words(mark));
+            let [only, and_marks] = [trie::Letters::Only, trie::Letters::AndMarks];
+            assert!(known.letters(and_marks).is_allowed(mark));
+            assert!(!known.letters(only).is_allowed(mark));
+            assert!(unknown.letters(only).is_allowed(unknown.end), "{mark} is the end of the text");
+        }
     }
 
     #[test]

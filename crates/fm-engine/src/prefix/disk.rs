@@ -37,7 +37,7 @@ use self::{
 };
 pub use self::{files::DiskError, source::Damage};
 pub(crate) use self::{source::Source, spill::Spilled, writer::BUFFERS};
-use super::{Pin, PrefixCounts, common};
+use super::{PINNED_MAX, Pin, PrefixCounts, common};
 
 /// Buffers of those who read and write, beside the parts of sessions that are in them.
 pub(crate) const BUFFERS_BYTES: u64 =
@@ -246,13 +246,15 @@ impl Disk {
         self.count();
     }
 
-    /// A conversation has one latest text.
+    /// A conversation has one latest text, and of very many conversations those that have been of no use for longest
+    /// are no longer pinned.
     fn pin(&mut self, pin: &Pin) {
-        for listed in self.entries.iter_mut().filter(|listed| listed.pin == *pin) {
-            if matches!(listed.pin, Pin::Conversation(_)) {
-                listed.pin = Pin::None;
-            }
-        }
+        let is_earlier = |listed: &&mut Listed| listed.pin.is_conversation() && listed.pin == *pin;
+        self.entries.iter_mut().filter(is_earlier).for_each(|listed| listed.pin = Pin::None);
+        let pinned = self.entries.iter_mut().filter(|listed| listed.pin.is_conversation());
+        let mut pinned: Vec<&mut Listed> = pinned.collect();
+        pinned.sort_by_key(|listed| std::cmp::Reverse(listed.used));
+        pinned.into_iter().skip(PINNED_MAX - 1).for_each(|listed| listed.pin = Pin::None);
     }
 
     fn hold(&mut self, entry: &Entry) {
@@ -298,9 +300,11 @@ impl Disk {
         entries + segments + others + self.bytes_in_use
     }
 
-    /// Makes room for a session, of others of no higher rank. Says whether there is.
+    /// Makes room for a session, of others of no higher rank. Says whether there is; where there cannot be, nothing goes.
     fn make_room(&mut self, (bytes, tokens): (u64, usize), pin: &Pin) -> bool {
-        if bytes > self.bytes_max || tokens > TOKENS_MAX {
+        let (stays, entries, listed) = self.stays(pin);
+        let fits = stays + bytes <= self.bytes_max;
+        if !fits || entries >= ENTRIES_MAX || listed + tokens > TOKENS_MAX {
             return false;
         }
         loop {
@@ -324,6 +328,27 @@ impl Disk {
                 _ => return false,
             }
         }
+    }
+
+    /// What there is when all that is of no higher rank has gone: bytes, entries, and their tokens. Others' directories
+    /// may all go, for all that is known before they are tried.
+    fn stays(&self, pin: &Pin) -> (u64, usize, usize) {
+        let mut references: HashMap<u64, usize> =
+            self.segments.iter().map(|(name, segment)| (*name, segment.references)).collect();
+        let (mut bytes, mut entries, mut tokens) = (self.bytes_in_use, 0, 0);
+        for listed in &self.entries {
+            if listed.pin.rank() > pin.rank() {
+                bytes += listed.bytes;
+                entries += 1;
+                tokens += listed.entry.tokens.len();
+            } else {
+                for name in listed.entry.segments() {
+                    references.entry(name).and_modify(|count| *count = count.saturating_sub(1));
+                }
+            }
+        }
+        let held = self.segments.iter().filter(|(name, _)| references[name] > 0);
+        (bytes + held.map(|(_, segment)| segment.bytes).sum::<u64>(), entries, tokens)
     }
 
     fn count(&self) {

@@ -96,6 +96,8 @@ impl Crew<'_> {
         let on_disk = on_disk.filter(|(_, tokens)| *tokens >= found + WORTH_READING);
         let readable = on_disk.map_or(0, |(_, tokens)| tokens);
         let coming = self.coming(prompt).filter(|(_, tokens)| *tokens >= found + WAITED_FOR);
+        let coming =
+            coming.filter(|(at, _)| !self.slips_in(prompt.len() + 1 - found as usize, *at));
         if let Some((at, tokens)) = coming.filter(|(_, tokens)| *tokens > readable) {
             if (job.listener)(Update::Waiting).is_continue() {
                 let writer = &mut self.writings[at];
@@ -148,6 +150,12 @@ impl Crew<'_> {
             (writing.session(), self.runner.forkable(writing.session(), common))
         });
         usable.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > 0)
+    }
+
+    /// Whether what is left of a prompt is computed between two layers of a longer one, and need not wait for its end.
+    fn slips_in(&self, left: usize, longer: usize) -> bool {
+        let (short, writing) = (self.runner.short_rows_max(), &self.writings[longer]);
+        left <= short && writing.request().prompt.len() - writing.held() > short
     }
 
     /// Who is going to take in most of a prompt, and how much.

@@ -200,6 +200,41 @@ fn a_conversation_with_a_name_stays_longer_than_others() {
 }
 
 #[test]
+fn all_that_was_wanted_from_the_beginning_stays() {
+    let scheduler = start(open_at(&family_dir("qwen3_moe"), &EngineOptions::default()));
+    let prefill = |seed| Request {
+        pin: Pin::Prefilled,
+        max_tokens: Some(0),
+        ..request([tokens(seed, 60), vec![3]].concat())
+    };
+    for seed in [1, 2] {
+        answer(&scheduler, prefill(seed));
+    }
+    for seed in 10..30 {
+        answer(&scheduler, request(tokens(seed, 200)));
+    }
+    for seed in [1, 2] {
+        let asked = request([tokens(seed, 60), tokens(5, 8)].concat());
+        assert_eq!(answer(&scheduler, asked).reused, 60, "{seed}");
+    }
+    scheduler.drain().unwrap();
+}
+
+/// Nobody says of a conversation that it is over.
+#[test]
+fn conversations_of_long_ago_keep_nobody_out() {
+    let scheduler = start(open_at(&family_dir("qwen3_moe"), &EngineOptions::default()));
+    for seed in 0..66 {
+        let pin = Pin::Conversation(seed.to_string());
+        answer(&scheduler, Request { pin, max_tokens: Some(1), ..request(tokens(seed, 5)) });
+    }
+    let asked = || request(tokens(99, 20));
+    answer(&scheduler, asked());
+    assert_eq!(answer(&scheduler, asked()).reused, 19);
+    scheduler.drain().unwrap();
+}
+
+#[test]
 fn what_a_client_that_left_has_paid_for_is_kept() {
     for family in FAMILIES {
         let scheduler = start(open_at(&family_dir(family), &EngineOptions::default()));

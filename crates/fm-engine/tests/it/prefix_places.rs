@@ -59,6 +59,33 @@ fn what_somebody_else_uses_takes_of_the_room() {
     running.drain().unwrap();
 }
 
+/// A conversation that has outgrown the bound leaves everybody, and its own earlier turns, what they have.
+#[test]
+fn what_cannot_fit_costs_nobody_its_place() {
+    let dir = family_dir("qwen3_moe");
+    let (small, long) = (tokens(1, 70), tokens(2, 240));
+    let room = {
+        let shelf = Shelf::new(ROOMY);
+        let scheduler = shelf.start(&dir);
+        answer(&scheduler, request(small.clone()));
+        answer(&scheduler, request(long[..120].to_vec()));
+        scheduler.drain().unwrap();
+        shelf.bytes()
+    };
+    let shelf = Shelf::new(room + room / 20);
+    let scheduler = shelf.start(&dir);
+    answer(&scheduler, request(small.clone()));
+    answer(&scheduler, request(long[..120].to_vec()));
+    settled(&scheduler, 2);
+    answer(&scheduler, request(long.clone()));
+    scheduler.drain().unwrap();
+    let scheduler = shelf.start(&dir);
+    assert!(answer(&scheduler, request(small)).restored > 0);
+    assert!(answer(&scheduler, request(long)).restored >= 119, "an earlier turn of it");
+    scheduler.drain().unwrap();
+    assert!(shelf.bytes() <= shelf.bytes_max);
+}
+
 #[test]
 fn a_directory_in_use_is_left_alone() {
     let dir = family_dir("qwen3_moe");

@@ -98,6 +98,43 @@ fn is(generated: &Generated, alone: &(Vec<u32>, u128)) -> bool {
     (generated.tokens == alone.0) && generated.logits_hash == alone.1
 }
 
+/// It would have to wait for the end of a sweep, if it waited for what they have in common.
+#[test]
+fn a_short_prompt_that_begins_like_a_long_one_does_not_wait_for_it() {
+    let (context, prefill_chunk) = (Some(1024), Some(1024));
+    let options = EngineOptions { context, prefill_chunk, ..EngineOptions::default() };
+    let scheduler = start(&options, OPTIONS);
+    let tokens = Noise::new(1).tokens(900, 2000);
+    let asked = |prompt: Vec<u32>| {
+        job(Request { prompt, max_tokens: Some(1), context: 1024, ..Request::default() })
+    };
+    let log = Log::default();
+    let (mut short, short_ends) = asked([&tokens[..100], &[7, 8]].concat());
+    let (mut own, told) = (short.listener, Arc::clone(&log));
+    short.listener = Box::new(move |update| {
+        if let Update::Event(Event::Token(_)) = update {
+            told.lock().unwrap().push(Heard::Token);
+        }
+        own(update)
+    });
+    let (mut long, long_ends) = asked(tokens.clone());
+    let (mut own, told, queue) = (long.listener, Arc::clone(&log), scheduler.queue());
+    let mut short = Some(short);
+    long.listener = Box::new(move |update| {
+        if let Update::Event(Event::Prefill { .. }) = update {
+            told.lock().unwrap().push(Heard::Layer(1));
+            short.take().into_iter().for_each(|short| queue.push(vec![short]).unwrap());
+        }
+        own(update)
+    });
+    scheduler.queue().push(vec![long]).unwrap();
+    [long_ends, short_ends].iter().for_each(|ends| drop(end(ends)));
+    scheduler.drain().unwrap();
+    let log = log.lock().unwrap();
+    let written = log.iter().position(|heard| *heard == Heard::Token).unwrap();
+    assert!(log[written..].contains(&Heard::Layer(1)), "{log:?}");
+}
+
 #[test]
 fn a_prompt_rests_after_every_layer_and_nobody_says_anything_else() {
     for slots in [None, Some(6)] {

@@ -40,10 +40,7 @@ pub enum DiskError {
         source: io::Error,
     },
     /// Another program has it.
-    #[error(
-        "another server of this model keeps its prompts in {}; this one keeps them in memory only",
-        dir.display()
-    )]
+    #[error("another server of this model keeps its prompts in {}", dir.display())]
     InUse {
         /// The directory.
         dir: PathBuf,
