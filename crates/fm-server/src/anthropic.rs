@@ -86,7 +86,10 @@ pub(crate) fn conversation(
 ) -> Result<Conversation, Problem> {
     let list = fields.messages()?;
     let mut messages = Vec::new();
-    if let Some(system) = fields.take("system") {
+    if let Some(mut system) = fields.take("system") {
+        if let Some(blocks) = system.as_array_mut() {
+            blocks.retain(|block| !is_billing(block));
+        }
         messages.extend(content::read("system", &system, "system")?);
     }
     for (at, value) in list.into_iter().enumerate() {
@@ -117,6 +120,12 @@ pub(crate) fn conversation(
     let effort = effort(fields)?.map(|effort| ("reasoning_effort".to_owned(), effort));
     let variables = Map::from_iter(effort);
     Ok(Conversation { messages, enable_thinking: Some(thinking), tools, variables })
+}
+
+/// Whether a block of the system message is for the original's accounts and not for a model: Claude Code begins with
+/// one, which differs from conversation to conversation, so that nothing behind it would ever be known.
+fn is_billing(block: &Value) -> bool {
+    block["text"].as_str().is_some_and(|text| text.starts_with("x-anthropic-billing-header:"))
 }
 
 /// `output_config.effort`; what stands beside it is taken with the form of the answer.

@@ -45,6 +45,8 @@ pub(crate) struct Fields {
 impl Fields {
     /// Reads a body. Depth is limited by `serde_json` (128).
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Problem> {
+        // Editors of Windows write it before a text (RFC 8259, section 8.1).
+        let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
         let (values, nests) = size(body);
         if values > VALUES_MAX || nests > NESTS_MAX {
             return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
@@ -165,13 +167,24 @@ impl Fields {
             return Err(Wrong::Kind("a whole number").at(self.path_of(field)));
         };
         let exact = value.as_u64().or((number >= 0.0).then_some(number as u64));
-        match exact.filter(|count| range.contains(count)) {
-            Some(count) => Ok(Some(count)),
-            None => {
-                Err(Wrong::Range(*range.start() as f64, *range.end() as f64)
-                    .at(self.path_of(field)))
-            }
-        }
+        let within = exact.filter(|count| range.contains(count));
+        let wrong = || Wrong::Range(*range.start() as f64, *range.end() as f64);
+        within.map(Some).ok_or_else(|| wrong().at(self.path_of(field)))
+    }
+
+    /// The same, where -1 says that there is no bound.
+    pub(crate) fn bound(
+        &mut self,
+        field: &str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, Problem> {
+        if self.is_unbounded(field) { Ok(None) } else { self.count(field, range) }
+    }
+
+    /// Whether a field is -1, by which other servers mean that there is no bound. It is taken then.
+    pub(crate) fn is_unbounded(&mut self, field: &str) -> bool {
+        let is_so = self.peek(field).and_then(Value::as_f64) == Some(-1.0);
+        is_so && self.take(field).is_some()
     }
 
     /// Any whole number, negative ones and `1.0` too.

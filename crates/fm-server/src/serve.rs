@@ -295,7 +295,7 @@ fn cross_origin(door: &Door) -> CorsLayer {
         }))
         .allow_methods([Method::GET, Method::POST])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers(REQUEST_IDS)
+        .expose_headers([REQUEST_IDS[0].clone(), REQUEST_IDS[1].clone(), RETRY_AFTER])
         .max_age(Duration::from_mins(10))
 }
 

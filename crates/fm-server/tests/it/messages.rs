@@ -49,6 +49,24 @@ fn an_answer_of_no_tokens_takes_the_prompt_in() {
     assert!(next["usage"]["cache_read_input_tokens"].as_u64() > Some(10), "{next}");
 }
 
+/// Claude Code begins with a line for the original's accounts, another one in each conversation.
+#[test]
+fn what_is_for_the_accounts_is_no_part_of_the_prompt() {
+    let server = start(1);
+    let asked = |version: &str| {
+        let system = json!([
+            {"type": "text", "text": format!("x-anthropic-billing-header: cc_version={version};")},
+            {"type": "text", "text": "You are a careful agent. ".repeat(20)},
+        ]);
+        post(server.at, MESSAGES, &ask(&json!({"max_tokens": 1, "system": system}))).json()
+    };
+    let (first, next) = (asked("2.1.197.73f"), asked("2.1.197.fed"));
+    let read = |answer: &Value, name: &str| answer["usage"][name].as_u64().unwrap();
+    assert!(read(&next, "cache_read_input_tokens") > 100, "{next}");
+    let all = |answer| read(answer, "input_tokens") + read(answer, "cache_read_input_tokens");
+    assert_eq!(all(&first), all(&next));
+}
+
 #[test]
 fn what_clients_of_today_send_and_changes_no_answer_is_taken() {
     let server = start(1);

@@ -164,10 +164,16 @@ const RESPONSES: &[(&str, &str)] = &[
 #[test]
 fn a_name_that_fills_a_body_is_not_told_whole() {
     let server = start(1);
-    for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses"] {
-        let body = json!({"messages": [], "é".repeat(1 << 19): 1});
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    for (path, words) in [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages", "messages"),
+        ("/v1/responses", "input"),
+    ] {
+        let body = json!({words: hi, "max_tokens": 1, "é".repeat(1 << 19): 1});
         let answer = post(server.at, path, &body);
         assert_eq!(answer.status, 400, "{path}");
+        assert!(answer.body.contains("éé…"), "{path}: {:.300}", answer.body);
         assert!(answer.body.len() < 2048, "{path}: {} bytes", answer.body.len());
     }
 }
@@ -405,6 +411,7 @@ fn pages_and_names_that_were_listed_come_in() {
     let shown = ask("GET /v1/models", &[key, origin]);
     assert_eq!(shown.status, 200);
     assert!(shown.head.contains("access-control-allow-origin: https://app.example:8443\r\n"));
+    assert!(shown.head.contains("retry-after"), "how long to wait is no secret: {}", shown.head);
     // A browser asks first, without the key.
     let asked =
         ["access-control-request-method: POST", "access-control-request-headers: x-api-key"];

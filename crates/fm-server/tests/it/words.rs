@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::{client::post, harness::start};
+use crate::{
+    client::{post, send},
+    harness::start,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -78,6 +81,32 @@ fn a_schema_under_another_name_is_refused_with_the_one_that_is_meant() {
         let taken = ask(CHAT, &with(&nested, here, name, &value));
         assert_eq!(taken.status, 200, "{name}: {}", taken.body);
     }
+}
+
+#[test]
+fn bounds_that_other_servers_lift_with_a_number_are_lifted() {
+    let server = start(1);
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    for body in [
+        json!({"messages": hi, "max_tokens": -1, "top_k": -1, "seed": 1}),
+        json!({"messages": hi, "max_completion_tokens": -1.0, "seed": 1}),
+    ] {
+        let answer = post(server.at, "/v1/chat/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(answer.json()["choices"][0]["finish_reason"], "stop");
+    }
+    let body = json!({"input": hi, "max_output_tokens": -1});
+    assert_eq!(post(server.at, "/v1/responses", &body).status, 200);
+    let less = json!({"messages": hi, "max_tokens": -2});
+    assert_eq!(post(server.at, "/v1/chat/completions", &less).status, 400);
+}
+
+#[test]
+fn a_body_may_begin_with_the_mark_of_its_encoding() {
+    let server = start(1);
+    let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}"#;
+    let body = format!("\u{feff}{body}");
+    assert_eq!(send(server.at, "POST /v1/chat/completions", &[], &body).response().status, 200);
 }
 
 #[test]
