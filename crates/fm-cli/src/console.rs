@@ -283,6 +283,14 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     io_errors.into_iter().any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Work that ended early because what is said of it cannot be said: that is an error even where only the reader has gone.
+pub(crate) fn unfinished(error: io::Error, so: &str) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return anyhow::anyhow!("nobody reads what is printed any more, so {so}");
+    }
+    error.into()
+}
+
 /// A number of things.
 pub(crate) fn counted(count: impl Into<u64>, thing: &str) -> String {
     let count = count.into();

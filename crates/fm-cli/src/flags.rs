@@ -74,7 +74,7 @@ pub(crate) fn sampling(
 
 /// `5,17,9` as tokens.
 pub(crate) fn parse_tokens(text: &str) -> Result<Vec<u32>, String> {
-    let numbers = text.split(',').map(str::trim).filter(|number| !number.is_empty());
+    let numbers = text.split(',').map(str::trim).filter(|_| !text.is_empty());
     numbers.map(|number| number.parse().map_err(|_| format!("`{number}` is no token"))).collect()
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn name_of(given: &Path) -> Option<ModelName> {
 
 /// The cache that all programs share.
 pub(crate) fn cache() -> anyhow::Result<Cache> {
-    places::hub_cache().context("there is no cache directory: HOME is not set")
+    places::hub_cache().context(places::NO_HUB_CACHE)
 }
 
 /// Whoever asks the hub. Waits end when the user gives up.

@@ -12,6 +12,14 @@ use fm_hub::{Cache, Token};
 
 const NAME: &str = "flash-moe";
 
+/// Why there is no cache directory.
+pub(crate) const NO_CACHE: &str =
+    "there is no cache directory: neither XDG_CACHE_HOME nor HOME is set";
+
+/// Why the cache of the hub is nowhere.
+pub(crate) const NO_HUB_CACHE: &str = "there is no cache directory: none of HF_HUB_CACHE, \
+     HF_HOME, XDG_CACHE_HOME and HOME is set";
+
 /// `$XDG_x_HOME/flash-moe`, or `~/fallback/flash-moe`.
 fn xdg(name: &str, fallback: &str) -> Option<PathBuf> {
     let explicit = variable(name).filter(|path| path.is_absolute());

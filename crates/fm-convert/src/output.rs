@@ -42,7 +42,7 @@ pub(crate) fn lock(out: &Path) -> Result<Lock, ConvertError> {
 
 /// Looks at `out` and refuses whatever no conversion has put there.
 pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> {
-    let entries = entries(out, out)?;
+    let entries = entries(out)?;
     let has = |name: &str| entries.contains(&out.join(name));
     let begun = has(JOURNAL);
     let occupied = |entry: &PathBuf| {
@@ -69,7 +69,7 @@ pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> 
     let mut found: Vec<_> = entries.into_iter().filter(|entry| !below.contains(entry)).collect();
     for dir in below {
         if is_dir(&dir) {
-            found.extend(self::entries(&dir, out)?);
+            found.extend(self::entries(&dir)?);
             if !begun {
                 return Err(occupied(&dir));
             }
@@ -109,9 +109,10 @@ fn known_files(out: &Path, layers: usize) -> Vec<PathBuf> {
     top.chain(layers).flat_map(|path| [partial(&path), path]).collect()
 }
 
-fn entries(dir: &Path, out: &Path) -> Result<Vec<PathBuf>, ConvertError> {
+fn entries(dir: &Path) -> Result<Vec<PathBuf>, ConvertError> {
     if !is_dir(dir) && dir.exists() && !dir.is_dir() {
-        return Err(ConvertError::Occupied { out: out.into(), entry: dir.into() });
+        let source = std::io::ErrorKind::NotADirectory.into();
+        return Err(ConvertError::Read { path: dir.into(), source });
     }
     let read_error = |source| ConvertError::Read { path: dir.into(), source };
     let listed = fs::read_dir(dir).map_err(read_error)?;

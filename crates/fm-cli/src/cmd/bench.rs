@@ -21,7 +21,7 @@ use self::{output::Output, setup::Setup};
 use super::{json_arg, model_arg};
 use crate::{
     console,
-    flags::{self, positive},
+    flags::{self, Usage, positive},
 };
 
 /// Tokens of the prompt that is taken in by default.
@@ -136,18 +136,23 @@ fn part_args() -> [Arg; 6] {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
+    // With a flag that excludes --moe-only, clap does not ask for it.
+    if !matches.get_flag("moe-only") && (matches.get_flag("verify") || matches.contains_id("layer"))
+    {
+        return Err(Usage("--verify and --layer go with --moe-only alone".into()).into());
+    }
     let setup = Setup::new(matches)?;
     let (output, verdict) = measure(setup, matches)?;
     if let Some(file) = matches.get_one::<PathBuf>("record") {
         let note = matches.get_one::<String>("note").map_or("", String::as_str);
         record::append(file, &output, note)?;
     }
-    if matches.get_flag("json") {
-        console::print_json(&output)?;
+    let printed = if matches.get_flag("json") {
+        console::print_json(&output)
     } else {
-        writeln!(io::stdout().lock(), "{output}")?;
-    }
-    verdict
+        writeln!(io::stdout().lock(), "{output}").map_err(Into::into)
+    };
+    verdict.and(printed)
 }
 
 /// The figures, and whether what they are of is right.

@@ -41,7 +41,10 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     })?;
     bar.finish_and_clear();
     match outcome {
-        Outcome::AlreadyDone => console::say!("{} was complete already", out.display()),
+        Outcome::AlreadyDone => console::say!(
+            "{0} was complete already; `flash-moe verify {0}` reads whether its bytes are what was written",
+            out.display()
+        ),
         Outcome::Converted { bytes, bytes_resumed: 0 } => {
             console::say!("wrote {} to {}", Bytes(bytes), out.display());
         }

@@ -85,7 +85,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     });
     // Nobody has cancelled a pull that ended because nothing could be said of it.
     if let Some(error) = unsaid.into_inner().expect("nothing panics with it") {
-        return Err(error.into());
+        return Err(console::unfinished(error, "the download ended; what has come is kept"));
     }
     let pulled = pulled?;
     progress.view.end(&pulled, need)?;

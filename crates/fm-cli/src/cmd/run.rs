@@ -10,7 +10,7 @@ use std::{
     path::PathBuf,
 };
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
 use fm_engine::{
     Engine, EngineError, Load, Places,
     bytes::Bytes,
@@ -20,6 +20,7 @@ use fm_engine::{
     machine::peak_held_bytes,
     options::{ENGINE, SAMPLING},
     report::{Report, RunOutput, SCHEMA, Timing},
+    sampler::Sampling,
     warm_start::WarmStart,
 };
 use fm_text::{AnswerForm, ChatTemplate, ThinkingState, ThinkingTags, thinking};
@@ -53,6 +54,7 @@ pub(super) fn command() -> Command {
         .arg(
             valued("stop", "TEXT", "End the answer before this text; may be given several times")
                 .allow_hyphen_values(true)
+                .value_parser(NonEmptyStringValueParser::new())
                 .action(ArgAction::Append),
         )
         .args(thinking_args())
@@ -88,6 +90,8 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let mut options = flags::engine_options(matches)?;
     options.warm_start.get_or_insert(WarmStart::On);
     let (think_budget, think_min) = thinking_bounds(matches)?;
+    // What is wrong with flags and files is said before the weights are read.
+    flags::sampling(matches, &SAMPLING, Sampling::default())?;
     let (input, grammar) = (Input::read(matches)?, grammar::of(matches)?);
     saved::check(matches)?;
     let load = Load { grammars: grammar.is_some(), ..Load::default() };
@@ -119,9 +123,16 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         ..Request::default()
     };
     let prompt_tokens = request.prompt.clone();
-    let (generated, interrupt) = generate(&mut engine, session, request, Shown::of(matches))?;
+    let Generating { generated, failed, interrupt } =
+        generate(&mut engine, session, request, Shown::of(matches))?;
     // An answer is shown even if it cannot be kept, and kept even if it cannot be shown.
-    let shown = show(&engine, matches, &places, (&prompt_tokens, &generated));
+    let shown = match failed {
+        Some(error) if matches.contains_id("session") => {
+            Err(console::unfinished(error, "the answer was broken off"))
+        }
+        Some(error) => Err(error.into()),
+        None => show(&engine, matches, &places, (&prompt_tokens, &generated)),
+    };
     saved::save(&mut engine, matches, conversation, (&prompt_tokens, &generated), session)?;
     shown?;
     let cut = generated.finish == FinishReason::Cancelled && interrupt.is_set();
@@ -131,7 +142,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
 fn thinking_args() -> [Arg; 4] {
     let tokens = |name, help| {
         let arg = valued(name, "N", help).value_parser(value_parser!(usize));
-        arg.conflicts_with("prompt-tokens")
+        arg.conflicts_with_all(["prompt-tokens", "no-think"])
     };
     [
         switch("think", "Let the model think first").conflicts_with_all([
@@ -201,6 +212,9 @@ fn show(
         let numbers: Vec<String> = generated.tokens.iter().map(u32::to_string).collect();
         writeln!(io::stdout(), "{}", numbers.join(","))?;
     }
+    if let Some(cut) = cut(engine, generated.finish) {
+        console::say!("note: {cut}");
+    }
     if !matches.get_flag("quiet") {
         console::say!("\n{report}");
     }
@@ -208,6 +222,27 @@ fn show(
         print_timing(engine.load_times, &report.timing);
     }
     Ok(())
+}
+
+/// Why an answer ended that neither the model nor the user ended.
+fn cut(engine: &Engine, finish: FinishReason) -> Option<String> {
+    let why = match finish {
+        FinishReason::Context => {
+            let context = engine.plan.context;
+            return Some(format!(
+                "the answer ends here because the context of {context} tokens is full; more --context or --memory holds more"
+            ));
+        }
+        FinishReason::Repetition => "it repeated itself again and again",
+        FinishReason::Noise => "it was no text any more",
+        FinishReason::Deadline => "its time was over",
+        FinishReason::Grammar => "its grammar could be followed no further",
+        FinishReason::Stop
+        | FinishReason::StopString(_)
+        | FinishReason::Length
+        | FinishReason::Cancelled => return None,
+    };
+    Some(format!("the answer ends here because {why}"))
 }
 
 fn warnings(engine: &Engine) -> Vec<String> {
@@ -242,12 +277,20 @@ pub(super) fn warn(engine: &Engine) {
     }
 }
 
+/// What came of a prompt.
+struct Generating {
+    generated: Generated,
+    /// Why it could not be shown as it came, which ended it.
+    failed: Option<io::Error>,
+    interrupt: Interrupt,
+}
+
 fn generate(
     engine: &mut Engine,
     session: Session,
     request: Request,
     shown: Shown,
-) -> anyhow::Result<(Generated, Interrupt)> {
+) -> anyhow::Result<Generating> {
     let interrupt = Interrupt::install();
     let mut answer = match shown {
         Shown::All => AnswerStream::new(),
@@ -295,13 +338,10 @@ fn generate(
         if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     bar.finish_and_clear();
-    if let Some(error) = failed {
-        return Err(error.into());
+    if shown != Shown::Nothing && failed.is_none() {
+        failed = answer.end().err();
     }
-    if shown != Shown::Nothing {
-        answer.end()?;
-    }
-    Ok((generated, interrupt))
+    Ok(Generating { generated, failed, interrupt })
 }
 
 fn report(engine: &Engine, generated: &Generated, places: &Places) -> Report {

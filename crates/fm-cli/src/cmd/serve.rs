@@ -97,6 +97,7 @@ pub(super) fn command() -> Command {
                 .long("greedy")
                 .help("Take the most likely token unless a request says otherwise")
                 .action(ArgAction::SetTrue)
+                .conflicts_with("temperature")
                 .help_heading("Sampling"),
         );
     let command = prefixes::options(command);
@@ -193,6 +194,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let places = places::places();
     let mut options = flags::engine_options(matches)?;
     options.warm_start.get_or_insert(WarmStart::On);
+    // What is wrong with flags is said before the weights are read.
+    flags::sampling(matches, of_requests(), Sampling::default())?;
+    let system = system(matches)?;
     let prefixes = prefixes::dir(matches);
     let sessions = matches.get_one::<u32>("sessions");
     let planned = planned(&path, &options, (sessions, prefixes.is_some()), &places)?;
@@ -223,7 +227,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         sampling,
         eos: engine.eos,
         context: engine.plan.context,
-        system: system(matches)?,
+        system,
         grammars,
         marks_turns: !engine.runner.forks_anywhere(),
     };

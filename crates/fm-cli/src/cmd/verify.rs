@@ -18,7 +18,7 @@ use serde_json::json;
 use super::{json_arg, model_arg, model_path};
 use crate::{
     console::{self, Hinted, Interrupt, Unit},
-    places,
+    places::{self, NO_CACHE},
 };
 
 pub(super) fn command() -> Command {
@@ -49,7 +49,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     };
     let dir = &model_path(matches)?;
     if matches.get_flag("record") {
-        let cache_dir = places.cache_dir.context("there is no cache directory: HOME is not set")?;
+        let cache_dir = places.cache_dir.context(NO_CACHE)?;
         let written = record::record(dir, &cache_dir, &mut report)?;
         bar.finish_and_clear();
         if matches.get_flag("json") {
@@ -73,14 +73,13 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     }
     let checked = verify(dir, places.cache_dir.as_deref(), &mut report)?;
     bar.finish_and_clear();
-    if matches.get_flag("json") {
-        console::print_json(&as_json(dir, &checked))?;
-    }
+    let printed = matches.get_flag("json").then(|| console::print_json(&as_json(dir, &checked)));
     if let Some(first) = &checked.first {
         let (wrong, all) = (checked.mismatches, things(&checked));
         let said = format!("{wrong} of {all} things are wrong; first: {first}");
         return Err(Hinted { said, hint: hint(&checked, first) }.into());
     }
+    printed.transpose()?;
     console::say!(
         "{}: {}, {} and {}, {} in all, are what they were",
         dir.display(),

@@ -234,6 +234,49 @@ fn raw_text_after_a_chat_is_no_turn_of_it() {
     assert_eq!(kept(&file).0, ["user", "assistant", "user", "assistant"]);
 }
 
+/// `run --session FILE | head -c 1`
+#[test]
+fn a_conversation_stays_what_it_was_where_nobody_reads_the_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk");
+    let session = ["--session", file.to_str().unwrap()];
+    run(&[&["--prompt", "My name is Nora.", "--max-tokens", "9"], session.as_slice()].concat());
+    let before = fs::read(&file).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let args = ["run", "models/demo", "--prompt", "Write a story.", "--no-think"];
+    let mut command = program(dir.path());
+    let output = command.args(args).args(session).args(PLAN).stdout(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let said = format!("note: the answer was broken off, so {} was not written", file.display());
+    assert!(stderr(&output).contains(&said), "{}", stderr(&output));
+    assert_eq!(fs::read(&file).unwrap(), before);
+}
+
+#[test]
+fn an_answer_that_the_context_cuts_says_so() {
+    let (_, rest) = run(&["--raw", "--prompt", "There once was", "--context", "64", "--quiet"]);
+    assert!(rest.contains("because the context of 64 tokens is full"), "{rest}");
+}
+
+/// What is wrong with flags is said before the weights are read, and stdin is read once.
+#[test]
+fn what_is_wrong_with_flags_is_said_first() {
+    for (wrong, said) in [
+        (&["--temperature", "-1"] as &[&str], "temperature"),
+        (&["--system", "/nowhere/x"], "/nowhere/x"),
+        (&["--stop", ""], "--stop"),
+        (&["--no-think", "--think-budget", "3"], "--think-budget"),
+        (&["--json-schema", "-", "--system", "-"], "stdin is --system already"),
+    ] {
+        let args = [&["run", "models/demo", "--kv", "f16", "--prompt", "Hi"], wrong].concat();
+        let output = flash_moe(&args);
+        assert!(!output.status.success(), "{args:?}");
+        let stderr = stderr(&output);
+        assert!(stderr.contains(said) && !stderr.contains("lossy"), "{args:?}: {stderr}");
+    }
+}
+
 /// A file that may not grow stands for a full disk.
 #[cfg(target_os = "linux")]
 #[test]
@@ -251,7 +294,7 @@ fn an_answer_that_cannot_be_kept_is_shown() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let named = format!("cannot transfer the session {}", file.display());
+    let named = format!("cannot read or write the session {}", file.display());
     assert!(stderr(&output).contains(&named), "{}", stderr(&output));
     let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(shown["tokens"].as_array().map(Vec::len), Some(3));

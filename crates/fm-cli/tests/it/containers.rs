@@ -151,6 +151,11 @@ fn a_gguf_file_runs_and_its_container_has_the_same_bits() {
     }
     flip_a_bit(&dir.path().join("tiny/metadata.gguf"), 5000);
     assert_eq!(flash_moe(&["verify", container]).status.code(), Some(1));
+    // What is wrong is wrong, whether or not anybody reads it.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let unread = program(dir.path()).args(["verify", container, "--json"]).stdout(writer).output();
+    assert_eq!(unread.unwrap().status.code(), Some(1));
 }
 
 #[test]

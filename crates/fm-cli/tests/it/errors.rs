@@ -197,6 +197,33 @@ fn a_stderr_that_is_full_is_no_error() {
     }
 }
 
+#[test]
+fn flags_that_would_do_nothing_are_refused() {
+    for args in [
+        &["bench", "models/demo", "--verify", "--prefill", "8"] as &[&str],
+        &["bench", "models/demo", "--layer", "3", "--decode", "2"],
+        &["bench", "models/demo", "--io-only", "--verify"],
+        &["bench", "models/demo", "--turns", "1", "--layer", "7"],
+        &["serve", "models/demo", "--greedy", "--temperature", "1", "--port", "0"],
+        &["run", "models/demo", "--prompt-tokens", "1,,2"],
+    ] {
+        let output = flash_moe(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+    }
+}
+
+/// The least that a refusal names, as it is printed, is enough.
+#[test]
+fn the_memory_that_is_asked_for_is_enough() {
+    for model in ["models/demo", "golden/deepseek_v3/bf16", "golden/mixtral/bf16"] {
+        let refused = stderr(&flash_moe(&["plan", model, "--memory", "1MB"]));
+        let (_, least) = refused.split_once("needs at least ").unwrap();
+        let (least, _) = least.split_once(" (").unwrap();
+        let output = flash_moe(&["plan", model, "--memory", least]);
+        assert!(output.status.success(), "{model}: {least}: {}", stderr(&output));
+    }
+}
+
 /// `flash-moe plan … | head -1`, with a reader that has gone before the first line.
 #[test]
 fn a_reader_that_goes_away_is_no_error() {

@@ -122,7 +122,7 @@ fn a_recording_that_fails_leaves_the_earlier_trace() {
     assert!(fails("5,6,99999", out).contains("token 99999 is not in the vocabulary"));
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing beside it");
-    assert!(fails("5", "/nowhere/x").contains("cannot transfer the trace /nowhere/x"));
+    assert!(fails("5", "/nowhere/x").contains("cannot read or write the trace /nowhere/x"));
 }
 
 #[test]

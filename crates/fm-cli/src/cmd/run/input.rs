@@ -41,35 +41,60 @@ pub(super) fn args() -> [Arg; 5] {
     ]
 }
 
-/// What the user gave as prompt.
-pub(super) enum Input {
+/// What the user gave.
+pub(super) struct Input {
+    said: Said,
+    /// The system message.
+    system: Option<String>,
+}
+
+/// What to go on from.
+enum Said {
     Text(String),
     Tokens(Vec<u32>),
 }
 
 impl Input {
     pub(super) fn read(matches: &ArgMatches) -> anyhow::Result<Self> {
-        if let Some(tokens) = matches.get_one::<String>("prompt-tokens") {
+        let said = Said::read(matches)?;
+        let system = matches.get_one::<PathBuf>("system").map(|file| input::text(file));
+        Ok(Self { said, system: system.transpose()? })
+    }
+}
+
+impl Said {
+    fn read(matches: &ArgMatches) -> anyhow::Result<Self> {
+        let given = ["prompt", "text"].into_iter().find_map(|id| matches.get_one::<String>(id));
+        let file = matches.get_one::<PathBuf>("prompt-file");
+        let tokens = matches.get_one::<String>("prompt-tokens");
+        let from_stdin = match (given, file) {
+            (Some(text), _) => text == "-",
+            (None, Some(file)) => file == Path::new("-"),
+            (None, None) => tokens.is_none(),
+        };
+        let others = ["system", "json-schema", "grammar"]
+            .into_iter()
+            .filter(|id| matches.get_one::<PathBuf>(id).is_some_and(|file| file == Path::new("-")));
+        let mut readers: Vec<_> = others.map(|id| format!("--{id}")).collect();
+        if from_stdin {
+            readers.push("the prompt".to_owned());
+        }
+        if let [first, second, ..] = &readers[..] {
+            return Err(
+                Usage(format!("stdin is {first} already: give {second} another way")).into()
+            );
+        }
+        if let Some(tokens) = tokens {
             return Ok(Self::Tokens(flags::parse_tokens(tokens).map_err(Usage)?));
         }
-        let given = ["prompt", "text"].into_iter().find_map(|id| matches.get_one::<String>(id));
-        if let Some(text) = given.filter(|text| *text != "-") {
-            return Ok(Self::Text(text.clone()));
-        }
-        let stdin = Path::new("-");
-        let file = matches.get_one::<PathBuf>("prompt-file").filter(|file| *file != stdin);
-        let bytes = if let Some(file) = file {
-            input::bytes(file)?
-        } else {
-            if given.is_none() && !matches.contains_id("prompt-file") && io::stdin().is_terminal() {
-                return Err(EngineError::EmptyPrompt.into());
-            }
-            if matches.get_one::<PathBuf>("system").is_some_and(|file| file == stdin) {
-                return Err(Usage("stdin is the system message: give a --prompt".into()).into());
-            }
-            input::stdin()?
+        let bytes = match (given, file) {
+            (Some(text), _) if !from_stdin => text.clone().into_bytes(),
+            (_, Some(file)) => input::bytes(file)?,
+            (None, None) if io::stdin().is_terminal() => Vec::new(),
+            _ => input::stdin()?,
         };
-        String::from_utf8(bytes).map(Self::Text).context("the prompt is not UTF-8")
+        let text = String::from_utf8(bytes).context("the prompt is not UTF-8")?;
+        if text.is_empty() { Err(EngineError::EmptyPrompt.into()) } else { Ok(Self::Text(text)) }
     }
 }
 
@@ -86,13 +111,12 @@ pub(super) fn tokens_of(
     input: &Input,
     conversation: &mut Conversation,
 ) -> anyhow::Result<Prompt> {
-    let text = match input {
-        Input::Tokens(tokens) => {
+    let text = match &input.said {
+        Said::Tokens(tokens) => {
             let tokens = [conversation.tokens.as_slice(), tokens].concat();
             return Ok(Prompt { tokens, text: None });
         }
-        Input::Text(text) if text.is_empty() => return Err(EngineError::EmptyPrompt.into()),
-        Input::Text(text) => text,
+        Said::Text(text) => text,
     };
     let path = || engine.path.clone();
     let tokenizer =
@@ -107,10 +131,9 @@ pub(super) fn tokens_of(
     }
     let template =
         engine.template.as_ref().ok_or_else(|| EngineError::NoTemplate { path: path() })?;
-    if let Some(file) = matches.get_one::<PathBuf>("system") {
-        let system = input::text(file)?;
+    if let Some(system) = &input.system {
         conversation.messages.retain(|message| message.role != "system");
-        conversation.messages.insert(0, Message::new("system", system));
+        conversation.messages.insert(0, Message::new("system", system.as_str()));
     }
     conversation.messages.push(Message::new("user", text.as_str()));
     let enable_thinking = match (matches.get_flag("think"), matches.get_flag("no-think")) {

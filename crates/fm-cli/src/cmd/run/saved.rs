@@ -67,10 +67,16 @@ pub(super) fn save(
     let Some(path) = matches.get_one::<PathBuf>("session") else { return Ok(()) };
     let messages = &mut conversation.messages;
     let asked = messages.last().is_some_and(|message| message.role == "user");
-    // A question without an answer is no turn. Raw text that was read to its end is worth keeping.
-    let read = !asked && generated.finish != FinishReason::Cancelled;
-    if generated.tokens.is_empty() && !read {
-        console::say!("note: nothing was generated, so {} was not written", path.display());
+    let is_cut = generated.finish == FinishReason::Cancelled;
+    // A question without a whole answer is no turn. Raw text goes on from wherever it ended.
+    let why = match (asked, generated.tokens.is_empty()) {
+        (true, false) if is_cut => Some("the answer was broken off"),
+        (true, true) => Some("nothing was generated"),
+        (false, true) if is_cut => Some("nothing was generated"),
+        _ => None,
+    };
+    if let Some(why) = why {
+        console::say!("note: {why}, so {} was not written", path.display());
         return Ok(());
     }
     if asked {

@@ -89,7 +89,7 @@ pub(super) fn start(
         if asked_for {
             return Err(error.into());
         }
-        console::say!("warning: {}", chain(&error));
+        console::say!("warning: {}; prompts are kept in memory only", chain(&error));
         let driven = Driven { disk: None, ..*driven };
         Ok(Scheduler::start(driven, schedule).map_err(|(error, _)| error)?)
     })
