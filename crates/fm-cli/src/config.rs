@@ -50,6 +50,9 @@ impl Config {
     /// Refuses keys that nobody has asked for: a misspelt one would otherwise do nothing.
     pub(crate) fn refuse_rest(&self) -> anyhow::Result<()> {
         match self.table.keys().next() {
+            Some(key) if key.contains('-') => {
+                bail!("{} has the unknown key `{key}`: keys have `_` for `-`", self.path.display())
+            }
             Some(key) => bail!("{} has the unknown key `{key}`", self.path.display()),
             None => Ok(()),
         }

@@ -16,7 +16,7 @@ use fm_text::Message;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{engine::Engine, error::EngineError};
+use crate::{engine::Engine, error::EngineError, prefix::common};
 
 /// Version of the first line.
 const VERSION: u32 = 2;
@@ -127,6 +127,39 @@ impl Conversation {
             .load(context, &mut file)
             .map_err(|source| ConversationError::Refused { path: path.to_path_buf(), source })?;
         Ok((conversation, session))
+    }
+
+    /// The session of this conversation as far as a prompt goes on from it, and how many of its tokens that are: a template
+    /// may write earlier turns differently than they were generated. Models with recurrent layers go on from its end
+    /// only. One token of the prompt at least is left to be computed.
+    ///
+    /// # Errors
+    /// If the session is not open.
+    pub fn reuse(
+        &self,
+        engine: &mut Engine,
+        session: SessionId,
+        prompt: &[u32],
+    ) -> Result<(SessionId, u32), EngineError> {
+        let (runner, context) = (engine.runner.as_mut(), engine.plan.context);
+        let held = runner.position(session)?;
+        let most = held.min(prompt.len().saturating_sub(1) as u32);
+        let common = common(self.tokens.iter().copied(), &prompt[..most as usize]) as u32;
+        if common == held {
+            return Ok((session, held));
+        }
+        let shared = runner.forkable(session, common);
+        let fork = (shared > 0).then(|| {
+            // Set aside it does not count as open.
+            runner.keep(session)?;
+            runner.fork(session, shared, context)
+        });
+        runner.close(session);
+        match fork {
+            Some(Ok(fork)) => Ok((fork, shared)),
+            // There may be no room for both.
+            _ => Ok((runner.open(context)?, 0)),
+        }
     }
 
     /// The conversation that a first line is.

@@ -232,12 +232,20 @@ impl Hashed<&mut dyn Write> {
     }
 }
 
+/// An end where there should be more, in words.
+fn early(error: io::Error) -> io::Error {
+    match error.kind() {
+        kind @ io::ErrorKind::UnexpectedEof => io::Error::new(kind, "the file ends early"),
+        _ => error,
+    }
+}
+
 impl<T: Read + ?Sized> Hashed<&mut T> {
     /// Reads the checksum of all since the one before.
     fn check(&mut self) -> Result<(), SessionFileError> {
         let found = std::mem::take(&mut self.hash).digest();
         let mut expected = [0; size_of::<u64>()];
-        self.inner.read_exact(&mut expected)?;
+        self.inner.read_exact(&mut expected).map_err(early)?;
         let expected = u64::from_le_bytes(expected);
         if found != expected {
             return Err(SessionFileError::Corrupt { expected, found });
@@ -256,7 +264,7 @@ impl<T: Read + ?Sized> Hashed<&mut T> {
     }
 
     fn take_bytes(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_exact(bytes)?;
+        self.inner.read_exact(bytes).map_err(early)?;
         self.hash.update(bytes);
         Ok(())
     }

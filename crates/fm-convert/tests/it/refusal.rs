@@ -117,7 +117,7 @@ fn a_file_in_place_of_the_directory_is_left_alone() {
     let case = Case::small();
     fs::write(case.out(), "mine").unwrap();
     let error = case.convert().unwrap_err();
-    assert!(matches!(error, ConvertError::Occupied { .. }), "{error}");
+    assert!(matches!(error, ConvertError::Read { .. }), "{error}");
     assert_eq!(fs::read(case.out()).unwrap(), b"mine");
 }
 

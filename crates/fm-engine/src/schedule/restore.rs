@@ -88,14 +88,8 @@ impl Crew<'_> {
         // Nobody but a prompt waits: between two of its layers there is time for more.
         let longer = self.sweeps.are_under_way() && !self.someone_writes();
         let until = Instant::now() + if longer { most } else { SLICE.min(most) };
+        self.leave_restores();
         while let Some(restore) = self.restores.first_mut() {
-            let job = &mut restore.job;
-            if job.expires(Instant::now()) || (job.listener)(Update::Waiting).is_break() {
-                let Restore { loading, source, .. } = self.restores.remove(0);
-                self.runner.close(loading.session);
-                self.close(&source, None);
-                continue;
-            }
             let damage = loop {
                 if restore.loading.next().is_none() {
                     break None;
@@ -126,6 +120,19 @@ impl Crew<'_> {
                 self.prefixes.mark(self.runner.as_mut(), loading.session, &[]);
             }
             self.write((job, started), loading.session, tokens);
+        }
+    }
+
+    /// Ends those whose time is over, or whose client has gone: the one that is read, and those behind it.
+    fn leave_restores(&mut self) {
+        for mut restore in std::mem::take(&mut self.restores) {
+            let job = &mut restore.job;
+            if job.expires(Instant::now()) || (job.listener)(Update::Waiting).is_break() {
+                self.runner.close(restore.loading.session);
+                self.close(&restore.source, None);
+            } else {
+                self.restores.push(restore);
+            }
         }
     }
 

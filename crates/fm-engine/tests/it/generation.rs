@@ -14,7 +14,10 @@ use fm_model::load::WeightMemory;
 use fm_testkit::golden::demo_dir;
 use fm_text::{Channel, Message, RenderRequest, SpecialTokens, ThinkingState, ThinkingTags};
 
-use crate::harness::{open, places};
+use crate::{
+    harness::{open, open_at, places},
+    prefix::{family_dir, fresh, request, tokens},
+};
 
 fn chat(engine: &Engine, text: &str, think: bool) -> Request {
     let messages = [Message::new("user", text)];
@@ -218,6 +221,33 @@ fn a_saved_conversation_goes_on_with_the_same_bits() {
     let rest = generation.run(&mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(rest.prefill.tokens, 1, "the session holds all but the latest token");
     assert_eq!([first.tokens, rest.tokens].concat(), whole.tokens);
+}
+
+/// A template that leaves thoughts out of earlier turns changes them from the first thought on.
+#[test]
+fn a_conversation_that_reads_otherwise_is_taken_over_as_far_as_it_does_not() {
+    for (family, taken) in [("qwen3_moe", 70), ("gpt_oss", 70), ("qwen3_next", 0)] {
+        let dir = family_dir(family);
+        let mut engine = open_at(&dir, &EngineOptions::default());
+        let run = |engine: &mut Engine, session, prompt: &[u32]| {
+            let stats = engine.stats_handle();
+            let read = || read_stats(&stats);
+            let request = request(prompt.to_vec());
+            let runner = engine.runner.as_mut();
+            let generation = Generation::new(runner, session, request, None, &read).unwrap();
+            generation.run(&mut |_| ControlFlow::Continue(())).unwrap()
+        };
+        let first = tokens(1, 90);
+        let session = engine.runner.open(256).unwrap();
+        let said = run(&mut engine, session, &first).tokens;
+        let conversation = Conversation::new(Vec::new(), [first.clone(), said].concat());
+        let next = [&first[..70], &tokens(2, 30)].concat();
+        let (session, reused) = conversation.reuse(&mut engine, session, &next).unwrap();
+        assert_eq!(reused, taken, "{family}");
+        let got = run(&mut engine, session, &next).logits_hash;
+        let want = fresh(&mut open_at(&dir, &EngineOptions::default()), request(next)).logits_hash;
+        assert_eq!(got, want, "{family}");
+    }
 }
 
 #[test]

@@ -223,11 +223,14 @@ fn all_that_was_wanted_from_the_beginning_stays() {
 /// Nobody says of a conversation that it is over.
 #[test]
 fn conversations_of_long_ago_keep_nobody_out() {
-    let scheduler = start(open_at(&family_dir("qwen3_moe"), &EngineOptions::default()));
+    // Room for more of them than are kept.
+    let options = EngineOptions { context: Some(4096), ..EngineOptions::default() };
+    let scheduler = start(open_at(&family_dir("qwen3_moe"), &options));
     for seed in 0..66 {
         let pin = Pin::Conversation(seed.to_string());
         answer(&scheduler, Request { pin, max_tokens: Some(1), ..request(tokens(seed, 5)) });
     }
+    assert_eq!(scheduler.activity().prefixes.kept.load(Ordering::Relaxed), 64);
     let asked = || request(tokens(99, 20));
     answer(&scheduler, asked());
     assert_eq!(answer(&scheduler, asked()).reused, 19);

@@ -34,8 +34,7 @@ pub(super) fn continue_or_open(
     }
 }
 
-/// The saved session if the prompt continues it token by token, else a fresh one: a template may
-/// write earlier turns differently than they were generated.
+/// The saved session as far as the prompt goes on from it, else a fresh one.
 pub(super) fn reuse(
     engine: &mut Engine,
     session: Option<Session>,
@@ -43,16 +42,13 @@ pub(super) fn reuse(
     prompt: &Prompt,
 ) -> anyhow::Result<Session> {
     if let Some(session) = session {
-        let held = engine.runner.position(session).map_err(EngineError::from)? as usize;
-        let continues = held < prompt.tokens.len()
-            && conversation.tokens.get(..held) == prompt.tokens.get(..held);
-        if continues {
-            return Ok(session);
+        let (session, reused) = conversation.reuse(engine, session, &prompt.tokens)?;
+        if reused == 0 {
+            console::say!(
+                "note: earlier turns read otherwise now, as the template or --system has it, so all of them are computed anew"
+            );
         }
-        console::say!(
-            "note: the template changed earlier turns, so the conversation is computed anew"
-        );
-        engine.runner.close(session);
+        return Ok(session);
     }
     Ok(engine.runner.open(engine.plan.context).map_err(EngineError::from)?)
 }
