@@ -35,7 +35,7 @@ pub(crate) fn start(engine: &EngineOptions, options: ScheduleOptions) -> Schedul
     start_engine(open(engine), options)
 }
 
-fn start_engine(engine: Engine, options: ScheduleOptions) -> Scheduler {
+pub(crate) fn start_engine(engine: Engine, options: ScheduleOptions) -> Scheduler {
     let stats = engine.stats_handle();
     let tokenizer = engine.tokenizer.map(Arc::new);
     let driven = Driven { runner: engine.runner, tokenizer, stats, disk: None };
