@@ -32,7 +32,9 @@ export async function receive({ chat, model }, message, signal, grown) {
     }
     if (!whole) throw new Trouble("The answer broke off.", "Is the server still running? Then ask again.");
   } catch (error) {
-    if (error.name === "AbortError") message.stopped = true;
+    // A page that is left loses its connections before it hears of it, and comes to no next task: that is no error.
+    if (!signal.aborted) await new Promise((done) => setTimeout(done));
+    if (signal.aborted) message.stopped = true;
     else message.trouble = said(error);
   }
   message.running = false;

@@ -1,6 +1,6 @@
 // The server: requests with a key, streams of events, and errors that say what to do.
 
-const KEY = "flash-moe.key";
+const KEPT = "flash-moe.key";
 
 /** Something went wrong, in words, with what can be done about it. */
 export class Trouble extends Error {
@@ -10,30 +10,74 @@ export class Trouble extends Error {
   }
 }
 
-let askForKey = async () => null;
-
-/** `ask` gets a key from the user, or nothing. */
-export function setKeyDialog(ask) {
-  let asking = null;
-  // The feed and a message may both be refused: one dialog answers both.
-  askForKey = () => (asking ??= ask().finally(() => (asking = null)));
+/** The server wants a key, and nobody gave one. */
+export class Locked extends Trouble {
+  constructor() {
+    super("This server wants a key.", "Send again to enter it.");
+  }
 }
+
+/** Whether a text can be a key: a header takes no other letters. */
+export const isKey = (text) => /^[\x21-\x7e]+$/.test(text);
+
+/** The browser keeps it for this tab, unless it keeps nothing. */
+let key = kept();
+
+function kept() {
+  try {
+    const found = sessionStorage.getItem(KEPT) ?? "";
+    return isKey(found) ? found : null;
+  } catch {
+    return null;
+  }
+}
+
+let ask = async () => null;
+let asking = null;
+let declined = false;
+let waiting = [];
+
+/** `dialog(wrong)` gets a key from the user, or nothing; `wrong` says that there was one already. */
+export function setKeyDialog(dialog) {
+  ask = dialog;
+}
+
+/** Asks for the key, and says whether there is one now. */
+export async function enterKey(wrong = false) {
+  // The feed and a message may both be refused: one dialog answers both.
+  const given = await (asking ??= ask(wrong).finally(() => (asking = null)));
+  declined = given === null;
+  if (declined) return false;
+  key = given;
+  try {
+    sessionStorage.setItem(KEPT, key);
+  } catch {
+    // It holds for this page.
+  }
+  waiting.forEach((done) => done());
+  waiting = [];
+  return true;
+}
+
+/** Waits until somebody has entered a key. */
+export const keyEntered = () => new Promise((done) => waiting.push(done));
 
 /** A response that is not an error. Asks for the key as long as it is the wrong one. */
 export async function request(path, { body, signal } = {}) {
   for (;;) {
+    const sent = key;
     const response = await reach(path, body, signal);
     if (response.ok) return response;
     if (response.status !== 401) throw await trouble(response);
-    const key = await askForKey();
-    if (key === null) throw new Trouble("This server wants a key.", "Send again to enter it.");
-    sessionStorage.setItem(KEY, key);
+    if (key !== sent) continue;
+    // Who does not want to enter it is asked again when they send something, and by no feed.
+    const asks = body || !declined;
+    if (!asks || !(await enterKey(sent !== null))) throw new Locked();
   }
 }
 
 async function reach(path, body, signal) {
   const headers = {};
-  const key = sessionStorage.getItem(KEY);
   if (key !== null) headers.authorization = `Bearer ${key}`;
   if (body) headers["content-type"] = "application/json";
   const method = body ? "POST" : "GET";

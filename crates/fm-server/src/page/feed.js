@@ -1,6 +1,6 @@
 // The live feed: what the machine does, as long as somebody looks.
 
-import { events, request } from "./api.js";
+import { events, keyEntered, Locked, request } from "./api.js";
 
 /** Looks over which rates are taken: two seconds. */
 const WINDOW = 9;
@@ -18,7 +18,7 @@ export function watch(hear) {
     let again = AGAIN_MIN;
     const { signal } = controller;
     while (!signal.aborted) {
-      const heard = await follow(hear, signal).catch((error) => signal.aborted || hear.lost(error));
+      const heard = await follow(hear, signal).catch((error) => signal.aborted || lost(hear, error));
       again = heard ? AGAIN_MIN : Math.min(2 * again, AGAIN_MAX);
       if (!signal.aborted) await new Promise((done) => setTimeout(done, again));
     }
@@ -30,6 +30,14 @@ export function watch(hear) {
     controller = null;
   });
   start();
+}
+
+/** Says that there is no feed, and whether it is worth asking at once: without a key there is none, and nothing to ask for. */
+async function lost(hear, error) {
+  hear.lost(error);
+  if (!(error instanceof Locked)) return false;
+  await keyEntered();
+  return true;
 }
 
 async function follow(hear, signal) {

@@ -1,6 +1,7 @@
 // The machine: speeds, texts, memory and bandwidth against their limits, and the heatmap.
 
-import { byId, bytes, count, el, percent, plural, rate } from "./dom.js";
+import { enterKey, Locked } from "./api.js";
+import { action, byId, bytes, count, el, percent, plural, rate } from "./dom.js";
 import { Heatmap } from "./heatmap.js";
 
 /** Points of the line of speeds: a minute. */
@@ -105,7 +106,8 @@ export class Machine {
 
   lost(error) {
     this.state.hidden = false;
-    this.state.textContent = error?.message ?? "The server has ended.";
+    const open = error instanceof Locked ? action("Enter it", () => enterKey()) : "";
+    this.state.replaceChildren(error?.message ?? "The server has ended.", " ", open);
     if (!this.machine) this.root.replaceChildren(this.state);
     byId("pulse").textContent = "–";
   }

@@ -1,6 +1,6 @@
 // The page: puts its parts together, and listens to keys that belong to none of them.
 
-import { setKeyDialog } from "./api.js";
+import { isKey, setKeyDialog } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
 import { watch } from "./feed.js";
@@ -11,11 +11,8 @@ import { Sidebar } from "./sidebar.js";
 setKeyDialog(askForKey);
 settings.lay();
 const machine = new Machine();
-const sidebar = new Sidebar((id) => chat.open(id));
-const chat = new Chat((id) => {
-  sidebar.show(id);
-  showChats(false);
-});
+const sidebar = new Sidebar(open, (id) => chat.cut(id));
+const chat = new Chat((id) => sidebar.show(id));
 
 watch({
   machine(told) {
@@ -27,14 +24,28 @@ watch({
   lost: (error) => machine.lost(error),
 });
 
-/** The key, or nothing if nobody wants to enter it. */
-function askForKey() {
+function open(id) {
+  chat.open(id);
+  showChats(false);
+}
+
+/** The key, or nothing if nobody wants to enter it. `wrong` says that another one was. */
+function askForKey(wrong) {
   const dialog = byId("ask-key");
   const input = byId("key");
   input.value = "";
   byId("key-cancel").onclick = () => dialog.close("");
+  dialog.querySelector("form").onsubmit = (event) => {
+    input.value = input.value.trim();
+    if (isKey(input.value)) return;
+    event.preventDefault();
+    byId("key-trouble").textContent = "A key has only letters, digits and signs of ASCII. This one has another, "
+      + "maybe one that cannot be seen: copy it again, or type it.";
+    input.select();
+  };
   dialog.returnValue = "";
   dialog.showModal();
+  byId("key-trouble").textContent = wrong ? "That was not the key." : "";
   return new Promise((done) => {
     dialog.onclose = () => done(dialog.returnValue === "key" ? input.value : null);
   });

@@ -7,12 +7,18 @@ import { inline } from "./inline.js";
 /** Lists and quotes within each other. */
 const DEPTH_MAX = 8;
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// None of these may try the same blanks twice: a model that writes nothing but blanks would stop the page.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(?!\s)/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,8})([-*+]|\d{1,9}[.)])( +|$)/;
-const DIVIDER = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+
+/** Of a line without blanks behind it. */
+const DIVIDER = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$/;
+
+/** What some take for the end of a line: a heading has none. */
+const ENDS_LINE = /[\r\u2028\u2029]/;
 
 /** Blocks of a text: plain data, `{ kind, … }`. */
 export function blocks(text, depth = 0) {
@@ -34,13 +40,24 @@ export function blocks(text, depth = 0) {
 function block_at(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line)) return fence(lines, at);
-  const heading = line.match(HEADING);
-  if (heading) return [{ kind: "heading", level: heading[1].length, text: heading[2] }, at + 1];
+  const head = heading(line);
+  if (head) return [head, at + 1];
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (depth < DEPTH_MAX && QUOTE.test(line)) return quote(lines, at, depth);
   if (depth < DEPTH_MAX && ITEM.test(line)) return list(lines, at, depth);
-  if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) return table(lines, at);
+  if (line.includes("|") && DIVIDER.test((lines[at + 1] ?? "").trimEnd())) return table(lines, at);
   return paragraph(lines, at);
+}
+
+/** A heading without the marks around it, or nothing. */
+function heading(line) {
+  const found = line.match(HEADING);
+  if (!found) return null;
+  const inside = line.slice(found[0].length).trimEnd();
+  let end = inside.length;
+  while (inside[end - 1] === "#") end--;
+  const text = inside.slice(0, end).trimEnd();
+  return ENDS_LINE.test(text) ? null : { kind: "heading", level: found[1].length, text };
 }
 
 function fence(lines, at) {
@@ -97,7 +114,7 @@ function list_item(lines, at, found) {
 
 /** Whether a line begins nothing of its own. */
 function plain(line) {
-  return ![FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line));
+  return heading(line) === null && ![FENCE, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line));
 }
 
 function table(lines, at) {

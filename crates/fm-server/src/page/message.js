@@ -16,23 +16,29 @@ export class QuestionView {
 
   rest() {
     const text = el("div.text", { textContent: this.message.content });
-    const tools = el("footer.tools", {}, action("Edit", () => this.edit()), action("Copy", (button) => copy(this.message.content, button)));
+    this.change = action("Edit", () => this.edit());
+    const tools = el("footer.tools", {}, this.change, action("Copy", (button) => copy(this.message.content, button)));
     this.element.replaceChildren(text, tools);
   }
 
-  edit() {
-    const area = el("textarea", { value: this.message.content, ariaLabel: "Edit the message", rows: 3 });
+  edit(text = this.message.content) {
+    const area = el("textarea", { value: text, ariaLabel: "Edit the message", rows: 3 });
     const send = () => area.value.trim() !== "" && this.send(area.value);
     area.onkeydown = (event) => {
-      if (event.key === "Escape") this.rest();
+      if (event.key === "Escape") this.cancel();
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send();
       else if (event.key !== "Escape") return;
       event.preventDefault();
       event.stopPropagation();
     };
-    const buttons = el("footer", {}, action("Cancel", () => this.rest()), action("Send", send));
+    const buttons = el("footer", {}, action("Cancel", () => this.cancel()), action("Send", send));
     this.element.replaceChildren(area, buttons);
     area.focus();
+  }
+
+  cancel() {
+    this.rest();
+    this.change.focus();
   }
 }
 

@@ -18,6 +18,19 @@ const NUMBERS = [
 
 let kept = load();
 
+/** What is set holds for this page where nothing can be kept. */
+let unkept = false;
+
+/** What the model likes. */
+let own = {};
+
+// Another tab has changed something.
+addEventListener("storage", ({ key }) => {
+  if (key !== KEPT && key !== null) return;
+  kept = load();
+  lay();
+});
+
 function load() {
   try {
     return JSON.parse(localStorage.getItem(KEPT)) ?? {};
@@ -27,12 +40,19 @@ function load() {
 }
 
 function keep(name, value) {
+  // What another tab has set meanwhile stays.
+  if (!unkept) kept = load();
   if (value === "" || value === null) delete kept[name];
   else kept[name] = value;
+  write();
+}
+
+function write() {
   try {
     localStorage.setItem(KEPT, JSON.stringify(kept));
+    unkept = false;
   } catch {
-    // They hold for this page.
+    unkept = true;
   }
 }
 
@@ -52,11 +72,21 @@ export const tools = () => defined(kept.tools ?? "");
 export function lay() {
   const fields = [system(), thinking(), ...NUMBERS.map(number), toolDefinitions()];
   byId("fields").replaceChildren(...fields);
+  suggest(own);
+  byId("settings").onclose = putBack;
   byId("reset").onclick = () => {
     kept = {};
-    keep("system", "");
+    write();
     lay();
   };
+}
+
+/** What did not fit was never sent: what is sent is shown instead. */
+function putBack() {
+  for (const input of document.querySelectorAll("#fields input:invalid")) {
+    input.value = kept[input.dataset.name] ?? "";
+    input.setCustomValidity("");
+  }
 }
 
 function system() {
@@ -127,8 +157,9 @@ function number([name, label, min, max, step]) {
 
 /** Shows what the model likes where nothing is said. */
 export function suggest(sampling) {
+  own = sampling;
   for (const input of document.querySelectorAll("#fields input")) {
-    const own = sampling[input.dataset.name];
-    input.placeholder = own === undefined ? "" : String(Number(own.toFixed(4)));
+    const value = own[input.dataset.name];
+    input.placeholder = value === undefined ? "" : String(Number(value.toFixed(4)));
   }
 }

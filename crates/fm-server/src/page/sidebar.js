@@ -4,21 +4,26 @@ import { byId, el, toast } from "./dom.js";
 import * as conversations from "./conversations.js";
 
 export class Sidebar {
-  /** `open(id)` shows a conversation, or a new one. */
-  constructor(open) {
+  /** `open(id)` shows a conversation, or a new one; `cut(id)` ends the answer that it waits for. */
+  constructor(open, cut) {
     this.open = open;
+    this.cut = cut;
     this.current = null;
+    this.renaming = false;
     byId("new-chat").onclick = () => open(null);
   }
 
   show(current = this.current) {
     this.current = current;
+    // Whoever writes a title goes on.
+    if (this.renaming) return;
     const rows = conversations.list().map((entry) => this.row(entry));
     byId("chat-list").replaceChildren(...rows);
   }
 
   row({ id, title }) {
     const name = el("button.quiet.title", { textContent: title, title, onclick: () => this.open(id) });
+    name.dataset.id = id;
     if (id === this.current) name.ariaCurrent = "true";
     const tool = (text, act) => el("button.quiet.small", { textContent: text, ariaLabel: `${text}: ${title}`, onclick: act });
     const tools = el("div.tools", {}, tool("Rename", () => this.rename(row, id, title)),
@@ -29,16 +34,26 @@ export class Sidebar {
 
   rename(row, id, title) {
     const input = el("input", { value: title, ariaLabel: "Title", maxLength: 60 });
-    input.onkeydown = (event) => {
-      if (event.key === "Escape") input.value = title;
-      if (event.key === "Enter" || event.key === "Escape") input.blur();
-      event.stopPropagation();
-    };
-    input.onblur = () => {
+    const end = () => {
+      input.onblur = null;
+      this.renaming = false;
       conversations.rename(id, input.value);
+      // The other rows stay: a click on one of them, which ends this, is still to come.
+      const entry = conversations.list().find((other) => other.id === id);
+      row.replaceWith(...(entry ? [this.row(entry)] : []));
+    };
+    input.onblur = end;
+    input.onkeydown = (event) => {
+      event.stopPropagation();
+      if (event.key === "Escape") input.value = title;
+      if (!["Enter", "Escape"].includes(event.key) || event.isComposing) return;
+      event.preventDefault();
+      end();
       this.show();
+      byId("chat-list").querySelector(`[data-id="${id}"]`)?.focus();
     };
     row.replaceChildren(input);
+    this.renaming = true;
     input.select();
   }
 
@@ -52,6 +67,7 @@ export class Sidebar {
   }
 
   remove(id) {
+    this.cut(id);
     const chat = conversations.remove(id);
     if (id === this.current) this.open(null);
     this.show();

@@ -24,6 +24,7 @@ mod page;
 mod page_in_browser;
 mod page_kept;
 mod page_tools;
+mod page_turns;
 mod patience;
 mod pieces;
 mod refusals;

@@ -43,7 +43,7 @@ pub(crate) fn end(job: &mut Job) {
     let _ = (job.listener)(Update::Done(Box::new(done)));
 }
 
-fn answer(jobs: &Jobs, text: &str) -> Job {
+pub(crate) fn answer(jobs: &Jobs, text: &str) -> Job {
     let mut job = take(jobs);
     say(&mut job, Channel::Answer, text);
     end(&mut job);
@@ -240,9 +240,18 @@ const ANY_TEXT: &str = r##"
       }
       for (const long of ["[".repeat(50000), "*a ".repeat(20000), "> ".repeat(20000), "- ".repeat(20000), "`a``".repeat(15000),
         "[a](".repeat(9000), "|".repeat(50000) + "\n|-|", "- a\n".repeat(5000), "_".repeat(19000) + "a"]) new Markdown().update(long);
+      // Blanks and marks that could be tried again and again, and are not: nobody would wait for the end of it.
+      const blanks = " ".repeat(1000000);
+      for (const long of [`# a${blanks}b`, `# ${"#".repeat(1000000)}a`, "```" + blanks + "`", "~".repeat(1000000) + "`", `a|b\n-${blanks}a`,
+        `[a](${" ".repeat(19000)}b\n\n`.repeat(1000)]) new Markdown().update(long);
       return "good";
     });
 "##;
+
+const TABLE_AND_CODE: &str = "<div class=\"table\" tabindex=\"0\"><table><thead><tr><th>a</th><th>b</th></tr></thead>\
+    <tbody></tbody></table></div><div class=\"code\"><header><span class=\"muted small\">c</span>\
+    <button class=\"quiet small\" type=\"button\">Copy</button></header>\
+    <pre tabindex=\"0\"><code>e</code></pre></div>";
 
 #[test]
 fn markdown_becomes_what_it_says_and_nothing_else() {
@@ -255,6 +264,8 @@ fn markdown_becomes_what_it_says_and_nothing_else() {
         ("snake_case_name 2*3*4 ** x", "<p>snake_case_name 2<em>3</em>4 ** x</p>"),
         ("\\*a\\* ``x ` y``", "<p>*a* <code>x ` y</code></p>"),
         ("# One\ntext", "<h3>One</h3><p>text</p>"),
+        ("##  a # b ## \n#\n# ##", "<h4>a # b</h4><p>#</p><h3></h3>"),
+        ("a|b\n-|-  \n\n~~~  c  d\ne", TABLE_AND_CODE),
         (
             "- a\n- b\n  - c\n\n1. d\n2. e",
             "<ul><li>a</li><li><p>b</p><ul><li>c</li></ul></li></ul><ol start=\"1\"><li>d</li><li>e</li></ol>",
@@ -343,6 +354,8 @@ fn everything_can_be_read_in_light_and_dark_and_on_a_phone() {
     let within = "return [...document.querySelectorAll('body *')].filter(e => e.checkVisibility() \
         && !e.closest('.code pre, .table, .unseen, .skip') && e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 80))";
     assert_eq!(browser.run(within), serde_json::json!([]));
+    let wide = "const t = document.querySelector('.table'); return t.scrollWidth > t.clientWidth";
+    assert_eq!(browser.run(wide), true, "a table scrolls, and its words stay whole");
     browser.click("#open-machine");
     browser.until("document.querySelector('#machine').checkVisibility()");
     assert_eq!(browser.run(within), serde_json::json!([]));
@@ -393,11 +406,24 @@ fn a_key_is_asked_for_and_errors_say_what_to_do() {
     let server = start_with(1, Some(Arc::new(refuse)), door);
     let Some(browser) = browser() else { return };
     browser.open(server.at);
-    for key in ["wrong", "secret"] {
-        browser.until("document.querySelector('#ask-key').open");
-        browser.run("document.querySelector('#key').focus()");
+    browser.until("document.querySelector('#ask-key').open");
+    let enter = |key: &str| {
+        browser.run("const k = document.querySelector('#key'); k.value = ''; k.focus()");
         browser.press(&format!("{key}{ENTER}"));
+    };
+    // One that no header can carry is not even tried.
+    for (key, said) in [("sec\u{200B}ret", "A key has only "), ("wrong", "That was not the key.")] {
+        enter(key);
+        browser.until(&format!(
+            "document.querySelector('#ask-key').open && document.querySelector('#key-trouble').textContent.startsWith('{said}')"
+        ));
     }
+    // Whoever does not want to enter it says when they do.
+    browser.click("#key-cancel");
+    browser.until("document.querySelector('#machine .state button')");
+    assert_eq!(browser.run("return document.querySelector('#ask-key').open"), false);
+    browser.click("#machine .state button");
+    enter(" secret ");
     browser.until("document.querySelector('#model').textContent === 'demo'");
     assert_eq!(
         browser.run("return [localStorage.length, sessionStorage.length]"),

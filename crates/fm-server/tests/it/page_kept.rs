@@ -57,27 +57,58 @@ fn the_oldest_conversations_go_where_there_is_no_room() {
     assert_eq!((titles.len(), &titles[0], &titles[99]), (100, &json!("no. 102"), &json!("no. 3")));
     // The index is one more.
     assert_eq!(told[1], 101, "nothing is left of those that went");
-    // What does not fit is there until the page is closed, and costs no other.
+    // What does not fit is there until the page is closed, costs no other, and somebody is told.
     let told = kept(
         "const chat = conversations.fresh(); \
          chat.messages.push({ role: 'user', content: 'x'.repeat(6e6) }); conversations.save(chat); \
          if (conversations.load(chat.id).messages[0].content.length !== 6e6) return 'lost';",
     );
     let titles = told[0].as_array().unwrap();
-    assert_eq!((titles.len(), &titles[1], &titles[99]), (100, &json!("no. 102"), &json!("no. 4")));
-    assert_eq!(told[1], 100, "as one more had to go, of a hundred");
+    assert_eq!((titles.len(), &titles[1], &titles[100]), (101, &json!("no. 102"), &json!("no. 3")));
+    assert_eq!(told[1], 101, "all of the others");
+    let said = browser.text("#toast");
+    assert!(said.starts_with("This browser does not keep this conversation"), "{said}");
     browser.open(server.at);
     browser.until("document.querySelectorAll('#chat-list li').length === 100");
     browser.run("document.querySelectorAll('#chat-list .title')[99].click()");
-    assert_eq!(browser.text(".question .text"), "no. 4");
+    assert_eq!(browser.text(".question .text"), "no. 3");
     // What fits without some goes before them.
     let told = kept(
         "const chat = conversations.fresh(); \
          chat.messages.push({ role: 'user', content: 'y'.repeat(5.23e6) }); conversations.save(chat);",
     );
     let some = told[0].as_array().unwrap().len();
-    // The index is one more, what did not fit one less.
-    assert!((3..100).contains(&some) && told[1] == some, "{told}");
+    assert!((3..100).contains(&some) && told[1] == some + 1, "{told}");
+    let said = format!("{} old conversations had to go.", 101 - some);
+    assert!(browser.text("#toast").contains(&said), "{}: {said}", browser.text("#toast"));
+}
+
+#[test]
+fn settings_are_those_of_all_tabs_and_what_does_not_fit_is_not_shown() {
+    let Some((_server, browser, _jobs)) = page_of_jobs() else { return };
+    let set = |name: &str, value: &str| {
+        browser.run(&format!(
+            "const i = document.querySelector('[data-name={name}]'); i.value = '{value}'; i.dispatchEvent(new Event('input'))"
+        ));
+    };
+    set("top_k", "5");
+    // Another tab, which this one hears of a little later.
+    browser.run(
+        "localStorage['flash-moe.settings'] = JSON.stringify({ top_k: 5, system: 'Be brief.' })",
+    );
+    set("seed", "7");
+    assert_eq!(
+        browser.run("return JSON.parse(localStorage['flash-moe.settings'])"),
+        json!({"top_k": 5, "system": "Be brief.", "seed": 7})
+    );
+    browser.run("dispatchEvent(new StorageEvent('storage', { key: 'flash-moe.settings' }))");
+    assert_eq!(browser.run("return document.querySelector('#fields textarea').value"), "Be brief.");
+    browser.click("#open-settings");
+    set("seed", "-1");
+    browser.click("#settings header button");
+    browser.until("!document.querySelector('#settings').open");
+    browser.until("document.querySelector('[data-name=seed]').value === '7'");
+    assert_eq!(browser.run("return document.querySelectorAll('#fields :invalid').length"), 0);
 }
 
 #[test]
