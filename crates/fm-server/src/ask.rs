@@ -85,13 +85,13 @@ pub(crate) struct Manner {
 impl Manner {
     /// Takes the fields that both interfaces share. Without a seed, every request has its own.
     pub(crate) fn take(fields: &mut Fields, model: &Model) -> Result<Self, Problem> {
-        let (own, all) = (model.sampling, fields.is_unbounded("top_k").then_some(0));
+        let own = model.sampling;
         let sampling = Sampling {
             temperature: fields.float("temperature", 0.0..=2.0)?.unwrap_or(own.temperature),
             top_p: fields.float("top_p", 0.0..=1.0)?.unwrap_or(own.top_p),
             top_k: fields
                 .count("top_k", 0..=u64::from(u32::MAX))?
-                .map_or(all.unwrap_or(own.top_k), |k| k as usize),
+                .map_or(own.top_k, |k| k as usize),
             min_p: fields.float("min_p", 0.0..=1.0)?.unwrap_or(own.min_p),
             repetition_penalty: fields
                 .float("repetition_penalty", 0.01..=100.0)?
@@ -120,7 +120,12 @@ impl Manner {
 
     /// Takes the fields of both of OpenAI's interfaces.
     pub(crate) fn take_openai(fields: &mut Fields, model: &Model) -> Result<Self, Problem> {
+        // Not a field of OpenAI's: as those have it who have it.
+        let takes_all = fields.is_unbounded("top_k");
         let mut manner = Self::take(fields, model)?;
+        if takes_all {
+            manner.sampling.top_k = 0;
+        }
         manner.stop = stops(fields, "stop")?;
         manner.choices = fields.count("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
         manner.bias = bias(fields, model.tokenizer.vocab_len())?;

@@ -172,15 +172,6 @@ impl Fields {
         within.map(Some).ok_or_else(|| wrong().at(self.path_of(field)))
     }
 
-    /// The same, where -1 says that there is no bound.
-    pub(crate) fn bound(
-        &mut self,
-        field: &str,
-        range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, Problem> {
-        if self.is_unbounded(field) { Ok(None) } else { self.count(field, range) }
-    }
-
     /// Whether a field is -1, by which other servers mean that there is no bound. It is taken then.
     pub(crate) fn is_unbounded(&mut self, field: &str) -> bool {
         let is_so = self.peek(field).and_then(Value::as_f64) == Some(-1.0);

@@ -255,7 +255,9 @@ fn a_conversation_stays_what_it_was_where_nobody_reads_the_answer() {
 
 #[test]
 fn an_answer_that_the_context_cuts_says_so() {
-    let (_, rest) = run(&["--raw", "--prompt", "There once was", "--context", "64", "--quiet"]);
+    let args = ["run", "models/demo", "--raw", "--prompt", "There once was", "--quiet"];
+    let output = flash_moe(&[&args, &["--memory", "300MB", "--context", "64"][..]].concat());
+    let rest = stderr(&output);
     assert!(rest.contains("because the context of 64 tokens is full"), "{rest}");
 }
 

@@ -215,7 +215,7 @@ fn flags_that_would_do_nothing_are_refused() {
 /// The least that a refusal names, as it is printed, is enough.
 #[test]
 fn the_memory_that_is_asked_for_is_enough() {
-    for model in ["models/demo", "golden/deepseek_v3/bf16", "golden/mixtral/bf16"] {
+    for model in ["models/demo", "golden/deepseek_v3/bf16.gguf", "golden/mixtral/bf16.gguf"] {
         let refused = stderr(&flash_moe(&["plan", model, "--memory", "1MB"]));
         let (_, least) = refused.split_once("needs at least ").unwrap();
         let (least, _) = least.split_once(" (").unwrap();

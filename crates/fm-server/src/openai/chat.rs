@@ -84,8 +84,8 @@ pub(crate) fn asked(
     mut fields: Fields,
 ) -> Result<(Ask, impl FnOnce(Arc<App>) -> Form + use<>), Problem> {
     let mut manner = Manner::take_openai(&mut fields, model)?;
-    let max_tokens = fields.bound("max_completion_tokens", 1..=TOKENS_MAX)?;
-    let max_tokens = max_tokens.or(fields.bound("max_tokens", 1..=TOKENS_MAX)?);
+    let max_tokens = fields.count("max_completion_tokens", 1..=TOKENS_MAX)?;
+    let max_tokens = max_tokens.or(fields.count("max_tokens", 1..=TOKENS_MAX)?);
     manner.max_tokens = max_tokens.map(|max| max as usize);
     let odds = fields.flag("logprobs")?.unwrap_or(false);
     let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;

@@ -124,7 +124,7 @@ pub(crate) fn asked(
         // The nearest number of f64 to one of f32 has digits that nobody wrote.
         repeated.set(name, &((f64::from(value) * 1e6).round() / 1e6).into());
     }
-    let max_tokens = fields.bound("max_output_tokens", 1..=TOKENS_MAX)?;
+    let max_tokens = fields.count("max_output_tokens", 1..=TOKENS_MAX)?;
     manner.max_tokens = max_tokens.map(|max| max as usize);
     let odds = includes_odds(&mut fields)?;
     let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;

@@ -84,21 +84,17 @@ fn a_schema_under_another_name_is_refused_with_the_one_that_is_meant() {
 }
 
 #[test]
-fn bounds_that_other_servers_lift_with_a_number_are_lifted() {
+fn candidates_may_be_unbounded_as_in_other_servers_and_tokens_may_not() {
     let server = start(1);
     let hi = json!([{"role": "user", "content": "hi"}]);
-    for body in [
-        json!({"messages": hi, "max_tokens": -1, "top_k": -1, "seed": 1}),
-        json!({"messages": hi, "max_completion_tokens": -1.0, "seed": 1}),
-    ] {
-        let answer = post(server.at, "/v1/chat/completions", &body);
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        assert_eq!(answer.json()["choices"][0]["finish_reason"], "stop");
-    }
-    let body = json!({"input": hi, "max_output_tokens": -1});
-    assert_eq!(post(server.at, "/v1/responses", &body).status, 200);
-    let less = json!({"messages": hi, "max_tokens": -2});
-    assert_eq!(post(server.at, "/v1/chat/completions", &less).status, 400);
+    let body = |top_k: i32, tokens: i32| json!({"messages": hi, "max_tokens": tokens, "top_k": top_k, "seed": 1});
+    let ask = |path: &str, body: &Value| post(server.at, path, body);
+    let [all, none] = [-1, 0].map(|top_k| ask(CHAT, &body(top_k, 8)).json());
+    assert_eq!(all["timings"]["logits_hash"], none["timings"]["logits_hash"], "{all}");
+    assert!(all["timings"]["logits_hash"].is_string());
+    assert_eq!(ask(CHAT, &body(-2, 8)).status, 400);
+    assert_eq!(ask(CHAT, &body(0, -1)).status, 400);
+    assert_eq!(ask("/v1/messages", &body(-1, 8)).status, 400, "Anthropic has it, and no -1");
 }
 
 #[test]
