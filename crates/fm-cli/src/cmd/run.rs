@@ -126,8 +126,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let Generating { generated, failed, interrupt } =
         generate(&mut engine, session, request, Shown::of(matches))?;
     // An answer is shown even if it cannot be kept, and kept even if it cannot be shown.
+    let cut = generated.finish == FinishReason::Cancelled;
     let shown = match failed {
-        Some(error) if matches.contains_id("session") => {
+        Some(error) if cut && matches.contains_id("session") => {
             Err(console::unfinished(error, "the answer was broken off"))
         }
         Some(error) => Err(error.into()),
@@ -135,8 +136,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     };
     saved::save(&mut engine, matches, conversation, (&prompt_tokens, &generated), session)?;
     shown?;
-    let cut = generated.finish == FinishReason::Cancelled && interrupt.is_set();
-    if cut { Err(Interrupted.into()) } else { Ok(()) }
+    if cut && interrupt.is_set() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
 fn thinking_args() -> [Arg; 4] {
@@ -212,8 +212,8 @@ fn show(
         let numbers: Vec<String> = generated.tokens.iter().map(u32::to_string).collect();
         writeln!(io::stdout(), "{}", numbers.join(","))?;
     }
-    if let Some(cut) = cut(engine, generated.finish) {
-        console::say!("note: {cut}");
+    if let Some(why) = why_cut(engine, generated.finish) {
+        console::say!("note: the answer ends here because {why}");
     }
     if !matches.get_flag("quiet") {
         console::say!("\n{report}");
@@ -225,24 +225,21 @@ fn show(
 }
 
 /// Why an answer ended that neither the model nor the user ended.
-fn cut(engine: &Engine, finish: FinishReason) -> Option<String> {
-    let why = match finish {
-        FinishReason::Context => {
-            let context = engine.plan.context;
-            return Some(format!(
-                "the answer ends here because the context of {context} tokens is full; more --context or --memory holds more"
-            ));
-        }
-        FinishReason::Repetition => "it repeated itself again and again",
-        FinishReason::Noise => "it was no text any more",
-        FinishReason::Deadline => "its time was over",
-        FinishReason::Grammar => "its grammar could be followed no further",
+fn why_cut(engine: &Engine, finish: FinishReason) -> Option<String> {
+    Some(match finish {
+        FinishReason::Context => format!(
+            "the context of {} tokens is full; more --context or --memory holds more",
+            engine.plan.context
+        ),
+        FinishReason::Repetition => "it repeated itself again and again".to_owned(),
+        FinishReason::Noise => "it was no text any more".to_owned(),
+        FinishReason::Deadline => "its time was over".to_owned(),
+        FinishReason::Grammar => "its grammar could be followed no further".to_owned(),
         FinishReason::Stop
         | FinishReason::StopString(_)
         | FinishReason::Length
         | FinishReason::Cancelled => return None,
-    };
-    Some(format!("the answer ends here because {why}"))
+    })
 }
 
 fn warnings(engine: &Engine) -> Vec<String> {

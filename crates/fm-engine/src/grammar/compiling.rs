@@ -12,6 +12,10 @@ use super::{Grammar, GrammarError, Grammars, compiled::Compiled, recent::Key, sp
 /// `intersections` and `numbers`, so a slow one ends after some seconds.
 pub(super) const COMPILING_MAX: usize = 2;
 
+/// How long somebody waits for one of these places, where most grammars take milliseconds. Whoever waits keeps others
+/// from being read, so it is no longer than that.
+const PLACE_WAIT: Duration = Duration::from_millis(100);
+
 /// What a compilation came to.
 type Outcome = Result<Arc<Compiled>, GrammarError>;
 
@@ -41,14 +45,14 @@ impl Grammars {
     pub(super) fn compile(self: &Arc<Self>, grammar: Grammar, wait: Duration) -> Outcome {
         // No work of this grammar's: whoever comes first builds them, however long that takes.
         self.words()?;
-        let until = Instant::now() + wait;
-        let compilation = self.compiling.enter(Key::of(&grammar), until, |compilation| {
+        let (now, key) = (Instant::now(), Key::of(&grammar));
+        let compilation = self.compiling.enter(key, now + wait.min(PLACE_WAIT), |compilation| {
             let outcome = Err(GrammarError::Gone);
             let running = Running { grammars: Arc::clone(self), compilation, outcome };
             // Without a thread, those who wait hear that it is gone.
             let _ = spawn(move || running.compile(grammar));
         })?;
-        let outcome = compilation.wait(until.saturating_duration_since(Instant::now()));
+        let outcome = compilation.wait(wait.saturating_sub(now.elapsed()));
         self.compiling.leave();
         outcome
     }
