@@ -110,10 +110,6 @@ fn known_files(out: &Path, layers: usize) -> Vec<PathBuf> {
 }
 
 fn entries(dir: &Path) -> Result<Vec<PathBuf>, ConvertError> {
-    if !is_dir(dir) && dir.exists() && !dir.is_dir() {
-        let source = std::io::ErrorKind::NotADirectory.into();
-        return Err(ConvertError::Read { path: dir.into(), source });
-    }
     let read_error = |source| ConvertError::Read { path: dir.into(), source };
     let listed = fs::read_dir(dir).map_err(read_error)?;
     listed.map(|entry| Ok(entry.map_err(read_error)?.path())).collect()

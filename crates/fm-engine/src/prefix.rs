@@ -15,6 +15,7 @@ mod fingerprint;
 mod marks;
 
 use std::{
+    cmp::Reverse,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -132,6 +133,17 @@ pub(crate) struct Prefixes {
     counts: Arc<PrefixCounts>,
 }
 
+/// Ends pins for a text that comes: that of an earlier text of its conversation, which has one latest text, and of more
+/// conversations than may be pinned those of the least recently used.
+fn make_way<'p>(pins: impl Iterator<Item = (&'p mut Pin, u64)>, coming: &Pin) {
+    let mut pinned: Vec<_> = pins.filter(|(pin, _)| pin.is_conversation()).collect();
+    pinned.sort_by_key(|(pin, used)| (**pin == *coming, Reverse(*used)));
+    let earlier = pinned.iter().filter(|(pin, _)| **pin == *coming).count();
+    let room = PINNED_MAX - usize::from(coming.is_conversation());
+    let stay = room.min(pinned.len() - earlier);
+    pinned.into_iter().skip(stay).for_each(|(pin, _)| *pin = Pin::None);
+}
+
 /// How many tokens two texts have in common at their beginning.
 pub(crate) fn common(a: impl Iterator<Item = u32>, b: &[u32]) -> usize {
     a.zip(b).take_while(|(a, b)| a == *b).count()
@@ -193,7 +205,7 @@ impl Prefixes {
             return runner.close(session);
         }
         self.clock += 1;
-        self.unpin(&pin);
+        make_way(self.kept.iter_mut().map(|kept| (&mut kept.pin, kept.used)), &pin);
         if let Some(longer) = self.kept.iter_mut().find(|kept| kept.tokens.starts_with(&tokens)) {
             longer.used = self.clock;
             if pin.rank() > longer.pin.rank() {
@@ -214,7 +226,6 @@ impl Prefixes {
             let written = if self.disk.is_some() { Written::NotYet } else { Written::Never };
             self.kept.push(Kept { session, tokens, pin, used: self.clock, written });
         }
-        self.forget_pins();
         let deadline = Instant::now() + LEAVE_MAX;
         while self.kept.len() > KEPT_MAX || self.kept.len() > 1 && self.tokens() > KEPT_TOKENS_MAX {
             self.evict(runner, deadline);
@@ -225,21 +236,6 @@ impl Prefixes {
     /// Tokens of all kept sessions.
     fn tokens(&self) -> usize {
         self.kept.iter().map(|kept| kept.tokens.len()).sum()
-    }
-
-    /// A conversation has one latest text.
-    fn unpin(&mut self, pin: &Pin) {
-        let is_earlier = |kept: &&mut Kept| kept.pin.is_conversation() && kept.pin == *pin;
-        self.kept.iter_mut().filter(is_earlier).for_each(|kept| kept.pin = Pin::None);
-    }
-
-    /// Of very many conversations those that have been of no use for longest are no longer pinned.
-    fn forget_pins(&mut self) {
-        let pinned = |kept: &&mut Kept| kept.pin.is_conversation();
-        while self.kept.iter().filter(|kept| kept.pin.is_conversation()).count() > PINNED_MAX {
-            let oldest = self.kept.iter_mut().filter(pinned).min_by_key(|kept| kept.used);
-            oldest.expect("there are some").pin = Pin::None;
-        }
     }
 
     /// Lets later texts continue a session from where it stands, though it goes on. Of its share of marks,

@@ -227,7 +227,8 @@ pub(crate) fn model_in(dir: &Path, id: &RepoId) -> Result<Option<PathBuf>, HubEr
     }
 }
 
-/// Name and path of everything in a directory, by name; nothing if there is no such directory.
+/// Name and path of everything in a directory, by name, but for what macOS leaves beside files on foreign disks
+/// (`._model.gguf`); nothing if there is no such directory.
 fn entries(dir: &Path) -> Result<BTreeMap<String, PathBuf>, HubError> {
     match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
@@ -235,6 +236,7 @@ fn entries(dir: &Path) -> Result<BTreeMap<String, PathBuf>, HubError> {
         Ok(read) => Ok(read
             .flatten()
             .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+            .filter(|(name, _)| !name.starts_with("._"))
             .collect()),
     }
 }

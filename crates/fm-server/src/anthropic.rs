@@ -71,10 +71,13 @@ pub(crate) fn refuse(problem: &Problem) -> Response {
     response
 }
 
-/// Takes the fields that both interfaces share; temperatures end at 1 in this one.
+/// Takes the fields that both interfaces share; in this one temperatures end at 1, and no candidates are fewer than 0.
 pub(crate) fn manner(fields: &mut Fields, model: &Model) -> Result<Manner, Problem> {
     if let Some(temperature) = fields.peek("temperature") {
         float(temperature, "temperature", &(0.0..=1.0))?;
+    }
+    if let Some(top_k) = fields.peek("top_k") {
+        float(top_k, "top_k", &(0.0..=u32::MAX as f32))?;
     }
     Manner::take(fields, model)
 }

@@ -89,9 +89,7 @@ impl Manner {
         let sampling = Sampling {
             temperature: fields.float("temperature", 0.0..=2.0)?.unwrap_or(own.temperature),
             top_p: fields.float("top_p", 0.0..=1.0)?.unwrap_or(own.top_p),
-            top_k: fields
-                .count("top_k", 0..=u64::from(u32::MAX))?
-                .map_or(own.top_k, |k| k as usize),
+            top_k: top_k(fields)?.unwrap_or(own.top_k),
             min_p: fields.float("min_p", 0.0..=1.0)?.unwrap_or(own.min_p),
             repetition_penalty: fields
                 .float("repetition_penalty", 0.01..=100.0)?
@@ -120,18 +118,23 @@ impl Manner {
 
     /// Takes the fields of both of OpenAI's interfaces.
     pub(crate) fn take_openai(fields: &mut Fields, model: &Model) -> Result<Self, Problem> {
-        // Not a field of OpenAI's: as those have it who have it.
-        let takes_all = fields.is_unbounded("top_k");
         let mut manner = Self::take(fields, model)?;
-        if takes_all {
-            manner.sampling.top_k = 0;
-        }
         manner.stop = stops(fields, "stop")?;
         manner.choices = fields.count("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
         manner.bias = bias(fields, model.tokenizer.vocab_len())?;
         manner.constraint = structured::take_openai(fields, &model.grammars)?;
         Ok(manner)
     }
+}
+
+/// All candidates are 0, and -1 as vLLM has it.
+fn top_k(fields: &mut Fields) -> Result<Option<usize>, Problem> {
+    if fields.peek("top_k").and_then(serde_json::Value::as_f64) == Some(-1.0) {
+        fields.take("top_k");
+        return Ok(Some(0));
+    }
+    let count = fields.count("top_k", 0..=u64::from(u32::MAX))?;
+    Ok(count.map(|count| count as usize))
 }
 
 /// Stop strings, by their name in an interface.

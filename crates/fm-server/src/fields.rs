@@ -172,12 +172,6 @@ impl Fields {
         within.map(Some).ok_or_else(|| wrong().at(self.path_of(field)))
     }
 
-    /// Whether a field is -1, by which other servers mean that there is no bound. It is taken then.
-    pub(crate) fn is_unbounded(&mut self, field: &str) -> bool {
-        let is_so = self.peek(field).and_then(Value::as_f64) == Some(-1.0);
-        is_so && self.take(field).is_some()
-    }
-
     /// Any whole number, negative ones and `1.0` too.
     pub(crate) fn seed(&mut self) -> Result<Option<u64>, Problem> {
         let Some(value) = self.take("seed") else { return Ok(None) };

@@ -37,7 +37,7 @@ use self::{
 };
 pub use self::{files::DiskError, source::Damage};
 pub(crate) use self::{source::Source, spill::Spilled, writer::BUFFERS};
-use super::{PINNED_MAX, Pin, PrefixCounts, common};
+use super::{Pin, PrefixCounts, common, make_way};
 
 /// Buffers of those who read and write, beside the parts of sessions that are in them.
 pub(crate) const BUFFERS_BYTES: u64 =
@@ -239,22 +239,16 @@ impl Disk {
     /// Lists a session whose files are there.
     fn list(&mut self, id: EntryId, entry: Arc<Entry>, bytes: u64, pin: Pin) {
         self.hold(&entry);
-        self.pin(&pin);
+        self.make_way(&pin);
         self.clock += 1;
         let (used, touched) = (self.clock, Arc::default());
         self.entries.push(Listed { id, entry, bytes, pin, used, touched });
         self.count();
     }
 
-    /// A conversation has one latest text, and of very many conversations those that have been of no use for longest
-    /// are no longer pinned.
-    fn pin(&mut self, pin: &Pin) {
-        let is_earlier = |listed: &&mut Listed| listed.pin.is_conversation() && listed.pin == *pin;
-        self.entries.iter_mut().filter(is_earlier).for_each(|listed| listed.pin = Pin::None);
-        let pinned = self.entries.iter_mut().filter(|listed| listed.pin.is_conversation());
-        let mut pinned: Vec<&mut Listed> = pinned.collect();
-        pinned.sort_by_key(|listed| std::cmp::Reverse(listed.used));
-        pinned.into_iter().skip(PINNED_MAX - 1).for_each(|listed| listed.pin = Pin::None);
+    /// See [`make_way`].
+    fn make_way(&mut self, pin: &Pin) {
+        make_way(self.entries.iter_mut().map(|listed| (&mut listed.pin, listed.used)), pin);
     }
 
     fn hold(&mut self, entry: &Entry) {

@@ -102,6 +102,11 @@ fn a_gguf_model_is_found_wherever_it_lies_and_chosen_by_its_name() {
     parts.iter().for_each(|part| touch(part, 4));
     touch(&snapshot.join("mmproj-F16.gguf"), 4);
     touch(&snapshot.join("config.json"), 4);
+    // macOS leaves these on disks that are not its own.
+    touch(&snapshot.join("._x-Q8.gguf"), 4);
+    touch(&repo.join("refs/._main"), 4);
+    let [listed] = &cache.list().unwrap()[..] else { panic!("one revision") };
+    assert_eq!(listed.revision, "main");
     assert_eq!(cache.resolve(&name("a/b")).unwrap(), parts[0]);
     let whole = snapshot.join("x-Q8.gguf");
     touch(&whole, 9);

@@ -95,6 +95,7 @@ fn candidates_may_be_unbounded_as_in_other_servers_and_tokens_may_not() {
     assert_eq!(ask(CHAT, &body(-2, 8)).status, 400);
     assert_eq!(ask(CHAT, &body(0, -1)).status, 400);
     assert_eq!(ask("/v1/messages", &body(-1, 8)).status, 400, "Anthropic has it, and no -1");
+    assert_eq!(ask("/v1/responses", &json!({"input": hi, "top_k": -1})).status, 200);
 }
 
 #[test]

@@ -87,13 +87,15 @@ impl Said {
         if let Some(tokens) = tokens {
             return Ok(Self::Tokens(flags::parse_tokens(tokens).map_err(Usage)?));
         }
-        let bytes = match (given, file) {
-            (Some(text), _) if !from_stdin => text.clone().into_bytes(),
-            (_, Some(file)) => input::bytes(file)?,
-            (None, None) if io::stdin().is_terminal() => Vec::new(),
-            _ => input::stdin()?,
+        let bytes = || match file {
+            Some(file) => input::bytes(file),
+            None => input::stdin(),
         };
-        let text = String::from_utf8(bytes).context("the prompt is not UTF-8")?;
+        let text = match given {
+            Some(text) if !from_stdin => text.clone(),
+            None if file.is_none() && io::stdin().is_terminal() => String::new(),
+            _ => String::from_utf8(bytes()?).context("the prompt is not UTF-8")?,
+        };
         if text.is_empty() { Err(EngineError::EmptyPrompt.into()) } else { Ok(Self::Text(text)) }
     }
 }

@@ -63,15 +63,12 @@ pub(super) fn save(
     let Some(path) = matches.get_one::<PathBuf>("session") else { return Ok(()) };
     let messages = &mut conversation.messages;
     let asked = messages.last().is_some_and(|message| message.role == "user");
-    let is_cut = generated.finish == FinishReason::Cancelled;
-    // A question without a whole answer is no turn. Raw text goes on from wherever it ended.
-    let why = match (asked, generated.tokens.is_empty()) {
-        (true, false) if is_cut => Some("the answer was broken off"),
-        (true, true) => Some("nothing was generated"),
-        (false, true) if is_cut => Some("nothing was generated"),
-        _ => None,
-    };
-    if let Some(why) = why {
+    let (is_cut, is_empty) =
+        (generated.finish == FinishReason::Cancelled, generated.tokens.is_empty());
+    // A question without a whole answer is no turn. Raw text is worth keeping where it was read to its end.
+    let is_turn = if asked { !is_cut && !is_empty } else { !is_cut || !is_empty };
+    if !is_turn {
+        let why = if is_empty { "nothing was generated" } else { "the answer was broken off" };
         console::say!("note: {why}, so {} was not written", path.display());
         return Ok(());
     }

@@ -81,7 +81,7 @@ impl Disk {
             let id = listed.id;
             let pins = pin.rank() > listed.pin.rank();
             if pins {
-                self.pin(pin);
+                self.make_way(pin);
             }
             if let Some(listed) = self.entries.iter_mut().find(|listed| listed.id == id && pins) {
                 listed.pin = pin.clone();
@@ -245,7 +245,7 @@ impl Disk {
                     listed.pin.rank() <= spill.pin.rank()
                         && spill.entry.covers(&listed.entry.tokens, &listed.entry.mark_positions())
                 };
-                self.pin(&spill.pin);
+                self.make_way(&spill.pin);
                 while let Some(at) = self.entries.iter().position(covered) {
                     self.remove(at);
                 }
