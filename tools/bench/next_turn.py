@@ -6,6 +6,7 @@ Prompts are random tokens. Every answer of a restarted server must have the logi
 are also compared with what a snapshot takes to read at 80 % of what the disk gives, and 1.1 times the new tokens alone.
 """
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -57,7 +58,8 @@ class Server:
 
 def make_cold(home):
     for path in Path(home).rglob("*"):
-        if path.is_file():
+        # A file that is being written may get its name, and lose this one, meanwhile.
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -145,8 +145,12 @@ fn make_way<'p>(pins: impl Iterator<Item = (&'p mut Pin, u64)>, coming: &Pin) {
 }
 
 /// How many tokens two texts have in common at their beginning.
-pub(crate) fn common(a: impl Iterator<Item = u32>, b: &[u32]) -> usize {
-    a.zip(b).take_while(|(a, b)| a == *b).count()
+pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
+    // Whoever comes is compared with all that is kept: whole runs at a time, then within the one that differs.
+    const RUN: usize = 64;
+    let alike = a.chunks_exact(RUN).zip(b.chunks_exact(RUN)).take_while(|(a, b)| a == b);
+    let runs = alike.count() * RUN;
+    runs + a[runs..].iter().zip(&b[runs..]).take_while(|(a, b)| a == b).count()
 }
 
 impl Prefixes {
@@ -157,7 +161,7 @@ impl Prefixes {
     /// The kept session that a text beginning with `tokens` takes most from, and how much.
     pub(crate) fn find(&mut self, runner: &dyn Runner, tokens: &[u32]) -> Option<(SessionId, u32)> {
         let usable = |kept: &Kept| {
-            let common = common(kept.tokens.iter().copied(), tokens);
+            let common = common(&kept.tokens, tokens);
             runner.forkable(kept.session, common as u32)
         };
         let (found, at) =
@@ -176,10 +180,7 @@ impl Prefixes {
     /// The kept session that has most tokens in common with a text, and how many. It is of use.
     pub(crate) fn alike(&mut self, tokens: &[u32]) -> Option<(SessionId, u32)> {
         self.clock += 1;
-        let alike = self
-            .kept
-            .iter_mut()
-            .map(|kept| (common(kept.tokens.iter().copied(), tokens) as u32, kept));
+        let alike = self.kept.iter_mut().map(|kept| (common(&kept.tokens, tokens) as u32, kept));
         let (common, kept) = alike.max_by_key(|(common, kept)| (*common, kept.used))?;
         kept.used = self.clock;
         Some((kept.session, common))
@@ -423,5 +424,22 @@ impl Prefixes {
 
     fn count(&self) {
         self.counts.kept.store(self.kept.len(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_have_in_common_what_stands_before_the_first_difference() {
+        let text: Vec<u32> = (0..200).collect();
+        for differs in 0..200 {
+            let mut other = text.clone();
+            other[differs] = 1000;
+            assert_eq!(common(&text, &other), differs);
+            assert_eq!(common(&text[..differs], &text), differs, "shorter");
+            assert_eq!(common(&text, &text[..differs]), differs, "shorter");
+        }
     }
 }

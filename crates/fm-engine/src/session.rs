@@ -144,7 +144,7 @@ impl Conversation {
         let (runner, context) = (engine.runner.as_mut(), engine.plan.context);
         let held = runner.position(session)?;
         let most = held.min(prompt.len().saturating_sub(1) as u32);
-        let common = common(self.tokens.iter().copied(), &prompt[..most as usize]) as u32;
+        let common = common(&self.tokens, &prompt[..most as usize]) as u32;
         if common == held {
             return Ok((session, held));
         }

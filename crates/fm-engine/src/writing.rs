@@ -24,6 +24,7 @@ use crate::{
     grammar::GrammarError,
     logits_hash::LogitsHash,
     logprobs::Logprobs,
+    prefix,
     sampler::Sampler,
     text_stream::TextStream,
 };
@@ -222,6 +223,15 @@ impl<'t, S: Hear> Writing<'t, S> {
     /// All its tokens so far; the session may not hold the last one yet.
     pub(crate) fn tokens(&self) -> impl Iterator<Item = u32> {
         self.request.prompt.iter().chain(&self.tokens).copied()
+    }
+
+    /// How many of them another text begins with.
+    pub(crate) fn common(&self, other: &[u32]) -> usize {
+        let prompt = &self.request.prompt;
+        match prefix::common(prompt, other) {
+            all if all == prompt.len() => all + prefix::common(&self.tokens, &other[all..]),
+            some => some,
+        }
     }
 
     /// Whether what its session holds is what a text with these tokens comes to: not if arithmetic or

@@ -174,7 +174,7 @@ impl Disk {
     /// The session on disk that a text beginning with `tokens` takes most from, and how much.
     pub(crate) fn find(&self, tokens: &[u32]) -> Option<(EntryId, u32)> {
         let usable = self.entries.iter().map(|listed| {
-            let common = common(listed.entry.tokens.iter().copied(), tokens) as u32;
+            let common = common(&listed.entry.tokens, tokens) as u32;
             (listed.entry.usable(common, self.forks_anywhere), listed.used, listed.id)
         });
         let (usable, _, id) = usable.max_by_key(|(usable, used, _)| (*usable, *used))?;
@@ -192,7 +192,6 @@ impl Disk {
             fingerprint: self.fingerprint,
             bytes: self.pieces,
             open: None,
-            ahead: 0,
             piece: None,
         })
     }

@@ -13,8 +13,9 @@ use crate::{
     writing::{Mark, Need, Writing},
 };
 
-/// How long is written to disk between two looks at the queue, while nobody asks for anything.
-const IDLE_SLICE: Duration = Duration::from_millis(5);
+/// How long is written to disk between two looks at the queue, while nobody asks for anything: who comes waits for
+/// half of it.
+const IDLE_SLICE: Duration = Duration::from_micros(500);
 
 /// Tokens that are worth waiting for while somebody else computes them.
 const WAITED_FOR: u32 = 64;
@@ -146,7 +147,7 @@ impl Crew<'_> {
     /// The most of a prompt that those who write have taken in.
     fn written(&self, prompt: &[u32]) -> Option<(SessionId, u32)> {
         let usable = self.writings.iter().map(|writing| {
-            let common = common(writing.tokens(), prompt) as u32;
+            let common = writing.common(prompt) as u32;
             (writing.session(), self.runner.forkable(writing.session(), common))
         });
         usable.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > 0)
@@ -164,7 +165,7 @@ impl Crew<'_> {
         let taking_in = taking_in.filter(|(_, writing)| writing.need() != Need::Next);
         let coming = taking_in.map(|(at, writing)| {
             let own = &writing.request().prompt;
-            let common = common(own[..own.len() - 1].iter().copied(), prompt);
+            let common = common(&own[..own.len() - 1], prompt);
             // In a sweep that is under way no more marks can be set than it sets already.
             let passes = !self.runner.forks_anywhere() && common < writing.will_hold();
             let borders = writing.borders().filter(|border| *border <= common as u32);

@@ -38,8 +38,7 @@ impl Restore {
     /// What of a prompt is on its way.
     pub(super) fn comes(&self, prompt: &[u32], forks_anywhere: bool) -> u32 {
         let tokens = self.loading.tokens;
-        let own = self.job.request.prompt[..tokens as usize].iter();
-        let common = common(own.copied(), prompt) as u32;
+        let common = common(&self.job.request.prompt[..tokens as usize], prompt) as u32;
         if forks_anywhere || common == tokens { common } else { 0 }
     }
 }
@@ -72,7 +71,7 @@ impl Crew<'_> {
     fn base(&mut self, prompt: &[u32], tokens: u32) -> Option<(SessionId, u32)> {
         let kept = self.prefixes.alike(prompt);
         let written = self.writings.iter().map(|writing| {
-            let common = common(writing.tokens(), prompt).min(writing.held());
+            let common = writing.common(prompt).min(writing.held());
             (writing.session(), common as u32)
         });
         let (session, common) =

@@ -15,11 +15,8 @@ use fm_model::{
 
 use super::entry::{Entry, Place, SEGMENT_HEAD, segment_head};
 
-/// Bytes that are read at once.
-pub(super) const READ_BYTES: usize = 1 << 18;
-
-/// Bytes that the disk is asked for before they are read, so that it works while others are copied.
-const AHEAD_BYTES: u64 = 8 << 20;
+/// Bytes that are read at once: parts of blocks that are longer go past the buffer.
+pub(super) const READ_BYTES: usize = 1 << 15;
 
 /// Why a session on disk cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -71,8 +68,6 @@ pub(crate) struct Source {
     pub(super) bytes: PieceBytes,
     /// The segment that is open, and where it is read.
     pub(super) open: Option<(u64, BufReader<File>)>,
-    /// Where what it was asked for ends.
-    pub(super) ahead: u64,
     /// The piece that is on its way.
     pub(super) piece: Option<Piece>,
 }
@@ -100,11 +95,12 @@ impl Source {
         {
             let from = file.stream_position()?;
             file.seek_relative(place.offset as i64 - from as i64)?;
-            self.ask_ahead(place.offset);
             return Ok(());
         }
         let path = super::segment_path(&self.dir, place.segment);
-        let mut file = BufReader::with_capacity(READ_BYTES, File::open(path)?);
+        let file = File::open(path)?;
+        is_read_in_order(&file);
+        let mut file = BufReader::with_capacity(READ_BYTES, file);
         let mut head = [0; SEGMENT_HEAD];
         file.read_exact(&mut head)?;
         if head != segment_head(self.fingerprint) {
@@ -112,30 +108,16 @@ impl Source {
         }
         file.seek(SeekFrom::Start(place.offset))?;
         self.open = Some((place.segment, file));
-        self.ahead = 0;
-        self.ask_ahead(place.offset);
         Ok(())
-    }
-
-    /// Asks the disk for what comes next, half of which is still to come when it is asked again.
-    fn ask_ahead(&mut self, offset: u64) {
-        let end = offset + AHEAD_BYTES;
-        let from = self.ahead.max(offset);
-        if let Some((_, file)) = &self.open
-            && end >= from + AHEAD_BYTES / 2
-        {
-            ask(file.get_ref(), from, end - from);
-            self.ahead = end;
-        }
     }
 }
 
-/// Lets the system read in the background; what it does not know costs time only.
+/// Lets the system read further ahead of what it is asked for; what it does not know costs time only. A range that
+/// is announced as needed would come in single pages, at half the speed (`docs/experiments/0084`).
 #[cfg(target_os = "linux")]
-fn ask(file: &File, offset: u64, bytes: u64) {
-    use rustix::fs::{Advice, fadvise};
-    let _ = fadvise(file, offset, std::num::NonZeroU64::new(bytes), Advice::WillNeed);
+fn is_read_in_order(file: &File) {
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask(_: &File, _: u64, _: u64) {}
+fn is_read_in_order(_: &File) {}

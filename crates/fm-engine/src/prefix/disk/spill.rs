@@ -124,11 +124,8 @@ impl Disk {
 
     /// Where each piece will be: where it is already, or in a new segment.
     fn lay_out(&self, tokens: &[u32], marks: &[u32], segment: u64) -> (Entry, Vec<Piece>) {
-        let common: Vec<u32> = self
-            .entries
-            .iter()
-            .map(|listed| common(listed.entry.tokens.iter().copied(), tokens) as u32)
-            .collect();
+        let common: Vec<u32> =
+            self.entries.iter().map(|listed| common(&listed.entry.tokens, tokens) as u32).collect();
         let (mut pieces, mut offset) = (Vec::new(), SEGMENT_HEAD as u64);
         let mut entry = Entry { tokens: tokens.to_vec(), ..Entry::default() };
         for &mark in marks {
