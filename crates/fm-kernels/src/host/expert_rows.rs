@@ -1,6 +1,8 @@
 //! One expert over several rows, in two operations: what its neurons say is quantised, and what they
 //! add up to goes where it is wanted, while the cache of a core holds it.
 
+use std::ops::Range;
+
 use crate::{
     backend::{Combine, ExpertRow, ExpertWeights, QMatrix, ViewMut},
     reference::quantise::{BLOCK, Block},
@@ -20,6 +22,9 @@ const VALUES_PER_PASS: usize = BLOCK;
 
 /// Tasks per thread, where there is enough to do.
 const TASKS_PER_THREAD: usize = 4;
+
+/// Rows of a task at least, where they are shared out: weights are unpacked once for all of them.
+const ROWS_PER_TASK_MIN: usize = 8;
 
 type Weights<'a> = ExpertWeights<'a, [u8], HostBuf>;
 type Results = [f32; EXPERT_ROWS_PER_PASS * VALUES_PER_PASS];
@@ -58,32 +63,38 @@ impl<K: Kernels> Host<K> {
         let mut gathered = self.gathered.borrow_mut();
         let formats = [w.gate.shape.format, w.up.shape.format];
         for (rows, blocks) in rows.chunks(len).zip(blocks.chunks_mut(len * stride)) {
-            let x = RowSelection::chosen(x, rows);
             if formats.iter().any(|format| self.kernels.wants_rows_spaced(format, rows.len())) {
-                gathered.gather(&x, &self.kernels);
-                self.activated(w, &RowSelection::all(&gathered), blocks);
+                gathered.gather(&RowSelection::chosen(x, rows), &self.kernels);
+                let gathered = &*gathered;
+                let x = |part| RowSelection::range(gathered, part);
+                self.activated(w, x, rows.len(), blocks);
             } else {
-                self.activated(w, &x, blocks);
+                let x = |part| RowSelection::chosen(x, &rows[part]);
+                self.activated(w, x, rows.len(), blocks);
             }
         }
     }
 
-    /// The same of up to [`EXPERT_ROWS_PER_PASS`] rows.
-    fn activated<const LINES: usize>(
+    /// The same of up to [`EXPERT_ROWS_PER_PASS`] rows; `x` gives some of them.
+    fn activated<'x, const LINES: usize>(
         &self,
         w: &Weights<'_>,
-        x: &RowSelection<'_>,
+        x: impl Fn(Range<usize>) -> RowSelection<'x> + Sync,
+        count: usize,
         blocks: &mut [Block<LINES>],
     ) {
-        let (count, blocks_per_row) = (x.rows(), w.gate.shape.rows / BLOCK);
-        let stride = blocks.len() / count;
-        let (per_task, kernels) = (self.parts_per_task(blocks_per_row), &self.kernels);
+        let (parts, stride) = (w.gate.shape.rows / BLOCK, blocks.len() / count);
+        let (per_task, kernels) = (self.parts_per_task(parts), &self.kernels);
+        let rows_per_task = self.rows_per_task(parts, count);
+        let tasks_per_run = parts.div_ceil(per_task);
         let task = |task: usize, places: &mut [&mut [Block<LINES>]]| {
+            let first = task / tasks_per_run * rows_per_task;
+            let x = x(first..count.min(first + rows_per_task));
             let (mut gate, mut up): (Results, Results) = ([0.0; _], [0.0; _]);
-            for (i, places) in places.chunks_mut(count).enumerate() {
-                let first = (task * per_task + i) * BLOCK;
+            for (i, places) in places.chunks_mut(x.rows()).enumerate() {
+                let first = (task % tasks_per_run * per_task + i) * BLOCK;
                 for (matrix, out) in [(w.gate, &mut gate), (w.up, &mut up)] {
-                    dots(kernels, (matrix, first, BLOCK), x, out);
+                    dots(kernels, (matrix, first, BLOCK), &x, out);
                 }
                 let products = gate.chunks_exact_mut(BLOCK).zip(up.chunks_exact_mut(BLOCK));
                 for (products, place) in products.zip(places) {
@@ -92,10 +103,16 @@ impl<K: Kernels> Host<K> {
             }
         };
         self.places.with(|rows| {
-            rows.extend(blocks.chunks_exact_mut(stride).map(|row| &mut row[..blocks_per_row]));
+            rows.extend(blocks.chunks_exact_mut(stride).map(|row| &mut row[..parts]));
             self.places.with(|places| {
-                cut(rows, 1, places);
-                kernels.for_each_chunk(places, per_task * count, task);
+                rows.chunks_mut(rows_per_task).for_each(|rows| cut(rows, 1, places));
+                self.places.with(|tasks| {
+                    for run in places.chunks_mut(parts * rows_per_task) {
+                        // The last run may have fewer rows.
+                        tasks.extend(run.chunks_mut(run.len() / parts * per_task));
+                    }
+                    kernels.for_each_chunk(tasks, 1, |at, places| task(at, places[0]));
+                });
             });
         });
     }
@@ -145,6 +162,12 @@ impl<K: Kernels> Host<K> {
                 });
             });
         });
+    }
+
+    /// Rows that a task takes of so many: all of them, but where threads would get less than two parts each.
+    fn rows_per_task(&self, parts: usize, rows: usize) -> usize {
+        let runs = (2 * self.kernels.threads()).div_ceil(parts);
+        rows.div_ceil(runs).max(ROWS_PER_TASK_MIN)
     }
 
     /// Parts that a task takes of so many.
