@@ -167,7 +167,7 @@ impl<K: Kernels> Host<K> {
     /// Rows that a task takes of so many: all of them, but where threads would get less than two parts each.
     fn rows_per_task(&self, parts: usize, rows: usize) -> usize {
         let runs = (2 * self.kernels.threads()).div_ceil(parts);
-        rows.div_ceil(runs).max(ROWS_PER_TASK_MIN)
+        rows.div_ceil(runs.min(rows / ROWS_PER_TASK_MIN).max(1))
     }
 
     /// Parts that a task takes of so many.
