@@ -51,7 +51,10 @@ const MARKS_MAX: usize = 8;
 
 /// The longest that a step waits for sessions that have to leave memory and are not on disk yet. What
 /// takes longer is lost, and computed again.
-const LEAVE_MAX: Duration = Duration::from_millis(500);
+pub(crate) const LEAVE_MAX: Duration = Duration::from_millis(500);
+
+/// Where that was too short, the disk is too slow: of the time one part in so many is spent waiting for it.
+const LEAVE_SHARE: u32 = 20;
 
 /// How long a kept session stays when memory or disk are short: the lesser goes first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,6 +134,10 @@ pub(crate) struct Prefixes {
     clock: u64,
     disk: Option<Disk>,
     counts: Arc<PrefixCounts>,
+    /// See [`LEAVE_MAX`]: less where no step may take so long.
+    leave_max: Duration,
+    /// Until then sessions leave without waiting.
+    leaves_at_once: Option<Instant>,
 }
 
 /// Ends pins for a text that comes: that of an earlier text of its conversation, which has one latest text, and of more
@@ -154,8 +161,8 @@ pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    pub(crate) fn new(disk: Option<Disk>, counts: Arc<PrefixCounts>) -> Self {
-        Self { kept: Vec::new(), clock: 0, disk, counts }
+    pub(crate) fn new(disk: Option<Disk>, counts: Arc<PrefixCounts>, leave_max: Duration) -> Self {
+        Self { kept: Vec::new(), clock: 0, disk, counts, leave_max, leaves_at_once: None }
     }
 
     /// The kept session that a text beginning with `tokens` takes most from, and how much.
@@ -223,11 +230,15 @@ impl Prefixes {
         if !runner.forks_anywhere() {
             self.room_for_mark(runner, session, MARKS_MAX - 1, &[]);
         }
-        if runner.keep(session).is_ok() {
+        let kept = runner.keep(session).is_ok();
+        if kept && !runner.forks_anywhere() && runner.marks(session).is_empty() {
+            // There is no memory for marks: nobody could go on from it, and others would have to go for it.
+            runner.close(session);
+        } else if kept {
             let written = if self.disk.is_some() { Written::NotYet } else { Written::Never };
             self.kept.push(Kept { session, tokens, pin, used: self.clock, written });
         }
-        let deadline = Instant::now() + LEAVE_MAX;
+        let deadline = Instant::now() + self.leave_max;
         while self.kept.len() > KEPT_MAX || self.kept.len() > 1 && self.tokens() > KEPT_TOKENS_MAX {
             self.evict(runner, deadline);
         }
@@ -297,7 +308,7 @@ impl Prefixes {
         while let Some(thin) = marks::thin(&runner.marks(session), max, spared) {
             runner.unmark(session, thin);
         }
-        let deadline = Instant::now() + LEAVE_MAX;
+        let deadline = Instant::now() + self.leave_max;
         while runner.marks_left() == 0 {
             let least = self.kept.iter().min_by_key(|kept| (kept.pin.rank(), kept.used));
             let Some(least) = least.map(|kept| kept.session) else { break };
@@ -315,7 +326,7 @@ impl Prefixes {
 
     /// Evicts until so many blocks are free, or nothing is kept any more.
     pub(crate) fn make_room(&mut self, runner: &mut dyn Runner, blocks: usize) {
-        let deadline = Instant::now() + LEAVE_MAX;
+        let deadline = Instant::now() + self.leave_max;
         while runner.blocks_free() < blocks && !self.kept.is_empty() {
             self.evict(runner, deadline);
         }
@@ -327,7 +338,9 @@ impl Prefixes {
             (kept.pin.rank(), kept.written == Written::NotYet, kept.used)
         };
         let Some((at, _)) = self.kept.iter().enumerate().min_by_key(by_use) else { return };
-        self.write(runner, at, deadline);
+        if self.leaves_at_once.is_none_or(|until| until <= Instant::now()) {
+            self.write(runner, at, deadline);
+        }
         self.close(runner, at);
         self.counts.evicted.fetch_add(1, Ordering::Relaxed);
         self.count();
@@ -354,6 +367,10 @@ impl Prefixes {
                 self.begin(runner, at);
             }
             self.advance(runner, deadline);
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            self.leaves_at_once = Some(now + self.leave_max * LEAVE_SHARE);
         }
     }
 

@@ -300,9 +300,15 @@ impl<'t, S: Hear> Writing<'t, S> {
     /// Ends when its time is over.
     fn look_at_the_clock(&mut self) {
         if self.request.is_late(Instant::now()) && self.end.is_none() {
-            let begun = !self.tokens.is_empty();
-            self.end =
-                Some(if begun { Ok(FinishReason::Deadline) } else { Err(EngineError::Late) });
+            let complete = |within: &mut Within| within.is_complete() == Ok(true);
+            self.end = Some(if self.tokens.is_empty() {
+                Err(EngineError::Late)
+            } else if self.within.as_mut().is_some_and(complete) {
+                // Somebody's sweep may lie between its last token and now.
+                Ok(FinishReason::Stop)
+            } else {
+                Ok(FinishReason::Deadline)
+            });
         }
     }
 

@@ -16,7 +16,7 @@ use fm_engine::{
 };
 use fm_testkit::{
     counting_alloc::{CountingAlloc, thread_allocations},
-    golden::demo_dir,
+    golden::golden_dir,
     noise::Noise,
 };
 
@@ -24,8 +24,8 @@ use fm_testkit::{
 static ALLOCATOR: CountingAlloc = CountingAlloc;
 
 /// Tokens of the text that is kept, and of the one that is written meanwhile.
-const KEPT: usize = 3900;
-const WRITTEN: usize = 3000;
+const KEPT: usize = 7900;
+const WRITTEN: usize = 8000;
 
 /// Allocations of the scheduler between two tokens when it begins to write a text, or ends it.
 const TURN_MAX: u64 = 120;
@@ -41,13 +41,15 @@ struct Seen {
 fn start(dir: &std::path::Path) -> Scheduler {
     let options = EngineOptions {
         memory: Some(400_000_000),
-        context: Some(4096),
+        context: Some(8192),
         threads: Some(1),
         ..EngineOptions::default()
     };
     let places = Places { root: "/".into(), cache_dir: None };
     let load = Load { sessions: 2, logits_rows: 2, prefix_disk: true, ..Load::default() };
-    let engine = Engine::open(&demo_dir(), &options, load, &places).unwrap();
+    // Marks, which models with recurrent layers need, take memory of their own at each step.
+    let model = golden_dir("gpt_oss").join("mlx-4bit");
+    let engine = Engine::open(&model, &options, load, &places).unwrap();
     let stats = engine.stats_handle();
     let disk = Some(DiskOptions {
         dir: dir.to_path_buf(),
@@ -65,9 +67,9 @@ fn written(scheduler: &Scheduler, seen: &Arc<Mutex<Vec<Seen>>>) -> (Job, mpsc::R
     let (seen, activity, queue) = (Arc::clone(seen), scheduler.activity(), scheduler.queue());
     let (done, end) = mpsc::channel();
     let mut kept = Some(Request {
-        prompt: Noise::new(1).tokens(KEPT, 2000),
+        prompt: Noise::new(1).tokens(KEPT, 300),
         max_tokens: Some(0),
-        context: 4096,
+        context: 8192,
         ..Request::default()
     });
     let listener = Box::new(move |update: Update<'_>| {
@@ -92,7 +94,7 @@ fn written(scheduler: &Scheduler, seen: &Arc<Mutex<Vec<Seen>>>) -> (Job, mpsc::R
     let request = Request {
         prompt: vec![5, 17, 9],
         max_tokens: Some(WRITTEN),
-        context: 4096,
+        context: 8192,
         ..Request::default()
     };
     (Job { request, listener }, end)

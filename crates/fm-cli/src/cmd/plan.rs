@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use fm_engine::{
     Load,
     bytes::Bytes,
@@ -16,7 +16,7 @@ use fm_engine::{
 use fm_hub::HubError;
 use serde_json::json;
 
-use super::{json_arg, model_arg, model_path};
+use super::{json_arg, model_arg, model_path, serve};
 use crate::{
     console, flags,
     hub::{self, RemoteModel},
@@ -32,7 +32,14 @@ pub(super) fn command() -> Command {
              is compared with the room on the disk.",
         )
         .arg(model_arg())
-        .arg(json_arg());
+        .arg(json_arg())
+        .arg(
+            Arg::new("serve")
+                .long("serve")
+                .help("Plan for `serve`, which has several sessions, grammars and prompts on disk")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(serve::sessions_arg().requires("serve"));
     flags::add(hub::add_args(command), &ENGINE, "Engine")
 }
 
@@ -43,7 +50,12 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(remote) => remote.path.clone(),
         None => model_path(matches)?,
     };
-    let planned = plan(&path, &options, Load::default(), &places::places());
+    let places = places::places();
+    let planned = if matches.get_flag("serve") {
+        serve::planned(&path, &options, (matches.get_one("sessions"), true), &places)
+    } else {
+        plan(&path, &options, Load::default(), &places)
+    };
     let planned = match &remote {
         Some(remote) => planned.with_context(|| remote.to_string())?,
         None => planned?,
@@ -88,6 +100,7 @@ fn as_json(planned: &Planned, remote: Option<&RemoteModel>) -> serde_json::Value
         "expert_bytes": plan.experts,
         "slots": plan.store.classes.iter().map(|class| class.slots).sum::<usize>(),
         "experts": plan.store.classes.iter().map(|class| class.experts).sum::<usize>(),
+        "sessions": plan.sessions,
         "context": plan.context,
         "context_model": plan.context_model,
         "prefill_chunk": plan.decoder.rows_max,
@@ -109,13 +122,20 @@ fn print(planned: &Planned, remote: Option<&RemoteModel>, out: &mut impl Write) 
     let slots: usize = plan.store.classes.iter().map(|class| class.slots).sum();
     let experts: usize = plan.store.classes.iter().map(|class| class.experts).sum();
     let share = 100.0 * slots as f64 / experts.max(1) as f64;
+    let sessions = match plan.sessions {
+        1 => String::new(),
+        sessions => format!("{sessions} sessions, each with a "),
+    };
     let rows = [
         ("program, tokenizer, catalog", plan.overhead, String::new()),
         ("trunk", plan.trunk, "all weights but the routed experts".to_owned()),
         (
             "keys and values",
             plan.kv,
-            format!("context {} of the model's {} tokens", plan.context, plan.context_model),
+            format!(
+                "{sessions}context {} of the model's {} tokens",
+                plan.context, plan.context_model
+            ),
         ),
         ("recurrent state", plan.recurrent, String::new()),
         (

@@ -65,15 +65,7 @@ pub(super) fn command() -> Command {
             "System message for conversations without one [default: flash-moe/system.md in the \
              configuration directory, else ~/.flash-moe/system.md, if there]",
         ))
-        .arg(
-            valued(
-                "sessions",
-                "N",
-                "Answers that are written at once; memory is planned for all of them [default: 4, \
-                 or fewer if each could hold less than 16384 tokens]",
-            )
-            .value_parser(value_parser!(u32).range(1..=64)),
-        )
+        .arg(sessions_arg())
         .arg(number("queue", "Requests that may wait for a session; others hear 429", "64"))
         .arg(
             valued(
@@ -319,8 +311,20 @@ fn sendable(key: &str) -> anyhow::Result<String> {
     .into())
 }
 
+/// Of `serve`, and of a plan for it.
+pub(super) fn sessions_arg() -> Arg {
+    Arg::new("sessions")
+        .long("sessions")
+        .value_name("N")
+        .help(
+            "Answers that are written at once; memory is planned for all of them [default: 4, \
+             or fewer if each could hold less than 16384 tokens]",
+        )
+        .value_parser(value_parser!(u32).range(1..=64))
+}
+
 /// The plan with the sessions asked for, or with as many as leave each enough room.
-fn planned(
+pub(super) fn planned(
     path: &Path,
     options: &EngineOptions,
     (sessions, prefix_disk): (Option<&u32>, bool),
@@ -373,6 +377,12 @@ fn greeting(
     schedule: ScheduleOptions,
 ) -> String {
     let plan = &engine.plan;
+    let forgets = if plan.marks == 0 && !engine.runner.forks_anywhere() {
+        "  no memory is left to continue prompts, so every turn computes all of its conversation: give more --memory, \
+         or fewer --sessions\n"
+    } else {
+        ""
+    };
     let (mut here, mut reach) = (address, "");
     if address.ip().is_unspecified() {
         // Nobody has this address: a client here goes to its own machine.
@@ -387,7 +397,7 @@ fn greeting(
     let key = if has_key { " -H \"authorization: Bearer $FLASH_MOE_API_KEY\"" } else { "" };
     format!(
         "serving {name} ({}, {}) at http://{here}{reach}\n  \
-         {} sessions of {} tokens, up to {} requests wait; memory {} of a budget of {}\n  \
+         {} sessions of {} tokens, up to {} requests wait; memory {} of a budget of {}\n{forgets}  \
          curl http://{here}/v1/chat/completions -H 'content-type: application/json'{key} \
          -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n  \
          OPENAI_BASE_URL=http://{here}/v1   ANTHROPIC_BASE_URL=http://{here}",

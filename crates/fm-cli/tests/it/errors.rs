@@ -224,6 +224,36 @@ fn the_memory_that_is_asked_for_is_enough() {
     }
 }
 
+/// A server takes more than `run`, and its plan says what it takes.
+#[test]
+fn a_server_is_planned_before_it_is_started() {
+    let server = ["serve", "models/demo", "--port", "0", "--prefix-cache", "off"];
+    for sessions in [&[] as &[&str], &["--sessions", "3"]] {
+        let little = [sessions, &["--memory", "1MB"]].concat();
+        let planned = stderr(&flash_moe(&[&["plan", "models/demo", "--serve"], &*little].concat()));
+        let least = |refused: &str| {
+            let (_, least) = refused.split_once("needs at least ").unwrap();
+            least.split_once(" (").unwrap().0.to_owned()
+        };
+        let least = least(&planned);
+        let enough = [&["plan", "models/demo", "--serve", "--memory", &least], sessions].concat();
+        let output = flash_moe(&enough);
+        assert!(output.status.success(), "{least}: {}", stderr(&output));
+        let one_session = flash_moe(&["plan", "models/demo", "--memory", &least, "--json"]);
+        let several = flash_moe(&[&*enough, &["--json"]].concat());
+        let [one, several] = [one_session, several].map(|output| {
+            let plan: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+            (plan["sessions"].as_u64().unwrap(), plan["program_bytes"].as_u64().unwrap())
+        });
+        assert_eq!(one.0, 1);
+        assert_eq!(several.0, if sessions.is_empty() { 1 } else { 3 });
+        assert!(several.1 > one.1, "grammars and prompts on disk");
+        // What a plan takes for too little, a server takes for too little.
+        let refused = stderr(&flash_moe(&[&server[..], &*little].concat()));
+        assert!(refused.contains("needs at least"), "{refused}");
+    }
+}
+
 /// `flash-moe plan … | head -1`, with a reader that has gone before the first line.
 #[test]
 fn a_reader_that_goes_away_is_no_error() {

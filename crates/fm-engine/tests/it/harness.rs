@@ -19,6 +19,11 @@ pub(crate) fn open(options: &EngineOptions) -> Engine {
 }
 
 pub(crate) fn open_at(dir: &Path, options: &EngineOptions) -> Engine {
+    open_with_marks(dir, options, 40)
+}
+
+/// With memory for so many places from which texts can go on.
+pub(crate) fn open_with_marks(dir: &Path, options: &EngineOptions, marks: usize) -> Engine {
     // A small plan: tests run side by side.
     let options = EngineOptions {
         memory: options.memory.or(Some(300_000_000)),
@@ -27,7 +32,7 @@ pub(crate) fn open_at(dir: &Path, options: &EngineOptions) -> Engine {
         threads: options.threads.or(Some(2)),
         ..options.clone()
     };
-    let load = Load { sessions: 3, logits_rows: 64, marks: 40, grammars: true, prefix_disk: true };
+    let load = Load { sessions: 3, logits_rows: 64, marks, grammars: true, prefix_disk: true };
     Engine::open(dir, &options, load, &places()).unwrap()
 }
 

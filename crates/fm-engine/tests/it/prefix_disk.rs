@@ -20,7 +20,7 @@ use fm_testkit::golden::demo_dir;
 use tempfile::{TempDir, tempdir};
 
 use crate::{
-    harness::open_at,
+    harness::{open_at, open_with_marks},
     prefix::{FAMILIES, OPTIONS, answer, family_dir, fresh, is_hybrid, request, tokens},
     schedule::{job, push, until},
 };
@@ -55,7 +55,11 @@ impl Shelf {
     }
 
     pub(crate) fn start_as(&self, dir: &Path, fingerprint: u128) -> Result<Scheduler, DiskError> {
-        let Engine { runner, .. } = open_at(dir, &EngineOptions::default());
+        self.start_of(open_at(dir, &EngineOptions::default()), fingerprint)
+    }
+
+    fn start_of(&self, engine: Engine, fingerprint: u128) -> Result<Scheduler, DiskError> {
+        let Engine { runner, .. } = engine;
         let (tokenizer, stats) = (None, fm_engine::local::SharedStats::default());
         let disk = Some(self.options(fingerprint));
         let driven = Driven { runner, tokenizer, stats, disk };
@@ -89,6 +93,19 @@ pub(crate) fn bit_for_bit(dir: &Path, got: &Generated, asked: Request, what: &st
     let want = fresh(&mut open_at(dir, &EngineOptions::default()), asked);
     assert_eq!(got.logits_hash, want.logits_hash, "{}: {what}", dir.display());
     assert_eq!(got.tokens, want.tokens);
+}
+
+#[test]
+fn what_nobody_can_go_on_from_is_not_kept() {
+    let shelf = Shelf::new(ROOMY);
+    let engine = open_with_marks(&demo_dir(), &EngineOptions::default(), 0);
+    let scheduler = shelf.start_of(engine, 1).unwrap();
+    answer(&scheduler, request(tokens(1, 140)));
+    let activity = scheduler.activity();
+    until(|| activity.sessions.load(Ordering::Relaxed) == 0);
+    scheduler.drain().unwrap();
+    assert_eq!(activity.prefixes.kept.load(Ordering::Relaxed), 0);
+    assert_eq!(shelf.files(), [] as [PathBuf; 0]);
 }
 
 #[test]
