@@ -7,10 +7,7 @@
 //! ask ──► rows of the batch ──► Runner::step ──► take ──► events, or an end
 //! ```
 
-use std::{
-    ops::ControlFlow,
-    time::{Duration, Instant},
-};
+use std::{ops::ControlFlow, time::Duration};
 
 use fm_model::{
     Runner,
@@ -295,21 +292,6 @@ impl<'t, S: Hear> Writing<'t, S> {
         let rows = self.ask(rows_max, batch);
         self.asked.lane = lane;
         rows
-    }
-
-    /// Ends when its time is over.
-    fn look_at_the_clock(&mut self) {
-        if self.request.is_late(Instant::now()) && self.end.is_none() {
-            let complete = |within: &mut Within| within.is_complete() == Ok(true);
-            self.end = Some(if self.tokens.is_empty() {
-                Err(EngineError::Late)
-            } else if self.within.as_mut().is_some_and(complete) {
-                // Somebody's sweep may lie between its last token and now.
-                Ok(FinishReason::Stop)
-            } else {
-                Ok(FinishReason::Deadline)
-            });
-        }
     }
 
     fn ask_prompt(&mut self, rows: usize, batch: &mut Batch) {

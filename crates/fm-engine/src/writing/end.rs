@@ -1,12 +1,29 @@
-//! What a writing came to.
+//! When a writing's time is over, and what it came to.
 
-use super::{Hear, Mark, Writing};
+use std::time::Instant;
+
+use super::{Hear, Mark, Writing, within::Within};
 use crate::{
     error::EngineError,
     generate::{FinishReason, Generated},
 };
 
 impl<S: Hear> Writing<'_, S> {
+    /// Ends when its time is over.
+    pub(super) fn look_at_the_clock(&mut self) {
+        if self.request.is_late(Instant::now()) && self.end.is_none() {
+            let complete = |within: &mut Within| within.is_complete() == Ok(true);
+            self.end = Some(if self.tokens.is_empty() {
+                Err(EngineError::Late)
+            } else if self.within.as_mut().is_some_and(complete) {
+                // Somebody's sweep may lie between its last token and now.
+                Ok(FinishReason::Stop)
+            } else {
+                Ok(FinishReason::Deadline)
+            });
+        }
+    }
+
     /// What it came to, and who listened. The session then holds the prompt and all but the last
     /// token.
     pub(crate) fn finish(mut self, now: Mark) -> (Result<Generated, EngineError>, S) {
