@@ -79,6 +79,11 @@ pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
     }
 }
 
+/// `--name VALUE`.
+fn valued(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).help(help)
+}
+
 /// The argument that most commands have.
 fn model_arg() -> Arg {
     Arg::new("model")

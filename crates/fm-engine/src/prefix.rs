@@ -51,7 +51,7 @@ const MARKS_MAX: usize = 8;
 
 /// The longest that a step waits for sessions that have to leave memory and are not on disk yet. What
 /// takes longer is lost, and computed again.
-pub(crate) const LEAVE_MAX: Duration = Duration::from_millis(500);
+const LEAVE_MAX: Duration = Duration::from_millis(500);
 
 /// Where that was too short, the disk is too slow: of the time one part in so many is spent waiting for it.
 const LEAVE_SHARE: u32 = 20;
@@ -161,7 +161,8 @@ pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    pub(crate) fn new(disk: Option<Disk>, counts: Arc<PrefixCounts>, leave_max: Duration) -> Self {
+    pub(crate) fn new(disk: Option<Disk>, counts: Arc<PrefixCounts>, stall_max: Duration) -> Self {
+        let leave_max = LEAVE_MAX.min(stall_max / 4);
         Self { kept: Vec::new(), clock: 0, disk, counts, leave_max, leaves_at_once: None }
     }
 
@@ -356,22 +357,23 @@ impl Prefixes {
 
     /// Writes a session now, as far as the time allows.
     fn write(&mut self, runner: &mut dyn Runner, at: usize, deadline: Instant) {
-        let session = self.kept[at].session;
-        let copied = |disk: &Disk| disk.has_copied(session);
-        while self.kept[at].written == Written::NotYet
-            && !self.pauses()
-            && !self.disk.as_ref().is_some_and(copied)
-            && Instant::now() < deadline
-        {
+        while self.is_to_be_written(at) {
+            if Instant::now() >= deadline {
+                self.leaves_at_once = Some(Instant::now() + self.leave_max * LEAVE_SHARE);
+                return;
+            }
             if self.disk.as_ref().and_then(Disk::spilling).is_none() {
                 self.begin(runner, at);
             }
             self.advance(runner, deadline);
         }
-        let now = Instant::now();
-        if now >= deadline {
-            self.leaves_at_once = Some(now + self.leave_max * LEAVE_SHARE);
-        }
+    }
+
+    /// Whether a session would be lost if it were closed, and can be written.
+    fn is_to_be_written(&self, at: usize) -> bool {
+        let Kept { session, written, .. } = self.kept[at];
+        let copied = |disk: &Disk| disk.has_copied(session);
+        written == Written::NotYet && !self.pauses() && !self.disk.as_ref().is_some_and(copied)
     }
 
     /// Writes until then what is not on disk yet. Says whether there is more to write.

@@ -37,7 +37,7 @@ use crate::{
     error::EngineError,
     generate::{Event, Generated, Request},
     local::{SharedStats, read_stats},
-    prefix::{self, Disk, LEAVE_MAX, Prefixes},
+    prefix::{self, Disk, Prefixes},
     writing::{Hear, Mark, Need, Writing},
 };
 
@@ -166,7 +166,7 @@ impl Scheduler {
         let disk = driven.disk.clone();
         let disk = disk.map(|disk| Disk::start(disk, driven.runner.as_ref(), Arc::clone(&counts)));
         let prefixes = match disk.transpose() {
-            Ok(disk) => Prefixes::new(disk, counts, LEAVE_MAX.min(options.stall_max / 4)),
+            Ok(disk) => Prefixes::new(disk, counts, options.stall_max),
             Err(error) => return Err((error, Box::new(driven))),
         };
         let Driven { runner, tokenizer, stats, .. } = driven;

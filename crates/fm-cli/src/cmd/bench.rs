@@ -18,7 +18,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use fm_engine::{EngineError, options::ENGINE};
 
 use self::{output::Output, setup::Setup};
-use super::{json_arg, model_arg};
+use super::{json_arg, model_arg, valued};
 use crate::{
     console,
     flags::{self, Usage, positive},
@@ -59,10 +59,6 @@ pub(super) fn command() -> Command {
 
 fn switch(name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).help(help).action(ArgAction::SetTrue)
-}
-
-fn valued(name: &'static str, value: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name(value).help(help)
 }
 
 fn count(name: &'static str, value: &'static str, help: &'static str) -> Arg {

@@ -27,7 +27,7 @@ use fm_engine::{
 use fm_text::SpecialTokens;
 
 use self::found::{Found, Named};
-use super::{json_arg, model_arg, model_path, resolve, run::warn};
+use super::{json_arg, model_arg, model_path, resolve, run::warn, valued};
 use crate::{
     console::{self, Interrupt, Unit},
     flags::{self, Usage},
@@ -41,9 +41,6 @@ const LOAD: Load =
     Load { sessions: 1, logits_rows: ROWS, marks: 0, grammars: false, prefix_disk: false };
 
 pub(super) fn command() -> Command {
-    let valued = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
     let count = |name: &'static str, help: &'static str| {
         valued(name, "TOKENS", help).value_parser(value_parser!(usize))
     };

@@ -26,7 +26,7 @@ use fm_engine::{
 use fm_text::{AnswerForm, ChatTemplate, ThinkingState, ThinkingTags, thinking};
 
 use self::{input::Input, saved::Session};
-use super::{json_arg, model_arg, model_path};
+use super::{json_arg, model_arg, model_path, valued};
 use crate::{
     console::{self, AnswerStream, Interrupt, Interrupted, Unit},
     flags::{self, Usage},
@@ -79,10 +79,6 @@ pub(super) fn command() -> Command {
 
 fn switch(name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).help(help).action(ArgAction::SetTrue)
-}
-
-fn valued(name: &'static str, value: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name(value).help(help)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {

@@ -28,7 +28,7 @@ use fm_engine::{
 };
 use fm_server::{Bounds, Door, Model, Patience, Server, Service};
 
-use super::{model_arg, model_path, run::warn};
+use super::{model_arg, model_path, run::warn, valued};
 use crate::{
     console::{self, Interrupt, Lines},
     flags::{self, Usage},
@@ -45,9 +45,6 @@ const MARKS: usize = 8;
 const CONTEXT_ENOUGH: u32 = 16_384;
 
 pub(super) fn command() -> Command {
-    let valued = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
     let number = |name: &'static str, help: &'static str, default: &'static str| {
         valued(name, "N", help).default_value(default).value_parser(value_parser!(u32).range(1..))
     };
@@ -105,9 +102,6 @@ fn of_requests() -> &'static [OptionRow<Sampling>] {
 
 /// Where it listens, and who may come in.
 fn door() -> [Arg; 5] {
-    let valued = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
     [
         valued("host", "HOST", "Address to listen on; any but this machine's own needs a key")
             .default_value("127.0.0.1"),
@@ -313,14 +307,13 @@ fn sendable(key: &str) -> anyhow::Result<String> {
 
 /// Of `serve`, and of a plan for it.
 pub(super) fn sessions_arg() -> Arg {
-    Arg::new("sessions")
-        .long("sessions")
-        .value_name("N")
-        .help(
-            "Answers that are written at once; memory is planned for all of them [default: 4, \
-             or fewer if each could hold less than 16384 tokens]",
-        )
-        .value_parser(value_parser!(u32).range(1..=64))
+    valued(
+        "sessions",
+        "N",
+        "Answers that are written at once; memory is planned for all of them [default: 4, \
+         or fewer if each could hold less than 16384 tokens]",
+    )
+    .value_parser(value_parser!(u32).range(1..=64))
 }
 
 /// The plan with the sessions asked for, or with as many as leave each enough room.

@@ -6,12 +6,10 @@ use clap::{Arg, ArgMatches, Command, builder::PossibleValuesParser, value_parser
 use fm_engine::bytes::Bytes;
 use fm_synth::{Bits, GEOMETRIES, Geometry, Progress, Synth};
 
+use super::valued;
 use crate::console::{self, Interrupt, Unit};
 
 pub(super) fn command() -> Command {
-    let valued = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
     let names = GEOMETRIES.iter().map(|geometry| geometry.name);
     Command::new("synth")
         .about("Write a checkpoint of noise with the shapes of a real model, to measure with")

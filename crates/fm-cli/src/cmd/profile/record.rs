@@ -9,16 +9,13 @@ use fm_model::runner::{Batch, Row, RowInput, SessionId, Wants};
 use fm_text::SpecialTokens;
 
 use crate::{
-    cmd::{model_arg, model_path},
+    cmd::{model_arg, model_path, valued},
     console::{self, Unit},
     flags::{self, Usage},
     input, places,
 };
 
 pub(super) fn command() -> Command {
-    let valued = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
     let command = Command::new("record")
         .about("Write the experts that a text uses to a trace")
         .long_about(

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{ArgAction, ArgMatches, Command};
 use fm_engine::{
     bytes::Bytes,
     error::chain,
@@ -17,12 +17,9 @@ use fm_engine::{
 };
 use fm_server::Model;
 
-use crate::{console, places};
+use crate::{cmd::valued, console, places};
 
 pub(super) fn options(command: Command) -> Command {
-    let valued = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
     command
         .arg(
             valued(
