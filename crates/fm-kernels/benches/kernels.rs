@@ -200,7 +200,7 @@ impl Bench {
     }
 
     fn prefill(&self) {
-        for name in ["affine4_g64", "bf16", "q4_k", "iq2_xxs", "iq3_s"] {
+        for name in ["affine4_g64", "bf16", "q4_k", "q6_k", "iq2_xxs", "iq3_s"] {
             for (rows, cols) in [(768, 2048), (2048, 768), (2048, 2048)] {
                 for tokens in [2, 4, 8, 32, 128, 512] {
                     let format = quant::by_name(name).expect("it is in the table");

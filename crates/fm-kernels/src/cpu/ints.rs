@@ -34,7 +34,7 @@ pub(super) struct Four {
 }
 
 /// See [`Ints::TURNS`].
-pub(super) const TURNS_MAX: usize = 2;
+pub(super) const TURNS_MAX: usize = 4;
 
 /// The integer operations of one instruction set, see [`super::lanes::Lanes`].
 pub(super) trait Ints: Copy + Send + Sync + 'static {
@@ -45,8 +45,10 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     /// Sums of products of sixteen words, see [`Ints::dot`].
     type Dots: Copy;
 
-    /// Sums that the words of a run go to in turns: with a single one a core waits for its latency. Measured in
-    /// `docs/experiments/0043`.
+    /// Registers of sums that are added up at a time. With fewer a core waits for the latency of products, and with
+    /// more they are kept in memory. Measured in `docs/experiments/0087`.
+    const SUMS: usize = 8;
+    /// Sums that the words of a run may go to in turns.
     const TURNS: usize = TURNS_MAX;
 
     /// Sixteen little-endian words.
@@ -124,6 +126,12 @@ pub(super) trait Ints: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn reread(self, lines: &[Line]) -> &[Line] {
         lines
+    }
+    /// The same activations, with their address in a register: without it a compiler may add the one of a row to a
+    /// place in it wherever one is loaded, which takes a core one step more.
+    #[inline(always)]
+    fn at_hand(self, x: &[[i8; 4]]) -> &[[i8; 4]] {
+        x
     }
     /// `a | b`
     fn union(self, a: Self::I, b: Self::I) -> Self::I;

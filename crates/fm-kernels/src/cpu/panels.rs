@@ -199,17 +199,17 @@ impl<P: Panels, const CODES: usize, const FIRST: bool> Work for One<'_, P, CODES
                     if $run < P::WEIGHTS / P::RUN {
                         let at = ($run * P::RUN / BLOCK, $run % (BLOCK / P::RUN));
                         let block = (&blocks[at.0], at.1);
-                        let mut dots = start::<L, P, CODES, 1>(lanes, block);
+                        let mut dots = start::<L, P, CODES, 1, 1>(lanes, [block]);
                         for_parts!(P, part => {
                             for line in share(of_run::<P>(unit, $run), part, parts::<P>()) {
                                 lanes.prefetch_here(line, ahead, into);
                             }
                             let unit = lanes.reread(unit);
                             let codes = unpack(lanes, format, unit, ($run, part));
-                            dots = multiply::<L, P, CODES, 1>(lanes, [&codes], (block, part), dots);
+                            dots = multiply::<L, P, CODES, 1>(lanes, [&codes], ([block], part), dots);
                         });
                         let factors = format.scale(lanes, unit, &head, $run);
-                        [sum] = finish::<L, P, CODES, 1>(lanes, [factors], (block, dots), [sum]);
+                        [[sum]] = finish::<L, P, CODES, 1, 1>(lanes, [factors], ([block], dots), [[sum]]);
                     }
                 )*};
             }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     cpu::{
-        ints::{Line, TURNS_MAX},
+        ints::Line,
         lanes::{LANES, Lanes, Sixteen, Work},
     },
     reference::quantise::{BLOCK, Block},
@@ -73,7 +73,7 @@ impl<P: Panels, const TOGETHER: usize, const CODES: usize> Work
                             add_to_two::<L, P, CODES, TOGETHER>(lanes, &runs, (rows, place), sums);
                         }
                     }
-                    for (row, sums) in rows.iter().zip(sums) {
+                    for (row, sums) in rows.as_chunks().0.iter().zip(sums.as_chunks_mut().0) {
                         add_to::<L, P, CODES, TOGETHER>(lanes, &runs, (row, place), sums);
                     }
                 }
@@ -112,20 +112,18 @@ impl<L: Lanes> Run<L> {
     }
 }
 
-/// Whether integer sums of two panels stay in registers, and codes where those of one panel do. With two sums
-/// for each of the two integers of `int15`, AVX-VNNI would keep most of them in memory, and be slower than with one
-/// panel, as AVX2 was: `docs/experiments/0060`; so is AVX-512 with runs of 64 codes.
+/// Whether integer sums of two panels stay in registers, and codes where those of one panel do.
 pub(super) const fn two_panels_fit<L: Lanes, P: Panels>(lines: usize) -> bool {
-    let (sums, codes) = (lines * L::TURNS * L::PARTS, P::RUN / 4 * L::PARTS);
-    2 * sums <= L::CHAINS && (2 * (sums + codes) <= L::CHAINS || sums + codes > L::CHAINS)
+    let (sums, codes) = (lines * L::PARTS, P::RUN / 4 * L::PARTS);
+    2 * sums <= L::SUMS && (2 * (sums + codes) <= L::CHAINS || sums + codes > L::CHAINS)
 }
 
-/// Whether integer sums of two rows of activations stay in registers. Both share loads of codes, which do not.
-/// One panel is the last of an odd number, or meets few rows: not worth compiling for. Measured in
-/// `docs/experiments/0080`.
+/// Whether integer sums of two rows of activations stay in registers. Both share loads of codes, and neither waits
+/// for the other's sums. One panel of two is the last of an odd number, or meets few rows: not worth compiling for.
+/// Measured in `docs/experiments/0080` and `0087`.
 pub(super) const fn two_rows_fit<L: Lanes, P: Panels>(panels: usize, lines: usize) -> bool {
-    let (sums, codes) = (panels * lines * L::PARTS, P::RUN / 4 * L::PARTS);
-    L::TURNS == 1 && panels > 1 && 2 * sums <= L::CHAINS && sums + codes > L::CHAINS
+    let together = panels > 1 || !two_panels_fit::<L, P>(lines);
+    together && 2 * panels * lines * L::PARTS <= L::SUMS
 }
 
 /// Adds the products of the same run of some panels with a row of activations to its sums: with which of its
@@ -134,18 +132,15 @@ pub(super) const fn two_rows_fit<L: Lanes, P: Panels>(panels: usize, lines: usiz
 pub(super) fn add_to<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     lanes: L,
     runs: &[Run<L>; N],
-    (row, (at, within)): (&[Block<CODES>], (usize, usize)),
-    sums: &mut [Sixteen; N],
+    (rows, (at, within)): (&[&[Block<CODES>]; 1], (usize, usize)),
+    sums: &mut [[Sixteen; N]; 1],
 ) {
-    let x = (&row[at], within);
-    if within == 0 {
-        prefetch_next(lanes, x.0);
-    }
-    let mut dots = start::<L, P, CODES, N>(lanes, x);
+    let x = blocks(lanes, rows, (at, within));
+    let mut dots = start::<L, P, CODES, N, 1>(lanes, x);
     for_parts!(P, part => {
         dots = multiply::<L, P, CODES, N>(lanes, codes_of(runs, part), (x, part), dots);
     });
-    finish_in::<L, P, CODES, N>(lanes, runs, (x, dots), sums);
+    finish_in::<L, P, CODES, N, 1>(lanes, runs, (x, dots), sums);
 }
 
 /// [`add_to`] for two rows.
@@ -153,41 +148,51 @@ pub(super) fn add_to<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
 pub(super) fn add_to_two<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
     lanes: L,
     runs: &[Run<L>; N],
-    ([first, second], (at, within)): (&[&[Block<CODES>]; 2], (usize, usize)),
+    (rows, (at, within)): (&[&[Block<CODES>]; 2], (usize, usize)),
     sums: &mut [[Sixteen; N]; 2],
 ) {
-    let x = [(&first[at], within), (&second[at], within)];
-    if within == 0 {
-        prefetch_next(lanes, x[0].0);
-        prefetch_next(lanes, x[1].0);
-    }
-    let mut dots =
-        [start::<L, P, CODES, N>(lanes, x[0])[0], start::<L, P, CODES, N>(lanes, x[1])[0]];
+    let x = blocks(lanes, rows, (at, within));
+    let mut dots = start::<L, P, CODES, N, 2>(lanes, x);
     for_parts!(P, part => {
         dots = multiply_two::<L, P, CODES, N>(lanes, codes_of(runs, part), (x, part), dots);
     });
-    for row in 0..2 {
-        let dots = (x[row], [dots[row]; TURNS_MAX]);
-        finish_in::<L, P, CODES, N>(lanes, runs, dots, &mut sums[row]);
+    finish_in::<L, P, CODES, N, 2>(lanes, runs, (x, dots), sums);
+}
+
+/// Block `at` of every row, of which run `within` is next.
+#[inline(always)]
+fn blocks<'a, L: Lanes, const CODES: usize, const ROWS: usize>(
+    lanes: L,
+    rows: &[&'a [Block<CODES>]; ROWS],
+    (at, within): (usize, usize),
+) -> [RunOf<'a, CODES>; ROWS] {
+    let x = rows.map(|row| (&row[at], within));
+    if within == 0 {
+        x.iter().for_each(|(block, _)| prefetch_next(lanes, block));
     }
+    x
 }
 
 /// [`finish`] for sums in memory.
 #[inline(always)]
-fn finish_in<L: Lanes, P: Panels, const CODES: usize, const N: usize>(
+fn finish_in<L: Lanes, P: Panels, const CODES: usize, const N: usize, const ROWS: usize>(
     lanes: L,
     runs: &[Run<L>; N],
-    x_and_dots: (RunOf<'_, CODES>, Dots<L, CODES, N>),
-    sums: &mut [Sixteen; N],
+    x_and_dots: ([RunOf<'_, CODES>; ROWS], Dots<L, CODES, N, ROWS>),
+    sums: &mut [[Sixteen; N]; ROWS],
 ) {
-    let (mut factors, mut parts) = ([runs[0].factors; N], [lanes.load(&sums[0]); N]);
-    for n in 1..N {
-        factors[n] = runs[n].factors;
-        parts[n] = lanes.load(&sums[n]);
-    }
-    parts = finish::<L, P, CODES, N>(lanes, factors, x_and_dots, parts);
+    let (mut factors, mut parts) = ([runs[0].factors; N], [[lanes.splat(0.0); N]; ROWS]);
     for n in 0..N {
-        lanes.store(parts[n], &mut sums[n]);
+        factors[n] = runs[n].factors;
+        for row in 0..ROWS {
+            parts[row][n] = lanes.load(&sums[row][n]);
+        }
+    }
+    parts = finish::<L, P, CODES, N, ROWS>(lanes, factors, x_and_dots, parts);
+    for n in 0..N {
+        for row in 0..ROWS {
+            lanes.store(parts[row][n], &mut sums[row][n]);
+        }
     }
 }
 

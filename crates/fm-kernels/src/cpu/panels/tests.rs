@@ -93,9 +93,14 @@ impl<P: Panels, const CODES: usize> Work for LargestRun<'_, P, CODES> {
         }
         let codes = [[lanes.words(&[P::CODE_MAX; LINE_BYTES]); PART_WORDS]; PARTS_MAX];
         let run: Run<L> = Run { codes, factors: (lanes.splat(1.0), lanes.splat(0.0)) };
-        let mut alone = [[0.0; LANES]];
-        add_to::<L, P, CODES, 1>(lanes, &[run], (self.row, (0, 0)), &mut alone);
-        let mut all = alone.to_vec();
+        let mut alone = [[[0.0; LANES]]];
+        add_to::<L, P, CODES, 1>(lanes, &[run], (&[self.row], (0, 0)), &mut alone);
+        let mut all = alone.as_flattened().to_vec();
+        if const { two_rows_fit::<L, P>(1, CODES) } {
+            let mut two = [[[0.0; LANES]; 1]; 2];
+            add_to_two::<L, P, CODES, 1>(lanes, &[run], (&[self.row; 2], (0, 0)), &mut two);
+            all.extend(two.as_flattened());
+        }
         if const { two_rows_fit::<L, P>(2, CODES) } {
             let mut twos = [[[0.0; LANES]; 2]; 2];
             add_to_two::<L, P, CODES, 2>(lanes, &[run; 2], (&[self.row; 2], (0, 0)), &mut twos);

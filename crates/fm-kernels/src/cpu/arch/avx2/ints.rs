@@ -132,10 +132,8 @@ impl<const VNNI: bool> Ints for Avx2<VNNI> {
     }
     #[inline(always)]
     fn in_step(self, max: u8, dots: &mut [Dots]) {
-        if !VNNI {
-            // SAFETY: `self` proves the features of `in_step`.
-            unsafe { dots::in_step(is_wide(max), dots) }
-        }
+        // SAFETY: `self` proves the features of `in_step`.
+        unsafe { dots::in_step(VNNI || is_wide(max), dots) }
     }
     #[inline(always)]
     fn dots_words(self, dots: Dots) -> Words {

@@ -1,7 +1,7 @@
 //! Integer lanes of AVX-512 with VNNI.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use crate::cpu::{
     codebook::{Codebook, EVEN_SIGNS},
@@ -65,8 +65,7 @@ impl Ints for Avx512 {
     }
     #[inline(always)]
     fn picked(self, words: __m512i, from: [usize; 4], mask: u8) -> __m512i {
-        // SAFETY: `self` proves the features of `picked`.
-        self.field(unsafe { picked(words, from) }, 0, mask)
+        self.field(self.picked_of(words, from), 0, mask)
     }
     #[inline(always)]
     fn with_parity(self, words: __m512i) -> __m512i {
@@ -83,17 +82,13 @@ impl Ints for Avx512 {
         let at = 8 * four.entry;
         if WORDS == 2 {
             let codes = self.looked_up(&book.codes[four.word], entries);
-            // SAFETY: `self` proves the features of `picked`.
-            let codes = unsafe { picked(codes, [at, at + 2, at + 4, at + 6]) };
-            // SAFETY: `self` proves the features of `signed`.
-            unsafe { signed::<2>(self.words(&book.signed), codes, (signs, four.sign)) }
+            let codes = self.picked_of(codes, [at, at + 2, at + 4, at + 6]);
+            self.signed::<2>(&book.signed, codes, (signs, four.sign))
         } else {
             let lower = self.looked_up(&book.codes[0], entries);
             let upper = self.looked_up(&book.codes[1], entries);
-            // SAFETY: `self` proves the features of `picked_of`.
-            let codes = unsafe { picked_of(lower, upper, [at, at + 4]) };
-            // SAFETY: `self` proves the features of `signed`.
-            unsafe { signed::<3>(self.words(&book.signed), codes, (signs, four.sign)) }
+            let codes = self.picked_of_two(lower, upper, [at, at + 4]);
+            self.signed::<3>(&book.signed, codes, (signs, four.sign))
         }
     }
     #[inline(always)]
@@ -110,6 +105,21 @@ impl Ints for Avx512 {
         let x = self.splat_int(i32::from_le_bytes(x.map(|x| x as u8)));
         // SAFETY: `self` proves avx512vnni.
         unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
+    }
+    #[inline(always)]
+    fn at_hand<'a>(self, x: &'a [[i8; 4]]) -> &'a [[i8; 4]] {
+        let mut first = x.as_ptr();
+        // SAFETY: there is no instruction.
+        unsafe {
+            asm!("/* {} */", inout(reg) first, options(pure, nomem, nostack, preserves_flags))
+        };
+        // SAFETY: `first` is what it was.
+        unsafe { std::slice::from_raw_parts(first, x.len()) }
+    }
+    #[inline(always)]
+    fn in_step(self, _: u8, dots: &mut [__m512i]) {
+        // SAFETY: `self` proves avx512f.
+        unsafe { in_step(dots) }
     }
     #[inline(always)]
     fn dots_words(self, dots: __m512i) -> __m512i {
@@ -189,18 +199,6 @@ fn mapped(table: &[u8; 16], codes: __m512i) -> __m512i {
     _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)
 }
 
-/// Eight bits of every word from bit `from[i]` on to byte `i`. What is beyond the word is any.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vbmi")]
-fn picked(words: __m512i, from: [usize; 4]) -> __m512i {
-    let mut picks = [0; 8];
-    for (at, pick) in picks.iter_mut().enumerate() {
-        // Two words are one that turns.
-        *pick = (at / 4 * 32 + from[at % 4]) as u8;
-    }
-    _mm512_multishift_epi64_epi8(_mm512_set1_epi64(i64::from_le_bytes(picks)), words)
-}
-
 impl Avx512 {
     /// `table[lower byte | upper byte << 8]` for every byte; an index has no more bits than the table has.
     /// Nothing of it may be left to the compiler's choice: calls would not be shared by words that need the same.
@@ -233,6 +231,47 @@ impl Avx512 {
         halve!(LEN / 1024, 2, upper);
         found[0]
     }
+
+    /// Eight bits of every word from bit `from[i]` on to byte `i`. What is beyond the word is any.
+    #[inline(always)]
+    fn picked_of(self, words: __m512i, from: [usize; 4]) -> __m512i {
+        let mut picks = [0; 8];
+        for (at, pick) in picks.iter_mut().enumerate() {
+            // Two words are one that turns.
+            *pick = (at / 4 * 32 + from[at % 4]) as u8;
+        }
+        // SAFETY: `self` proves avx512f and avx512vbmi.
+        unsafe { _mm512_multishift_epi64_epi8(_mm512_set1_epi64(i64::from_le_bytes(picks)), words) }
+    }
+
+    /// Nibbles of two words, of each from bits `from` on: to the lower half of a word and to the upper one.
+    #[inline(always)]
+    fn picked_of_two(self, lower: __m512i, upper: __m512i, [a, b]: [usize; 2]) -> __m512i {
+        let (lower, upper) =
+            (self.picked_of(lower, [a, b, a, b]), self.picked_of(upper, [a, b, a, b]));
+        // SAFETY: `self` proves avx512bw.
+        unsafe { _mm512_mask_blend_epi16(0xaaaa_aaaa, lower, upper) }
+    }
+
+    /// What codes of `BITS` and signs from bit `at` on stand for.
+    #[inline(always)]
+    fn signed<const BITS: usize>(
+        self,
+        table: &Line,
+        codes: __m512i,
+        (signs, at): (__m512i, usize),
+    ) -> __m512i {
+        // A sign goes above its code; above that the table repeats itself. Two words turn in 64 bits.
+        let from = 64 + at - BITS;
+        let signs = self.picked_of(signs, [from, from + 1, from + 2, from + 3]);
+        // SAFETY: `self` proves avx512f and avx512vbmi.
+        unsafe {
+            let below = _mm512_set1_epi8((1 << BITS) - 1);
+            // `below ? codes : signs`
+            let codes = _mm512_ternarylogic_epi32::<0b1100_1010>(below, codes, signs);
+            _mm512_permutexvar_epi8(codes, self.words(table))
+        }
+    }
 }
 
 /// Bytes of `a`, or of `b` where `of` has a bit.
@@ -240,31 +279,6 @@ impl Avx512 {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn either(of: __m512i, bit: u8, a: __m512i, b: __m512i) -> __m512i {
     _mm512_mask_blend_epi8(_mm512_test_epi8_mask(of, _mm512_set1_epi8(bit as i8)), a, b)
-}
-
-/// Nibbles of two words, of each from bits `from` on: to the lower half of a word and to the upper one.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-fn picked_of(lower: __m512i, upper: __m512i, [a, b]: [usize; 2]) -> __m512i {
-    let from = [a, b, a, b];
-    _mm512_mask_blend_epi16(0xaaaa_aaaa, picked(lower, from), picked(upper, from))
-}
-
-/// What codes of `BITS` and signs from bit `at` on stand for.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-fn signed<const BITS: usize>(
-    table: __m512i,
-    codes: __m512i,
-    (signs, at): (__m512i, usize),
-) -> __m512i {
-    // A sign goes above its code; above that the table repeats itself. Two words turn in 64 bits.
-    let from = 64 + at - BITS;
-    let signs = picked(signs, [from, from + 1, from + 2, from + 3]);
-    let below = _mm512_set1_epi8((1 << BITS) - 1);
-    // `below ? codes : signs`
-    let codes = _mm512_ternarylogic_epi32::<0b1100_1010>(below, codes, signs);
-    _mm512_permutexvar_epi8(codes, table)
 }
 
 #[inline]
@@ -356,5 +370,25 @@ fn turn(rows: &[&Line; LANES], lines: &mut [Line]) {
     for (line, column) in lines.iter_mut().zip(columns) {
         // SAFETY: a line is sixteen writable words of any alignment.
         unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), column) };
+    }
+}
+
+/// See [`Ints::in_step`]. The compiler does not look into what is no instruction at all.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn in_step(dots: &mut [__m512i]) {
+    /// Registers are the operands of one piece of assembly.
+    macro_rules! tie {
+        ($text:literal, $($sum:ident)*) => {
+            // SAFETY: there is no instruction.
+            unsafe { asm!($text, $(inout(zmm_reg) *$sum,)* options(pure, nomem, nostack, preserves_flags)) }
+        };
+    }
+    match dots {
+        [a] => tie!("/* {} */", a),
+        [a, b] => tie!("/* {} {} */", a b),
+        [a, b, c, d] => tie!("/* {} {} {} {} */", a b c d),
+        [a, b, c, d, e, f, g, h] => tie!("/* {} {} {} {} {} {} {} {} */", a b c d e f g h),
+        _ => unreachable!("some rows, panels, integers and turns"),
     }
 }

@@ -24,6 +24,9 @@ impl Ints for Neon {
     type I = Words;
     type Dots = Words;
 
+    const SUMS: usize = 16;
+    const TURNS: usize = 2;
+
     #[inline(always)]
     fn words(self, line: &Line) -> Words {
         // SAFETY: every AArch64 machine has NEON; sixteen readable bytes of any alignment.
