@@ -17,7 +17,7 @@ mod verify;
 
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::{hub, version};
 
@@ -84,6 +84,11 @@ fn valued(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
 }
 
+/// `--name`.
+fn switch(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).help(help).action(ArgAction::SetTrue)
+}
+
 /// The argument that most commands have.
 fn model_arg() -> Arg {
     Arg::new("model")
@@ -97,10 +102,7 @@ fn model_arg() -> Arg {
 }
 
 fn json_arg() -> Arg {
-    Arg::new("json")
-        .long("json")
-        .help("Print one JSON object instead of text")
-        .action(clap::ArgAction::SetTrue)
+    switch("json", "Print one JSON object instead of text")
 }
 
 /// Where the model of the command line lies.

@@ -18,7 +18,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use fm_engine::{EngineError, options::ENGINE};
 
 use self::{output::Output, setup::Setup};
-use super::{json_arg, model_arg, valued};
+use super::{json_arg, model_arg, switch, valued};
 use crate::{
     console,
     flags::{self, Usage, positive},
@@ -55,10 +55,6 @@ pub(super) fn command() -> Command {
         )
         .arg(valued("note", "TEXT", "What the recorded lines are about").requires("record"));
     flags::add(command, &ENGINE, "Engine")
-}
-
-fn switch(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).help(help).action(ArgAction::SetTrue)
 }
 
 fn count(name: &'static str, value: &'static str, help: &'static str) -> Arg {

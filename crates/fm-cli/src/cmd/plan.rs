@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 use fm_engine::{
     Load,
     bytes::Bytes,
@@ -16,7 +16,7 @@ use fm_engine::{
 use fm_hub::HubError;
 use serde_json::json;
 
-use super::{json_arg, model_arg, model_path, serve};
+use super::{json_arg, model_arg, model_path, serve, switch};
 use crate::{
     console, flags,
     hub::{self, RemoteModel},
@@ -33,12 +33,10 @@ pub(super) fn command() -> Command {
         )
         .arg(model_arg())
         .arg(json_arg())
-        .arg(
-            Arg::new("serve")
-                .long("serve")
-                .help("Plan for `serve`, which has several sessions, grammars and prompts on disk")
-                .action(ArgAction::SetTrue),
-        )
+        .arg(switch(
+            "serve",
+            "Plan for `serve`, which has several sessions, grammars and prompts on disk",
+        ))
         .arg(serve::sessions_arg().requires("serve"));
     flags::add(hub::add_args(command), &ENGINE, "Engine")
 }

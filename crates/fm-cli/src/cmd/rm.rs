@@ -3,10 +3,11 @@
 use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::bail;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use fm_engine::bytes::Bytes;
 use fm_hub::{HubError, ModelName};
 
+use super::switch;
 use crate::{console, flags::Usage, hub};
 
 pub(super) fn command() -> Command {
@@ -18,7 +19,7 @@ pub(super) fn command() -> Command {
                 .help("The model, as `flash-moe list` names it")
                 .required(true),
         )
-        .arg(Arg::new("yes").long("yes").short('y').help("Do not ask").action(ArgAction::SetTrue))
+        .arg(switch("yes", "Do not ask").short('y'))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {

@@ -26,7 +26,7 @@ use fm_engine::{
 use fm_text::{AnswerForm, ChatTemplate, ThinkingState, ThinkingTags, thinking};
 
 use self::{input::Input, saved::Session};
-use super::{json_arg, model_arg, model_path, valued};
+use super::{json_arg, model_arg, model_path, switch, valued};
 use crate::{
     console::{self, AnswerStream, Interrupt, Interrupted, Unit},
     flags::{self, Usage},
@@ -75,10 +75,6 @@ pub(super) fn command() -> Command {
                 .help_heading("Sampling"),
         );
     flags::add(flags::add(command, &SAMPLING, "Sampling"), &ENGINE, "Engine")
-}
-
-fn switch(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).help(help).action(ArgAction::SetTrue)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {

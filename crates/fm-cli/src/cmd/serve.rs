@@ -28,7 +28,7 @@ use fm_engine::{
 };
 use fm_server::{Bounds, Door, Model, Patience, Server, Service};
 
-use super::{model_arg, model_path, run::warn, valued};
+use super::{model_arg, model_path, run::warn, switch, valued};
 use crate::{
     console::{self, Interrupt, Lines},
     flags::{self, Usage},
@@ -74,18 +74,9 @@ pub(super) fn command() -> Command {
             .value_parser(parse_seconds),
         )
         .args(bounds())
+        .arg(switch("quiet", "Say nothing of requests").short('q'))
         .arg(
-            Arg::new("quiet")
-                .long("quiet")
-                .short('q')
-                .help("Say nothing of requests")
-                .action(ArgAction::SetTrue),
-        )
-        .arg(
-            Arg::new("greedy")
-                .long("greedy")
-                .help("Take the most likely token unless a request says otherwise")
-                .action(ArgAction::SetTrue)
+            switch("greedy", "Take the most likely token unless a request says otherwise")
                 .conflicts_with("temperature")
                 .help_heading("Sampling"),
         );
@@ -160,10 +151,10 @@ fn bounds() -> [Arg; 2] {
         .value_name("SECONDS")
         .help("Time that a request has, from its arrival to its last token [default: any]")
         .value_parser(parse_timeout);
-    let loops = Arg::new("allow-loops")
-        .long("allow-loops")
-        .help("Let texts go on that repeat the same tokens again and again, or are noise")
-        .action(ArgAction::SetTrue);
+    let loops = switch(
+        "allow-loops",
+        "Let texts go on that repeat the same tokens again and again, or are noise",
+    );
     [timeout, loops]
 }
 

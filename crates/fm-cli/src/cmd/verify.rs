@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, path::Path};
 
 use anyhow::Context;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 use fm_convert::{
     Progress, record,
     verify::{Checked, Mismatch, Report, verify},
@@ -15,7 +15,7 @@ use fm_format::{
 };
 use serde_json::json;
 
-use super::{json_arg, model_arg, model_path};
+use super::{json_arg, model_arg, model_path, switch};
 use crate::{
     console::{self, Hinted, Interrupt, Unit},
     places::{self, NO_CACHE},
@@ -25,15 +25,11 @@ pub(super) fn command() -> Command {
     Command::new("verify")
         .about("Read a whole model again and compare it with its checksums")
         .arg(model_arg())
-        .arg(
-            Arg::new("record")
-                .long("record")
-                .help(
-                    "Make checksums for a checkpoint that was published without, and keep them in \
-                     the cache directory: from then on every expert is checked when it is read",
-                )
-                .action(ArgAction::SetTrue),
-        )
+        .arg(switch(
+            "record",
+            "Make checksums for a checkpoint that was published without, and keep them in \
+             the cache directory: from then on every expert is checked when it is read",
+        ))
         .arg(json_arg())
 }
 

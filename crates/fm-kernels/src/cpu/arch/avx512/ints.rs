@@ -107,12 +107,12 @@ impl Ints for Avx512 {
         unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
     }
     #[inline(always)]
-    fn at_hand<'a>(self, x: &'a [[i8; 4]]) -> &'a [[i8; 4]] {
+    fn at_hand(self, x: &[[i8; 4]]) -> &[[i8; 4]] {
         let mut first = x.as_ptr();
         // SAFETY: there is no instruction.
         unsafe {
-            asm!("/* {} */", inout(reg) first, options(pure, nomem, nostack, preserves_flags))
-        };
+            asm!("/* {} */", inout(reg) first, options(pure, readonly, nostack, preserves_flags));
+        }
         // SAFETY: `first` is what it was.
         unsafe { std::slice::from_raw_parts(first, x.len()) }
     }
@@ -233,6 +233,7 @@ impl Avx512 {
     }
 
     /// Eight bits of every word from bit `from[i]` on to byte `i`. What is beyond the word is any.
+    #[allow(clippy::unused_self)] // it is the proof
     #[inline(always)]
     fn picked_of(self, words: __m512i, from: [usize; 4]) -> __m512i {
         let mut picks = [0; 8];
@@ -240,8 +241,10 @@ impl Avx512 {
             // Two words are one that turns.
             *pick = (at / 4 * 32 + from[at % 4]) as u8;
         }
-        // SAFETY: `self` proves avx512f and avx512vbmi.
-        unsafe { _mm512_multishift_epi64_epi8(_mm512_set1_epi64(i64::from_le_bytes(picks)), words) }
+        // SAFETY: `self` proves avx512f.
+        let picks = unsafe { _mm512_set1_epi64(i64::from_le_bytes(picks)) };
+        // SAFETY: `self` proves avx512vbmi.
+        unsafe { _mm512_multishift_epi64_epi8(picks, words) }
     }
 
     /// Nibbles of two words, of each from bits `from` on: to the lower half of a word and to the upper one.
@@ -264,13 +267,12 @@ impl Avx512 {
         // A sign goes above its code; above that the table repeats itself. Two words turn in 64 bits.
         let from = 64 + at - BITS;
         let signs = self.picked_of(signs, [from, from + 1, from + 2, from + 3]);
-        // SAFETY: `self` proves avx512f and avx512vbmi.
-        unsafe {
-            let below = _mm512_set1_epi8((1 << BITS) - 1);
-            // `below ? codes : signs`
-            let codes = _mm512_ternarylogic_epi32::<0b1100_1010>(below, codes, signs);
-            _mm512_permutexvar_epi8(codes, self.words(table))
-        }
+        let below = self.splat_int(i32::from_ne_bytes([(1 << BITS) - 1; 4]));
+        // `below ? codes : signs`
+        // SAFETY: `self` proves avx512f.
+        let codes = unsafe { _mm512_ternarylogic_epi32::<0b1100_1010>(below, codes, signs) };
+        // SAFETY: `self` proves avx512vbmi.
+        unsafe { _mm512_permutexvar_epi8(codes, self.words(table)) }
     }
 }
 
