@@ -37,15 +37,22 @@ pub(super) fn ask_for_here(at: *const u8, into: Cache) {
 const ZEN_4: u32 = 0x19;
 const ZEN_5: u32 = 0x1a;
 
-/// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. The 24 places of Zen 4 are too few, and on
-/// Intel either cache was as good (`docs/experiments/0046`).
+/// Intel's models of family 6 that are called Granite Rapids.
+const GRANITE_RAPIDS: [u32; 2] = [0xad, 0xae];
+
+/// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. The 24 places of Zen 4 are too few
+/// (`docs/experiments/0046`), and so are those of an Emerald Rapids (`0088`).
 pub(super) fn asks_first() -> bool {
     amd_family().is_some_and(|family| family >= ZEN_5)
 }
 
-/// See [`crate::cpu::lanes::Lanes::asks_ahead`]: of makers other than AMD, a Granite Rapids was measured.
+/// See [`crate::cpu::lanes::Lanes::asks_ahead`]. 3 KB are best on a Granite Rapids (`docs/experiments/0073`) and too near
+/// on an Emerald Rapids (`0088`): a core reads as much before memory answers.
 pub(super) fn asks_ahead() -> usize {
-    if amd_family().is_some() { ASKED_AHEAD } else { 3 << 10 }
+    match this_core() {
+        Core { maker: INTEL, family: 6, model } if GRANITE_RAPIDS.contains(&model) => 3 << 10,
+        _ => ASKED_AHEAD,
+    }
 }
 
 /// See [`crate::cpu::lanes::Lanes::loads_bind`]: not where AVX-512 takes two turns of a unit of half its width.
@@ -55,7 +62,51 @@ pub(super) fn loads_bind() -> bool {
 
 /// Which family of AMD's cores this is, `None` of other makers.
 fn amd_family() -> Option<u32> {
-    const AMD: u32 = u32::from_le_bytes(*b"cAMD"); // the last letters of "AuthenticAMD"
-    let family = __cpuid(1).eax;
-    (__cpuid(0).ecx == AMD).then_some((family >> 8 & 15) + (family >> 20 & 255))
+    let core = this_core();
+    (core.maker == AMD).then_some(core.family)
+}
+
+/// The last letters of `AuthenticAMD` and `GenuineIntel`, as `cpuid` has them.
+const AMD: u32 = u32::from_le_bytes(*b"cAMD");
+const INTEL: u32 = u32::from_le_bytes(*b"ntel");
+
+/// What a core calls itself.
+#[derive(Debug, PartialEq, Eq)]
+struct Core {
+    maker: u32,
+    family: u32,
+    model: u32,
+}
+
+/// The core that asks.
+fn this_core() -> Core {
+    Core::of(__cpuid(0).ecx, __cpuid(1).eax)
+}
+
+impl Core {
+    /// By `ecx` of leaf 0 of `cpuid` and `eax` of leaf 1. Family and model are extended by eight and four bits.
+    fn of(maker: u32, signature: u32) -> Self {
+        let family = (signature >> 8 & 15) + (signature >> 20 & 255);
+        let model = signature >> 4 & 15 | (signature >> 16 & 15) << 4;
+        Self { maker, family, model }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_known_by_their_signatures() {
+        let core = |maker, family, model| Core { maker, family, model };
+        let known = [
+            (AMD, 0x00a1_0f11, core(AMD, ZEN_4, 0x11)), // EPYC 9004
+            (AMD, 0x00b0_0f21, core(AMD, ZEN_5, 0x02)), // EPYC 9005
+            (INTEL, 0x000a_06d1, core(INTEL, 6, GRANITE_RAPIDS[0])),
+            (INTEL, 0x000c_06f2, core(INTEL, 6, 0xcf)), // Emerald Rapids
+        ];
+        for (maker, signature, expected) in known {
+            assert_eq!(Core::of(maker, signature), expected, "{signature:#x}");
+        }
+    }
 }
