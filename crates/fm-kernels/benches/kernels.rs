@@ -137,45 +137,15 @@ impl Bench {
         );
     }
 
-    /// The same matrix again and again: what the kernel does when memory is no limit.
+    /// Every format from the second cache, one row and several: what kernels do when memory is no limit.
+    /// `tools/bench/kernel_shares.py` compares it with what they once did.
     fn cached(&self) {
         for format in &quant::FORMATS {
             let shape = MatrixShape { rows: 256, cols: 1536, format };
-            let name = format!("cached {} [{}, {}]", format.name, shape.rows, shape.cols);
-            self.cached_case(&self.device, shape, &name);
-            for device in &self.integers {
-                if device.arranges(shape) {
-                    self.cached_case(device, shape, &format!("{name} {}", device.numerics()));
-                }
+            for tokens in [1, 8] {
+                self.products_case(("cached", 1e8), shape, tokens);
             }
         }
-    }
-
-    fn cached_case(&self, device: &Cpu, shape: MatrixShape, name: &str) {
-        if self.skips(name) {
-            return;
-        }
-        let mut set = weights(shape.format, shape.bytes());
-        let arranged = device.arranges(shape);
-        if arranged {
-            device.arrange(shape, &mut set).expect("the host");
-        }
-        let x = values(shape.cols);
-        let mut acts = device.acts(1, shape.cols).expect("memory");
-        device.prepare(View::new(&x, 1, shape.cols), &mut acts).expect("the host");
-        let mut y = HostBuf::zeroed(shape.rows);
-        let mut best = f64::INFINITY;
-        for _ in 0..20 * ROUNDS {
-            let start = Instant::now();
-            for _ in 0..20 {
-                let w = QMatrix { bytes: &set[..], shape, arranged };
-                device.matmul(w, &acts, ViewMut::new(&mut y, 1, shape.rows)).expect("the host");
-            }
-            best = best.min(start.elapsed().as_secs_f64() / 20.0);
-        }
-        let weights = (shape.rows * shape.cols) as f64 / best / 1e9;
-        let rate = set.len() as f64 / best / 1e9;
-        println!("{name}: best {:.1} us, {rate:.1} GB/s, {weights:.1} G weights/s", best * 1e6);
     }
 
     /// Rows to panels, as every expert that is read from disk.
@@ -204,25 +174,33 @@ impl Bench {
             for (rows, cols) in [(768, 2048), (2048, 768), (2048, 2048)] {
                 for tokens in [2, 4, 8, 32, 128, 512] {
                     let format = quant::by_name(name).expect("it is in the table");
-                    self.prefill_case(MatrixShape { rows, cols, format }, tokens);
+                    let shape = MatrixShape { rows, cols, format };
+                    self.products_case(("prefill", 1e9), shape, tokens);
                 }
             }
         }
     }
 
-    fn prefill_case(&self, shape: MatrixShape, tokens: usize) {
+    /// A round is so many operations.
+    fn products_case(&self, (what, of_round): (&str, f64), shape: MatrixShape, tokens: usize) {
         let MatrixShape { rows, cols, format } = shape;
-        let name = format!("prefill {} [{rows}, {cols}] x {tokens}", format.name);
-        self.prefill_on(&self.device, shape, tokens, &name);
+        let name = format!("{what} {} [{rows}, {cols}] x {tokens}", format.name);
+        self.products_on(&self.device, shape, (tokens, of_round), &name);
         for device in &self.integers {
             if device.arranges(shape) {
                 let name = format!("{name} {}", device.numerics());
-                self.prefill_on(device, shape, tokens, &name);
+                self.products_on(device, shape, (tokens, of_round), &name);
             }
         }
     }
 
-    fn prefill_on(&self, device: &Cpu, shape: MatrixShape, tokens: usize, name: &str) {
+    fn products_on(
+        &self,
+        device: &Cpu,
+        shape: MatrixShape,
+        (tokens, of_round): (usize, f64),
+        name: &str,
+    ) {
         if self.skips(name) {
             return;
         }
@@ -237,7 +215,7 @@ impl Bench {
         device.prepare(View::new(&x, tokens, cols), &mut acts).expect("the host");
         let mut y = HostBuf::zeroed(tokens * rows);
         let operations = 2.0 * (rows * cols * tokens) as f64;
-        let repeats = (1e9 / operations).ceil() as usize;
+        let repeats = (of_round / operations).ceil() as usize;
         let mut rounds = Vec::new();
         for _ in 0..3 * ROUNDS {
             let peak = fma_probe(self.device.threads());
@@ -253,9 +231,10 @@ impl Bench {
         let [rate, peak, ratio] = medians(&rounds);
         let [best, best_peak] = best(&rounds);
         let each = operations / rate / 1e3;
+        let read = shape.bytes() as f64 / each / 1e3;
         println!(
-            "{name}: {each:.0} us, {rate:.0} GFLOP/s, peak {peak:.0}, ratio {ratio:.2}; \
-             best {best:.0} of {best_peak:.0}"
+            "{name}: {each:.1} us, {read:.1} GB/s, {rate:.0} GFLOP/s, peak {peak:.0}, ratio {ratio:.2}; \
+             best {best:.1} of {best_peak:.1}"
         );
     }
 

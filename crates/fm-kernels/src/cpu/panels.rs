@@ -293,6 +293,18 @@ fn unpack<L: Lanes, P: Panels>(
     (run, part): (usize, usize),
 ) -> Part<L> {
     let mut codes = [lanes.splat_int(0); PART_WORDS];
+    macro_rules! words {
+        ($($word:literal)*) => {$(
+            if $word < words::<P>() {
+                codes[$word] = format.codes(lanes, unit, run, part * PART_WORDS + $word);
+            }
+        )*};
+    }
+    if const { P::WORDS_SHARE } {
+        const { assert!(PART_WORDS == 8, "all words are written out") };
+        words!(0 1 2 3 4 5 6 7);
+        return codes;
+    }
     for (word, codes) in codes[..words::<P>()].iter_mut().enumerate() {
         *codes = format.codes(lanes, unit, run, part * PART_WORDS + word);
     }

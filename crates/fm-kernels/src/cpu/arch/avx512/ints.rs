@@ -118,8 +118,17 @@ impl Ints for Avx512 {
     }
     #[inline(always)]
     fn in_step(self, _: u8, dots: &mut [__m512i]) {
-        // SAFETY: `self` proves avx512f.
-        unsafe { in_step(dots) }
+        match dots {
+            // SAFETY: `self` proves avx512f.
+            [a] => unsafe { tie_1([a]) },
+            // SAFETY: as above.
+            [a, b] => unsafe { tie_2([a, b]) },
+            // SAFETY: as above.
+            [a, b, c, d] => unsafe { tie_4([a, b, c, d]) },
+            // SAFETY: as above.
+            [a, b, c, d, e, f, g, h] => unsafe { tie_8([a, b, c, d, e, f, g, h]) },
+            _ => unreachable!("some rows, panels, integers and turns"),
+        }
     }
     #[inline(always)]
     fn dots_words(self, dots: __m512i) -> __m512i {
@@ -375,22 +384,20 @@ fn turn(rows: &[&Line; LANES], lines: &mut [Line]) {
     }
 }
 
-/// See [`Ints::in_step`]. The compiler does not look into what is no instruction at all.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn in_step(dots: &mut [__m512i]) {
-    /// Registers are the operands of one piece of assembly.
-    macro_rules! tie {
-        ($text:literal, $($sum:ident)*) => {
+/// Ties so many sums together: registers are the operands of one piece of assembly, which is no instruction at all and
+/// which the compiler does not look into. One function for each number, as small as can be, because it has to be
+/// inlined; see [`Ints::in_step`].
+macro_rules! tie {
+    ($name:ident, $count:literal, $text:literal, $($sum:ident)*) => {
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        fn $name([$($sum),*]: [&mut __m512i; $count]) {
             // SAFETY: there is no instruction.
             unsafe { asm!($text, $(inout(zmm_reg) *$sum,)* options(pure, nomem, nostack, preserves_flags)) }
-        };
-    }
-    match dots {
-        [a] => tie!("/* {} */", a),
-        [a, b] => tie!("/* {} {} */", a b),
-        [a, b, c, d] => tie!("/* {} {} {} {} */", a b c d),
-        [a, b, c, d, e, f, g, h] => tie!("/* {} {} {} {} {} {} {} {} */", a b c d e f g h),
-        _ => unreachable!("some rows, panels, integers and turns"),
-    }
+        }
+    };
 }
+tie!(tie_1, 1, "/* {} */", a);
+tie!(tie_2, 2, "/* {} {} */", a b);
+tie!(tie_4, 4, "/* {} {} {} {} */", a b c d);
+tie!(tie_8, 8, "/* {} {} {} {} {} {} {} {} */", a b c d e f g h);

@@ -65,6 +65,7 @@ impl Panels for Iq2Xxs {
     const RUN: usize = 32;
     const OFFSET: i32 = codebook::TWO_BITS_MAX;
     const CODE_MAX: u8 = 2 * codebook::TWO_BITS_MAX as u8;
+    const WORDS_SHARE: bool = true;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -102,6 +103,7 @@ impl Panels for Iq2Xs {
     const RUN: usize = 16;
     const OFFSET: i32 = codebook::TWO_BITS_MAX;
     const CODE_MAX: u8 = 2 * codebook::TWO_BITS_MAX as u8;
+    const WORDS_SHARE: bool = true;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -147,6 +149,7 @@ impl Panels for Iq2S {
     const RUN: usize = 16;
     const OFFSET: i32 = codebook::TWO_BITS_MAX;
     const CODE_MAX: u8 = 2 * codebook::TWO_BITS_MAX as u8;
+    const WORDS_SHARE: bool = true;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -185,6 +188,7 @@ impl Panels for Iq3Xxs {
     const RUN: usize = 32;
     const OFFSET: i32 = codebook::THREE_BITS_MAX;
     const CODE_MAX: u8 = 2 * codebook::THREE_BITS_MAX as u8;
+    const WORDS_SHARE: bool = true;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
@@ -223,6 +227,7 @@ impl Panels for Iq3S {
     const RUN: usize = 32;
     const OFFSET: i32 = codebook::ODD_MAX;
     const CODE_MAX: u8 = 2 * codebook::ODD_MAX as u8;
+    const WORDS_SHARE: bool = true;
     type Head<L: Lanes> = L::F;
 
     #[inline(always)]
