@@ -100,8 +100,7 @@ pub(super) trait Panels: Copy + Sync {
     /// Whether lines follow the words of a row as they are, and [`Panels::words`] is not asked.
     const IN_ORDER: bool = false;
     /// Whether words of a run share what they look up. The compiler sees that only where they are written out: a loop
-    /// with so long a body it leaves one. Written out, formats that share nothing would only take longer to compile;
-    /// measured in `docs/experiments/0089`.
+    /// with so long a body it leaves one (`docs/experiments/0089`). Formats that share nothing gain nothing from it.
     const WORDS_SHARE: bool = false;
     /// What a unit's header says.
     type Head<L: Lanes>: Copy;
