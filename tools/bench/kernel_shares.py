@@ -51,7 +51,7 @@ def measure(command, level, only, laps):
             name = found["kernel"] + found["work"]
             shares[name] = max(shares.get(name, 0), float(found["best"]) / float(found["peak"]))
     if not shares:
-        sys.exit(f"no kernel of {level} has '{only}' in its name")
+        sys.exit(f"no kernel of {level} has a name that begins with '{only}'")
     return shares
 
 

@@ -41,7 +41,7 @@ const ZEN_5: u32 = 0x1a;
 const GRANITE_RAPIDS: [u32; 2] = [0xad, 0xae];
 
 /// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. The 24 places of Zen 4 are too few
-/// (`docs/experiments/0046`), and so are those of an Emerald Rapids (`0088`).
+/// (`docs/experiments/0046`), and on an Emerald Rapids it is slower, too (`0088`).
 pub(super) fn asks_first() -> bool {
     amd_family().is_some_and(|family| family >= ZEN_5)
 }
