@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).with_name("kernel_shares.json")
-LEVELS = ["avx512", "avx-vnni", "avx2", "portable"]
+LEVELS = ["amx", "avx512", "avx-vnni", "avx2", "i8mm", "neon", "portable"]
 # Rounds of a quiet machine differ by a twentieth; what this is for costs half or more.
 LOST = 0.75
 # How often a kernel that seems to have lost is measured again.
@@ -30,12 +30,13 @@ LINE = re.compile(r"cached (?P<kernel>\S+) \[.*?\](?P<work> x .*?): .* best (?P<
 
 
 def this_cpu():
-    """Maker, family and model, as Linux names them."""
+    """Maker, family and model, or what Arm has instead, as Linux names them."""
     text = Path("/proc/cpuinfo").read_text()
-    parts = [re.search(rf"^{field}\s*: (.*)$", text, re.M) for field in ("vendor_id", "cpu family", "model")]
-    if not all(parts):
-        sys.exit("this machine does not say what CPU it has: /proc/cpuinfo has no vendor_id, cpu family and model")
-    return "-".join(part[1] for part in parts)
+    for fields in [("vendor_id", "cpu family", "model"), ("CPU implementer", "CPU part")]:
+        parts = [re.search(rf"^{field}\s*: (.*)$", text, re.M) for field in fields]
+        if all(parts):
+            return "-".join(part[1] for part in parts)
+    sys.exit("this machine does not say what CPU it has: /proc/cpuinfo names neither a vendor_id nor a CPU implementer")
 
 
 def measure(command, level, only, laps):
