@@ -44,7 +44,7 @@ def measure(command, level, only, laps):
     shares = {}
     for _ in range(laps):
         run = subprocess.run([*command, "1", level, f"cached {only}"], cwd=ROOT, capture_output=True, text=True)
-        if "the machine has the level" in run.stderr:
+        if "machine has the level" in run.stderr:
             return {}
         if run.returncode:
             sys.exit(f"{' '.join(command)} ended with {run.returncode}:\n{run.stderr}")
