@@ -172,6 +172,21 @@ macro_rules! for_parts {
 }
 use for_parts;
 
+/// The same for every word of a part, written out where a loop would be too long for the compiler to do it.
+macro_rules! for_words {
+    ($panels:ident, $word:ident => $do:expr) => {
+        const { assert!(PART_WORDS == 8, "all words are written out") };
+        for_words!(@ $panels, $word => $do; 0 1 2 3 4 5 6 7);
+    };
+    (@ $panels:ident, $word:ident => $do:expr; $($at:literal)*) => {$(
+        if $at < words::<$panels>() {
+            let $word = $at;
+            $do;
+        }
+    )*};
+}
+use for_words;
+
 /// A panel and one activation row, whose sum stays in a register; weights are asked for into the first cache or
 /// the second one.
 struct One<'a, P, const CODES: usize, const FIRST: bool> {
@@ -293,16 +308,10 @@ fn unpack<L: Lanes, P: Panels>(
     (run, part): (usize, usize),
 ) -> Part<L> {
     let mut codes = [lanes.splat_int(0); PART_WORDS];
-    macro_rules! words {
-        ($($word:literal)*) => {$(
-            if $word < words::<P>() {
-                codes[$word] = format.codes(lanes, unit, run, part * PART_WORDS + $word);
-            }
-        )*};
-    }
     if const { P::WORDS_SHARE } {
-        const { assert!(PART_WORDS == 8, "all words are written out") };
-        words!(0 1 2 3 4 5 6 7);
+        for_words!(P, word => {
+            codes[word] = format.codes(lanes, unit, run, part * PART_WORDS + word);
+        });
         return codes;
     }
     for (word, codes) in codes[..words::<P>()].iter_mut().enumerate() {

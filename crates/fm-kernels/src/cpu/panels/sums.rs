@@ -1,6 +1,6 @@
 //! Integer sums of a run of weights with a run of activations, and the floats that they become.
 
-use super::{PART_WORDS, Part, formats::Panels, words};
+use super::{PART_WORDS, Part, for_words, formats::Panels, words};
 use crate::{
     cpu::{
         ints::{Ints, TURNS_MAX},
@@ -115,30 +115,23 @@ pub(super) fn multiply_two<L: Lanes, P: Panels, const CODES: usize, const N: usi
             .each_ref()
             .map(|line| lanes.at_hand(&line.0.as_chunks().0[first..][..words::<P>()]))
     });
-    // A loop would be too much for the compiler to write out.
-    macro_rules! words {
-        ($($word:literal)*) => {$(
-            if $word < words::<P>() {
-                let (turn, sums) = ($word / turns, &mut dots[$word % turns]);
-                let settles = turn > 0 && turn.is_multiple_of(lanes.settles_after(P::CODE_MAX));
-                for (sums, x) in sums.iter_mut().zip(&x) {
-                    for n in 0..N {
-                        for (sum, x) in sums[n].iter_mut().zip(x) {
-                            if settles {
-                                *sum = lanes.settled(*sum);
-                            }
-                            *sum = lanes.dot(P::CODE_MAX, codes[n][$word], x[$word], *sum);
-                        }
+    for_words!(P, word => {
+        let (turn, sums) = (word / turns, &mut dots[word % turns]);
+        let settles = turn > 0 && turn.is_multiple_of(lanes.settles_after(P::CODE_MAX));
+        for (sums, x) in sums.iter_mut().zip(&x) {
+            for n in 0..N {
+                for (sum, x) in sums[n].iter_mut().zip(x) {
+                    if settles {
+                        *sum = lanes.settled(*sum);
                     }
-                }
-                if ($word + 1) % turns == 0 {
-                    lanes.in_step(P::CODE_MAX, all_sums(&mut dots[..turns]));
+                    *sum = lanes.dot(P::CODE_MAX, codes[n][word], x[word], *sum);
                 }
             }
-        )*};
-    }
-    const { assert!(PART_WORDS == 8, "all words are written out") };
-    words!(0 1 2 3 4 5 6 7);
+        }
+        if (word + 1) % turns == 0 {
+            lanes.in_step(P::CODE_MAX, all_sums(&mut dots[..turns]));
+        }
+    });
     dots
 }
 
