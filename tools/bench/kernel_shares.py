@@ -8,8 +8,8 @@
 A compiler that stops inlining a function, or orders products anew, makes a kernel two to five times slower and no test
 fails. Look here when the compiler or a kernel changes. Every format is multiplied with one row and with eight, in every
 numerics, from the second cache; a loop of multiply-adds stands beside each round. The best of all rounds counts: other
-work only makes them slower. Kernels that seem to have lost are measured again, because a shared machine can be a third
-slower for seconds on end.
+work only makes them slower. Kernels that seem to have lost are measured again, because a core of a shared machine can
+be a third slower for seconds on end: see `machine.instructions_per_cycle`, which is printed before and after.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).with_name("kernel_shares.json")
@@ -91,13 +93,15 @@ def main():
     of_cpu = recorded.setdefault(this_cpu(), {})
     lost = 0
     for level in [options.level] if options.level else LEVELS:
+        own = machine.instructions_per_cycle()
         shares = measure(command, level, options.only, options.laps)
         if not shares:
             print(f"{level}: not on this machine")
             continue
         if not options.record:
             look_again(command, level, shares, of_cpu.get(level, {}))
-        print(f"{level}, shares of multiply-adds")
+        cores = f"; {own:.1f}, {machine.instructions_per_cycle():.1f} instructions per cycle" if own else ""
+        print(f"{level}, shares of multiply-adds{cores}")
         lost += compare(shares, of_cpu.get(level, {}))
         of_cpu.setdefault(level, {}).update({name: round(share, 3) for name, share in shares.items()})
     if options.record:

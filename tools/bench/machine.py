@@ -1,7 +1,13 @@
-"""What a measurement needs of the machine: a cold page cache, a memory limit, company, and its load."""
+"""What a measurement needs of the machine: a cold page cache, a memory limit, company, its load, and whether its cores
+are its own.
+
+    python machine.py      # instructions per cycle, twice a second
+"""
 import contextlib
+import ctypes
 import mmap
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -19,6 +25,35 @@ def split(words):
 
 def load():
     return os.getloadavg()[0]
+
+
+def instructions_per_cycle():
+    """How many instructions this core takes per cycle, of those that do nothing; `None` where it is not x86-64.
+
+    It is 4 to 8 on a core of one's own, and about half of that where another thread of the same core is at work: on a
+    shared machine somebody else's, of which nothing here can be seen. Multiply-adds, which need two per cycle, do not
+    notice; most other kernels do (docs/experiments/0090).
+    """
+    if platform.machine() != "x86_64":
+        return None
+    nothing, multiply = b"\x90", b"\x48\x0f\xaf\xc0"  # nop; imul rax, rax, each of which waits 3 cycles for the last
+    empty, chain = seconds(nothing * 120, 500_000), seconds(multiply * 100, 100_000)
+    return (500_000 * 120 / empty) / (100_000 * 100 * 3 / chain)
+
+
+def seconds(body, rounds):
+    """How long some machine code takes."""
+    loop = body + b"\x48\xff\xcf"  # dec rdi
+    code = loop + b"\x0f\x85" + (-len(loop) - 6).to_bytes(4, "little", signed=True) + b"\xc3"  # jnz; ret
+    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as memory:
+        memory.write(code)
+        place = ctypes.c_char.from_buffer(memory)
+        run = ctypes.CFUNCTYPE(None, ctypes.c_uint64)(ctypes.addressof(place))
+        started = time.perf_counter()
+        run(rounds)
+        took = time.perf_counter() - started
+        del place
+    return took
 
 
 def drop_from_cache(path):
@@ -112,3 +147,10 @@ def company(count):
         for process in busy:
             process.kill()
             process.wait()
+
+
+if __name__ == "__main__":
+    while (found := instructions_per_cycle()) is not None:
+        print(f"{found:.1f}", flush=True)
+        time.sleep(0.5)
+    sys.exit("instructions per cycle are measured on x86-64 only")
