@@ -100,8 +100,7 @@ def main():
             continue
         if not options.record:
             look_again(command, level, shares, of_cpu.get(level, {}))
-        cores = f"; {own:.1f}, {machine.instructions_per_cycle():.1f} instructions per cycle" if own else ""
-        print(f"{level}, shares of multiply-adds{cores}")
+        print(f"{level}, shares of multiply-adds{machine.sharing(own)}")
         lost += compare(shares, of_cpu.get(level, {}))
         of_cpu.setdefault(level, {}).update({name: round(share, 3) for name, share in shares.items()})
     if options.record:

@@ -44,6 +44,11 @@ def instructions_per_cycle():
     return (500_000 * 120 / empty) / (100_000 * 100 * 3 / chain)
 
 
+def sharing(before):
+    """What to print beside a figure: instructions per cycle before it was measured, and now; nothing without them."""
+    return f"; {before:.1f}, {instructions_per_cycle():.1f} instructions per cycle" if before else ""
+
+
 def seconds(body, rounds):
     """How long some machine code takes."""
     loop = body + b"\x48\xff\xcf"  # dec rdi

@@ -353,7 +353,7 @@ def main():
         title, bound, measure = ROWS[key]
         if args.list:
             print(f"\n# {key}: {title}")
-        before, own = machine.load(), machine.instructions_per_cycle()
+        before, own = machine.load(), None if args.list else machine.instructions_per_cycle()
         try:
             found = measure(table)
         except peer.Different as error:
@@ -363,9 +363,7 @@ def main():
             reason = str(error).strip().splitlines()
             found = ("–", f"not measured: {reason[-1] if reason else type(error).__name__}")
         if found:
-            load = f"{before:.1f}–{machine.load():.1f}"
-            if own:
-                load += f"; {own:.1f}, {machine.instructions_per_cycle():.1f} instructions per cycle"
+            load = f"{before:.1f}–{machine.load():.1f}{machine.sharing(own)}"
             print(f"| {title} | {bound} | {found[0]} | {found[1]} | {load} |", flush=True)
     if table.different:
         sys.exit("DIFFERENT logits: figures of those rows are void")
