@@ -95,7 +95,7 @@ pub(super) fn dots<L: Lanes>(
     done.expect("only formats with panels are arranged");
 }
 
-/// See [`dots`]: activations in passes, so that they stay in a cache while panels pass by.
+/// See [`dots`].
 fn products<L: Lanes, P: Panels, const CODES: usize>(
     lanes: L,
     format: P,
@@ -106,27 +106,16 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
     if let [out] = out {
         return alone(lanes, format, panels, x.row(0), out);
     }
-    let mut sums = [[[0.0; LANES]; 2]; TOKENS_PER_PASS];
-    // Equal passes: weights are unpacked for each.
-    let per_pass = out.len().div_ceil(out.len().div_ceil(TOKENS_PER_PASS));
-    for (pass, out) in out.chunks_mut(per_pass).enumerate() {
+    in_passes(x, out, &mut |Pass { first, rows, sums, out }| {
         if let Some(tiles) = lanes.tiles()
             && tiled::pays(format, out.len())
-            && let Some(x) = x.spaced(pass * per_pass, out.len())
+            && let Some(x) = x.spaced(first, out.len())
         {
-            tiles.run(tiled::Products { lanes, format, panels: panels.clone(), x, out });
-            continue;
+            return tiles.run(tiled::Products { lanes, format, panels: panels.clone(), x, out });
         }
-        let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];
-        let rows = &mut rows[..out.len()];
-        for (i, row) in rows.iter_mut().enumerate() {
-            *row = x.row(pass * per_pass + i);
-        }
-        let rows = &*rows;
         let mut panels = panels.clone().enumerate();
         while let Some((at, panel)) = panels.next() {
-            let first = at * LANES;
-            let (to, sums) = ((&mut *out, first), sums.as_flattened_mut());
+            let (to, sums) = ((&mut *out, at * LANES), &mut *sums);
             // Decided where it is compiled: what an instruction set never runs costs half a minute of building.
             if const { two_panels_fit::<L, P>(CODES) }
                 && rows.len() > FEW
@@ -138,6 +127,36 @@ fn products<L: Lanes, P: Panels, const CODES: usize>(
                 lanes.run(Many { format, panels: [panel], rows, sums, out: to });
             }
         }
+    });
+}
+
+/// Some rows of activations, and where their results go to.
+struct Pass<'a, 'o, const CODES: usize> {
+    /// The first of them.
+    first: usize,
+    rows: &'a [&'a [Block<CODES>]],
+    /// Room for the sums of two panels.
+    sums: &'a mut [Sixteen],
+    out: &'a mut [&'o mut [f32]],
+}
+
+/// Activations in passes, so that they stay in a cache while panels pass by. What all formats share is compiled once.
+fn in_passes<'o, const CODES: usize>(
+    x: &BlockRows<'_, CODES>,
+    out: &mut [&'o mut [f32]],
+    multiply: &mut dyn FnMut(Pass<'_, 'o, CODES>),
+) {
+    let mut sums = [[[0.0; LANES]; 2]; TOKENS_PER_PASS];
+    // Equal passes: weights are unpacked for each.
+    let per_pass = out.len().div_ceil(out.len().div_ceil(TOKENS_PER_PASS));
+    for (pass, out) in out.chunks_mut(per_pass).enumerate() {
+        let first = pass * per_pass;
+        let mut rows: [&[Block<CODES>]; TOKENS_PER_PASS] = [&[]; TOKENS_PER_PASS];
+        let rows = &mut rows[..out.len()];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = x.row(first + i);
+        }
+        multiply(Pass { first, rows, sums: sums.as_flattened_mut(), out });
     }
 }
 
