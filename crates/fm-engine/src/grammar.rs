@@ -292,16 +292,27 @@ impl Constraint {
     }
 }
 
-/// How `llguidance` 1.9 breaks off where a grammar names a special token (`toktrie`, `get_special_token`).
-const NO_SPECIAL: &str = "missing special token prefix";
+/// What `llguidance` 1.9 says for its makers (`toktrie`, `get_special_token`) or of its options, and what a client
+/// can do about it.
+const IN_OTHER_WORDS: [(&str, &str); 2] = [
+    (
+        "missing special token prefix",
+        "a grammar cannot name special tokens; as a text, one is written in quotes",
+    ),
+    (
+        "coerce_one_of",
+        "oneOf is taken if a type or a const, in objects that of a required property, tells its schemas apart, which no $ref \
+         does; anyOf always",
+    ),
+];
 
 /// A reason in one line, without what is meant for `llguidance`'s makers.
 fn readable(reason: &str) -> String {
     let end = ["\n<", "<backtrace>", "<state>", "<non-verbose/>"];
     let end = end.iter().filter_map(|mark| reason.find(mark)).min().unwrap_or(reason.len());
-    if reason[..end].contains(NO_SPECIAL) {
-        return "a grammar cannot name special tokens; as a text, one is written in quotes"
-            .to_owned();
+    let known = |(theirs, _): &&(&str, &str)| reason[..end].contains(theirs);
+    if let Some((_, ours)) = IN_OTHER_WORDS.iter().find(known) {
+        return (*ours).to_owned();
     }
     let words: Vec<&str> = reason[..end].split_whitespace().collect();
     let text = words.join(" ");

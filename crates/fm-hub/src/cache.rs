@@ -12,15 +12,17 @@
 //! Source: the cache description of `huggingface_hub` ("Understand caching").
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
 
+use fm_format::source::gguf::part_name;
+
 use crate::{
     error::{HubError, Variant, at},
     name::{ModelName, RepoId},
-    select::{is_gguf, is_safetensors},
+    select::{gguf_model, is_gguf, is_in, is_safetensors},
 };
 
 /// Ending of a blob that has not come whole.
@@ -32,14 +34,16 @@ pub struct Cache {
     root: PathBuf,
 }
 
-/// A model in the cache: one commit of a repository, once for each of its names.
+/// A model in the cache: of one commit of a repository, once for each of its names.
 #[derive(Clone, Debug)]
 pub struct Cached {
     /// Whose.
     pub id: RepoId,
     /// Branch or tag, or the commit if none points to it; empty if only parts of files came.
     pub revision: String,
-    /// Its files, if all that were wanted came.
+    /// Its file, or the first of them, if the repository holds several models here.
+    pub file: Option<String>,
+    /// What there is to open, if all that was wanted came.
     pub path: Option<PathBuf>,
     /// Length of its files, or of what came of them.
     pub bytes: u64,
@@ -131,32 +135,75 @@ impl Cache {
         Ok(found)
     }
 
-    /// Bytes that a repository takes, whole files and parts.
+    /// Bytes that a repository takes, whole files and parts; or those that only one of its GGUF models needs.
     ///
     /// # Errors
     /// If it is not here.
-    pub fn size(&self, id: &RepoId) -> Result<u64, HubError> {
-        let dir = self.repo_dir(id);
-        if dir.symlink_metadata().is_err() {
-            let (name, cache) = (id.to_string(), self.root.clone());
-            return Err(HubError::NotCached { name, id: id.clone(), cache });
+    pub fn size(&self, id: &RepoId, file: Option<&str>) -> Result<u64, HubError> {
+        match file {
+            None => size_of(&self.known_dir(id)?),
+            Some(file) => self.files_of(id, file)?.iter().map(|path| len_of(path)).sum(),
         }
-        size_of(&dir)
     }
 
-    /// Removes a repository with all its revisions, and nothing that links only point to.
-    /// Returns the bytes freed.
+    /// Removes a repository with all its revisions, or one of its GGUF models from all of them, and nothing that
+    /// links only point to. Returns the bytes freed.
     ///
     /// # Errors
     /// If it is not here or cannot be removed.
-    pub fn remove(&self, id: &RepoId) -> Result<u64, HubError> {
-        let (bytes, dir) = (self.size(id)?, self.repo_dir(id));
+    pub fn remove(&self, id: &RepoId, file: Option<&str>) -> Result<u64, HubError> {
+        let bytes = self.size(id, file)?;
+        if let Some(file) = file {
+            let remove = |path: PathBuf| fs::remove_file(&path).map_err(at(&path));
+            self.files_of(id, file)?.into_iter().try_for_each(remove)?;
+            return Ok(bytes);
+        }
+        let dir = self.repo_dir(id);
         fs::remove_dir_all(&dir).map_err(at(&dir))?;
         let locks = self.root.join(".locks").join(id.dir_name());
         match fs::remove_dir_all(&locks) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(locks)(error)),
             _ => Ok(bytes),
         }
+    }
+
+    /// The directory of a repository that is here.
+    fn known_dir(&self, id: &RepoId) -> Result<PathBuf, HubError> {
+        let dir = self.repo_dir(id);
+        if dir.symlink_metadata().is_ok() {
+            return Ok(dir);
+        }
+        let (name, cache) = (id.to_string(), self.root.clone());
+        Err(HubError::NotCached { name, id: id.clone(), cache })
+    }
+
+    /// What a model has in all revisions, and no other: the links to its files, and then the blobs that nothing else
+    /// points to.
+    fn files_of(&self, id: &RepoId, file: &str) -> Result<Vec<PathBuf>, HubError> {
+        let dir = self.known_dir(id)?;
+        let (mut own, mut blobs, mut others) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let snapshots = entries(&dir.join("snapshots"))?.into_values();
+        for snapshot in snapshots.filter(|snapshot| !snapshot.is_symlink()) {
+            for path in files_below(&snapshot)? {
+                let name = path.strip_prefix(&snapshot).unwrap_or(&path).to_string_lossy();
+                let is_own = is_gguf(&name) && is_in(&name, file);
+                // What is no link is a file of its own; a link to nothing has no blob.
+                let blob = fs::read_link(&path).ok().and_then(|_| fs::canonicalize(&path).ok());
+                let pointed_to = if is_own { &mut blobs } else { &mut others };
+                pointed_to.extend(blob);
+                if is_own {
+                    own.push(path);
+                }
+            }
+        }
+        if own.is_empty() {
+            let (name, id) = (format!("{id}/{file}"), id.clone());
+            return Err(HubError::FileNotCached { name, id, file: file.to_owned() });
+        }
+        let inside = fs::canonicalize(dir.join("blobs")).ok();
+        let freed = blobs.difference(&others);
+        own.extend(freed.filter(|blob| blob.parent() == inside.as_deref()).cloned());
+        Ok(own)
     }
 }
 
@@ -176,21 +223,34 @@ fn list_repo(id: &RepoId, dir: &Path, found: &mut Vec<Cached>) -> Result<(), Hub
         let lengths: Option<Vec<u64>> =
             files.iter().map(|file| Some(fs::metadata(file).ok()?.len())).collect();
         let whole = lengths.is_some() && !files.is_empty();
-        let unnamed = Cached {
+        let all = Cached {
             id: id.clone(),
             revision: commit.clone(),
+            file: None,
             path: whole.then(|| path.clone()),
             bytes: lengths.unwrap_or_default().iter().sum(),
         };
-        match names.remove(commit) {
-            None => found.push(unnamed),
-            Some(names) => found
-                .extend(names.into_iter().map(|revision| Cached { revision, ..unnamed.clone() })),
+        let models = match model_in(path, id) {
+            Err(HubError::Several { variants, .. }) => variants
+                .into_iter()
+                .map(|Variant { file, bytes }| Cached {
+                    path: whole.then(|| path.join(&file)),
+                    file: Some(file),
+                    bytes,
+                    ..all.clone()
+                })
+                .collect(),
+            _ => vec![all],
+        };
+        for revision in names.remove(commit).unwrap_or_else(|| vec![commit.clone()]) {
+            let named = |model: &Cached| Cached { revision: revision.clone(), ..model.clone() };
+            found.extend(models.iter().map(named));
         }
     }
     let came = size_of(&dir.join("blobs"))?;
     if snapshots.is_empty() && came > 0 {
-        found.push(Cached { id: id.clone(), revision: String::new(), path: None, bytes: came });
+        let (id, revision) = (id.clone(), String::new());
+        found.push(Cached { id, revision, file: None, path: None, bytes: came });
     }
     Ok(())
 }
@@ -208,19 +268,26 @@ pub(crate) fn model_in(dir: &Path, id: &RepoId) -> Result<Option<PathBuf>, HubEr
     if files.iter().any(|file| file.parent() == Some(dir) && is_safetensors(&name(file))) {
         return Ok(Some(dir.to_path_buf()));
     }
-    let model = |path: &&PathBuf| {
-        let name = name(path);
-        let part = fm_format::source::gguf::part_name(&name);
-        is_gguf(&name) && !name.starts_with("mmproj") && part.is_none_or(|(_, part, _)| part == 1)
-    };
-    let models: Vec<&PathBuf> = files.iter().filter(model).collect();
-    match models.as_slice() {
+    let mut models = BTreeMap::<String, Vec<&PathBuf>>::new();
+    for file in &files {
+        if is_gguf(&name(file)) && !name(file).starts_with("mmproj") {
+            let parts = models.entry(gguf_model(&file.to_string_lossy()).to_owned());
+            parts.or_default().push(file);
+        }
+    }
+    // What lacks its first part is no model yet.
+    let begins =
+        |parts: &&Vec<&PathBuf>| part_name(&name(parts[0])).is_none_or(|(_, part, _)| part == 1);
+    match models.values().filter(begins).collect::<Vec<_>>().as_slice() {
         [] => Ok(Some(dir.to_path_buf())),
-        [one] => Ok(Some((*one).clone())),
+        [one] => Ok(Some(one[0].clone())),
         several => {
-            let variants = several.iter().map(|path| Variant {
-                file: path.strip_prefix(dir).unwrap_or(path).to_string_lossy().into_owned(),
-                bytes: fs::metadata(path).map_or(0, |file| file.len()),
+            let variants = several.iter().map(|parts| Variant {
+                file: parts[0].strip_prefix(dir).unwrap_or(parts[0]).to_string_lossy().into_owned(),
+                bytes: parts
+                    .iter()
+                    .map(|part| fs::metadata(part).map_or(0, |file| file.len()))
+                    .sum(),
             });
             Err(HubError::Several { id: id.clone(), variants: variants.collect() })
         }
@@ -257,12 +324,13 @@ fn files_below(dir: &Path) -> Result<Vec<PathBuf>, HubError> {
 
 /// Length of all files below a directory; links count nothing.
 fn size_of(dir: &Path) -> Result<u64, HubError> {
-    let lengths = files_below(dir)?.into_iter().map(|file| {
-        let file_at = at(&file);
-        let metadata = file.symlink_metadata().map_err(file_at)?;
-        Ok(if metadata.is_file() { metadata.len() } else { 0 })
-    });
-    lengths.sum()
+    files_below(dir)?.iter().map(|file| len_of(file)).sum()
+}
+
+/// Length of a file; a link has none.
+fn len_of(file: &Path) -> Result<u64, HubError> {
+    let metadata = file.symlink_metadata().map_err(at(file))?;
+    Ok(if metadata.is_file() { metadata.len() } else { 0 })
 }
 
 #[cfg(unix)]

@@ -105,7 +105,7 @@ pub(crate) fn is_gguf(name: &str) -> bool {
 }
 
 /// Whether a path is another one, or below it.
-fn is_in(name: &str, at: &str) -> bool {
+pub(crate) fn is_in(name: &str, at: &str) -> bool {
     name.strip_prefix(at).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         || part_name(name).zip(part_name(at)).is_some_and(|(a, b)| (a.0, a.2) == (b.0, b.2))
 }
@@ -151,7 +151,7 @@ fn needed<'a>(
 }
 
 /// What the files of one split model have in common.
-fn gguf_model(name: &str) -> &str {
+pub(crate) fn gguf_model(name: &str) -> &str {
     part_name(name).map_or(name, |(base, _, _)| base)
 }
 

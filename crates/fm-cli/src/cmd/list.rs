@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::{ArgMatches, Command};
 use fm_engine::bytes::Bytes;
 use fm_format::{FormatError, source::Checkpoint};
-use fm_hub::{Cache, Cached, HubError, ModelName};
+use fm_hub::{Cache, Cached, ModelName};
 use fm_model::arch::describe;
 use serde::Serialize;
 use serde_json::json;
@@ -66,9 +66,11 @@ impl Row {
             Ok(kind) => (Some(kind), true, None),
             Err((complete, problem)) => (None, complete, Some(problem)),
         };
-        let Cached { id, revision, path, bytes } = cached;
+        let Cached { id, revision, file, path, bytes } = cached;
         let path = path.map(|path| path.display().to_string());
-        Self { name: id.to_string(), revision, bytes, kind, complete, problem, path }
+        // As `run` and `rm` take it.
+        let name = ModelName { id, revision: None, file }.to_string();
+        Self { name, revision, bytes, kind, complete, problem, path }
     }
 }
 
@@ -76,14 +78,9 @@ impl Row {
 fn kind(cache: &Cache, cached: &Cached) -> Result<&'static str, (bool, String)> {
     let parts = || (false, "`flash-moe pull` goes on with it".to_owned());
     let Some(path) = &cached.path else { return Err(parts()) };
-    let name =
-        ModelName { id: cached.id.clone(), revision: Some(cached.revision.clone()), file: None };
-    let path = match cache.resolve(&name) {
-        Err(HubError::Several { variants, .. }) => {
-            return Err((true, format!("{} models, each with a name of its own", variants.len())));
-        }
-        resolved => resolved.unwrap_or_else(|_| path.clone()),
-    };
+    let Cached { id, revision, file, .. } = cached.clone();
+    let name = ModelName { id, revision: Some(revision), file };
+    let path = cache.resolve(&name).unwrap_or_else(|_| path.clone());
     let checkpoint = Checkpoint::open(&path).map_err(|error| {
         let none = matches!(error, FormatError::NoModel { .. });
         (none, if none { "no model".to_owned() } else { error.to_string() })

@@ -15,7 +15,7 @@ pub(super) fn command() -> Command {
         .about("Remove a model that was pulled, with all its revisions")
         .arg(
             Arg::new("name")
-                .value_name("ORG/NAME")
+                .value_name("ORG/NAME[/FILE]")
                 .help("The model, as `flash-moe list` names it")
                 .required(true),
         )
@@ -25,14 +25,15 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let given: &String = matches.get_one("name").expect("clap requires it");
     let name: ModelName = given.parse()?;
-    if name.revision.is_some() || name.file.is_some() {
-        return Err(Usage("rm takes ORG/NAME: a model goes with all its revisions".into()).into());
+    if name.revision.is_some() {
+        let wrong = "rm takes ORG/NAME or ORG/NAME/FILE: a model goes with all its revisions";
+        return Err(Usage(wrong.into()).into());
     }
-    let cache = hub::cache()?;
-    let bytes = match cache.size(&name.id) {
-        Err(HubError::NotCached { .. }) => {
+    let (cache, file) = (hub::cache()?, name.file.as_deref());
+    let bytes = match cache.size(&name.id, file) {
+        Err(HubError::NotCached { .. } | HubError::FileNotCached { .. }) => {
             let cache = cache.root().display();
-            bail!("no {} is in {cache}; `flash-moe list` shows what is", name.id);
+            bail!("no {name} is in {cache}; `flash-moe list` shows what is");
         }
         size => size?,
     };
@@ -40,14 +41,14 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         if !io::stdin().is_terminal() {
             return Err(Usage("nobody is there to be asked: give --yes".into()).into());
         }
-        console::say_part(format_args!("remove {}, {}? [y/N] ", name.id, Bytes(bytes)));
+        console::say_part(format_args!("remove {name}, {}? [y/N] ", Bytes(bytes)));
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer)?;
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
-            bail!("{} stays", name.id);
+            bail!("{name} stays");
         }
     }
-    let freed = cache.remove(&name.id)?;
-    console::say!("removed {}: {} freed", name.id, Bytes(freed));
+    let freed = cache.remove(&name.id, file)?;
+    console::say!("removed {name}: {} freed", Bytes(freed));
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use fm_testkit::{
-    golden::demo_dir,
+    golden::{demo_dir, golden_dir},
     hub::{COMMIT, Fault, Hub, REPO, SIGNATURE, Site},
 };
 use serde_json::Value;
@@ -259,6 +259,27 @@ fn refusals() {
     let hostile = [("../x.json".to_owned(), vec![1])].into();
     fails(Site { files: hostile, ..Site::default() }, &["pull", REPO]);
     assert_snapshot("refusals", &all);
+}
+
+#[test]
+fn each_quantisation_has_a_name_that_the_commands_take() {
+    let file = |name: &str| fs::read(golden_dir("qwen3_moe").join(name)).unwrap();
+    let files = [("Q8/x-Q8_0.gguf", "q8_0.gguf"), ("x-BF16.gguf", "bf16.gguf")];
+    let files = files.map(|(name, of)| (name.to_owned(), file(of))).into();
+    let user = User::of(Site { files, ..Site::default() });
+    let mut all = String::new();
+    let mut step = |args: &[&str]| all += &user.says(args, &user.succeeds(args));
+    let eight = format!("{REPO}/Q8/x-Q8_0.gguf");
+    step(&["pull", &eight]);
+    step(&["list"]);
+    step(&["pull", REPO, "--include", "*BF16*"]);
+    step(&["list"]);
+    let model = |name: &str| user.runs(&["inspect", name, "--json"]).status.code();
+    assert_eq!((model(&eight), model(REPO)), (Some(0), Some(1)));
+    step(&["rm", &eight, "--yes"]);
+    step(&["list"]);
+    assert_eq!((model(&eight), model(REPO)), (Some(1), Some(0)));
+    assert_snapshot("quantisations", &all);
 }
 
 #[test]

@@ -33,12 +33,12 @@ fn a_model_is_listed_found_and_removed() {
     assert_eq!(listed[1].path.as_ref(), Some(&pulled.path));
     assert_eq!(world.cache.resolve(&name(&format!("pebble/demo@{COMMIT}"))).unwrap(), pulled.path);
     // What stands beside the bytes: the name of the commit.
-    let freed = world.cache.remove(&name("pebble/demo").id).unwrap();
+    let freed = world.cache.remove(&name("pebble/demo").id, None).unwrap();
     assert_eq!(freed, bytes + COMMIT.len() as u64);
     assert!(!world.cache.root().join("models--pebble--demo").exists());
     assert!(!world.cache.root().join(".locks/models--pebble--demo").exists());
     assert!(other.exists());
-    let error = world.cache.remove(&name("pebble/demo").id).unwrap_err();
+    let error = world.cache.remove(&name("pebble/demo").id, None).unwrap_err();
     assert!(matches!(error, HubError::NotCached { .. }), "{error}");
 }
 
@@ -52,8 +52,8 @@ fn nothing_outside_the_cache_is_removed() {
     fs::create_dir_all(root.join("models--a--b/snapshots/x")).unwrap();
     std::os::unix::fs::symlink(&outside, root.join("models--a--b/snapshots/x/link")).unwrap();
     std::os::unix::fs::symlink(&outside, root.join("models--c--d")).unwrap();
-    assert_eq!(world.cache.remove(&name("a/b").id).unwrap(), 0);
-    drop(world.cache.remove(&name("c/d").id));
+    assert_eq!(world.cache.remove(&name("a/b").id, None).unwrap(), 0);
+    drop(world.cache.remove(&name("c/d").id, None));
     assert!(outside.join("precious").exists());
 }
 
@@ -125,4 +125,65 @@ fn a_gguf_model_is_found_wherever_it_lies_and_chosen_by_its_name() {
     }
     let error = cache.resolve(&name("a/c")).unwrap_err();
     assert!(matches!(error, HubError::NotCached { .. }), "{error}");
+}
+
+/// Two quantisations, one of them in two parts, in two revisions that share a file.
+#[cfg(unix)]
+#[test]
+fn each_of_several_models_is_listed_found_and_removed_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::new(dir.path().to_path_buf());
+    let repo = dir.path().join("models--a--b");
+    let outside = dir.path().join("outside.gguf");
+    touch(&outside, 1000);
+    let link = |commit: &str, file: &str, blob: &Path| {
+        let path = repo.join("snapshots").join(commit).join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(blob, path).unwrap();
+    };
+    let blob = |name: &str, bytes: usize| {
+        let blob = repo.join("blobs").join(name);
+        touch(&blob, bytes);
+        blob
+    };
+    let (first, second) = (blob("first", 10), blob("second", 20));
+    let (eight, config, other) = (blob("eight", 300), blob("config", 7), blob("other", 4000));
+    for commit in ["old", "new"] {
+        link(commit, "Q4/x-Q4-00001-of-00002.gguf", &first);
+        link(commit, "Q4/x-Q4-00002-of-00002.gguf", &second);
+        link(commit, "config.json", &config);
+    }
+    link("new", "x-Q8.gguf", &eight);
+    link("new", "copy.gguf", &eight);
+    link("old", "x-Q8.gguf", &other);
+    link("old", "elsewhere.gguf", &outside);
+    let elsewhere = dir.path().join("elsewhere");
+    touch(&elsewhere.join("precious.gguf"), 1000);
+    std::os::unix::fs::symlink(&elsewhere, repo.join("snapshots/linked")).unwrap();
+    let error = cache.remove(&name("a/b").id, Some("precious.gguf")).unwrap_err();
+    assert!(matches!(error, HubError::FileNotCached { .. }), "{error}");
+    fs::remove_file(repo.join("snapshots/linked")).unwrap();
+    let rows = || {
+        let listed = cache.list().unwrap();
+        let rows = listed.into_iter().filter(|row| row.revision == "new");
+        rows.map(|row| (row.file.unwrap_or_default(), row.bytes)).collect::<Vec<_>>()
+    };
+    let four = "Q4/x-Q4-00001-of-00002.gguf";
+    let all = [(four, 30), ("copy.gguf", 300), ("x-Q8.gguf", 300)];
+    assert_eq!(rows(), all.map(|(file, bytes)| (file.to_owned(), bytes)));
+    let id = name("a/b").id;
+    // Its blob in the new revision is that of the copy, too.
+    assert_eq!(cache.size(&id, Some("x-Q8.gguf")).unwrap(), 4000);
+    assert_eq!(cache.remove(&id, Some("x-Q8.gguf")).unwrap(), 4000);
+    assert!(!other.exists() && eight.exists());
+    assert_eq!(cache.remove(&id, Some("elsewhere.gguf")).unwrap(), 0);
+    assert!(outside.exists(), "what links only point to stays");
+    assert_eq!(cache.remove(&id, Some(four)).unwrap(), 30);
+    assert!(!first.exists() && !second.exists() && config.exists());
+    assert_eq!(cache.list().unwrap().len(), 2);
+    let error = cache.remove(&id, Some(four)).unwrap_err();
+    assert!(matches!(error, HubError::FileNotCached { .. }), "{error}");
+    let error = cache.remove(&id, Some("config.json")).unwrap_err();
+    assert!(matches!(error, HubError::FileNotCached { .. }), "{error}");
+    assert_eq!(cache.resolve(&name("a/b@new")).unwrap(), repo.join("snapshots/new/copy.gguf"));
 }
