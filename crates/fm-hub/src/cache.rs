@@ -185,7 +185,7 @@ impl Cache {
         let snapshots = entries(&dir.join("snapshots"))?.into_values();
         for snapshot in snapshots.filter(|snapshot| !snapshot.is_symlink()) {
             for path in files_below(&snapshot)? {
-                let name = path.strip_prefix(&snapshot).unwrap_or(&path).to_string_lossy();
+                let name = name_below(&snapshot, &path);
                 let is_own = is_gguf(&name) && is_in(&name, file);
                 // What is no link is a file of its own; a link to nothing has no blob.
                 let blob = fs::read_link(&path).ok().and_then(|_| fs::canonicalize(&path).ok());
@@ -283,7 +283,7 @@ pub(crate) fn model_in(dir: &Path, id: &RepoId) -> Result<Option<PathBuf>, HubEr
         [one] => Ok(Some(one[0].clone())),
         several => {
             let variants = several.iter().map(|parts| Variant {
-                file: parts[0].strip_prefix(dir).unwrap_or(parts[0]).to_string_lossy().into_owned(),
+                file: name_below(dir, parts[0]),
                 bytes: parts
                     .iter()
                     .map(|part| fs::metadata(part).map_or(0, |file| file.len()))
@@ -320,6 +320,12 @@ fn files_below(dir: &Path) -> Result<Vec<PathBuf>, HubError> {
         }
     }
     Ok(files)
+}
+
+/// What the hub calls a file below a directory, on every system.
+fn name_below(dir: &Path, file: &Path) -> String {
+    let parts = file.strip_prefix(dir).unwrap_or(file).iter();
+    parts.map(|part| part.to_string_lossy()).collect::<Vec<_>>().join("/")
 }
 
 /// Length of all files below a directory; links count nothing.
