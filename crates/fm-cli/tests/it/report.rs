@@ -53,6 +53,8 @@ fn check(schema: &Value, value: &Value, at: &str) {
             assert!(schema["description"].is_string(), "{at}.{key} has no description");
             check(schema, value, &format!("{at}.{key}"));
         }
+        let required = schema["required"].as_array().unwrap();
+        assert!(required.iter().eq(properties.keys()), "{at}: all of it is promised");
         for key in properties.keys() {
             assert!(object.contains_key(key), "{at}.{key} is promised and missing");
         }

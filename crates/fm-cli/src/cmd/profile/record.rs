@@ -3,13 +3,13 @@
 use std::{ops::ControlFlow, path::PathBuf};
 
 use anyhow::Context;
-use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
+use clap::{ArgGroup, ArgMatches, Command, value_parser};
 use fm_engine::{Engine, EngineError, Load, options::ENGINE, trace::TraceWriter};
 use fm_model::runner::{Batch, Row, RowInput, SessionId, Wants};
 use fm_text::SpecialTokens;
 
 use crate::{
-    cmd::{model_arg, model_path, valued},
+    cmd::{model_arg, model_path, switch, valued},
     console::{self, Unit},
     flags::{self, Usage},
     input, places,
@@ -47,12 +47,7 @@ pub(super) fn command() -> Command {
                 .default_value("1")
                 .value_parser(value_parser!(u16).range(1..)),
         )
-        .arg(
-            Arg::new("scores")
-                .long("scores")
-                .help("Write the routers' scores of all experts too: much larger")
-                .action(ArgAction::SetTrue),
-        )
+        .arg(switch("scores", "Write the routers' scores of all experts too: much larger"))
         .arg(
             valued("out", "FILE", "Where to write")
                 .required(true)

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command, value_parser};
 use fm_engine::{
     EngineError, PolicyKind,
     bytes::Bytes,
@@ -16,7 +16,11 @@ use fm_engine::{
 use fm_model::experts::ARRIVAL_ROWS_MAX;
 use serde_json::{Value, json};
 
-use crate::{cmd::json_arg, console, flags::Usage};
+use crate::{
+    cmd::{json_arg, switch, valued},
+    console,
+    flags::Usage,
+};
 
 /// Shares of all experts that are tried unless something else is asked for.
 const SHARES: [f64; 5] = [0.03, 0.06, 0.12, 0.25, 0.5];
@@ -27,7 +31,7 @@ const BETTER_POINTS: f64 = 1.0;
 
 pub(super) fn command() -> Command {
     let listed = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help).value_delimiter(',')
+        valued(name, value, help).value_delimiter(',')
     };
     Command::new("replay")
         .about("Try cache policies on traces")
@@ -58,23 +62,13 @@ pub(super) fn command() -> Command {
             listed("policy", "POLICY,…", "Policies to try [default: all]")
                 .value_parser(clap::builder::PossibleValuesParser::new(Judge::names())),
         )
+        .arg(switch(
+            "per-layer",
+            "Give every layer slots of its own; the store lets all layers share",
+        ))
+        .arg(switch("together", "Take the traces for sessions that decode together"))
         .arg(
-            Arg::new("per-layer")
-                .long("per-layer")
-                .help("Give every layer slots of its own; the store lets all layers share")
-                .action(ArgAction::SetTrue),
-        )
-        .arg(
-            Arg::new("together")
-                .long("together")
-                .help("Take the traces for sessions that decode together")
-                .action(ArgAction::SetTrue),
-        )
-        .arg(
-            Arg::new("warm-up")
-                .long("warm-up")
-                .value_name("STEPS")
-                .help("Steps that fill the cache before anything is counted")
+            valued("warm-up", "STEPS", "Steps that fill the cache before anything is counted")
                 .default_value("0")
                 .value_parser(value_parser!(usize)),
         )
