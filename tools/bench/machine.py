@@ -1,7 +1,7 @@
 """What a measurement needs of the machine: a cold page cache, a memory limit, company, its load, and whether its cores
 are its own.
 
-    python machine.py      # instructions per cycle, twice a second
+    python machine.py [SECONDS]      # instructions per cycle, twice a second, for so long or until it is stopped
 """
 import contextlib
 import ctypes
@@ -157,8 +157,15 @@ def company(count):
             process.wait()
 
 
-if __name__ == "__main__":
+def main():
+    end = time.monotonic() + float(sys.argv[1]) if sys.argv[1:] else float("inf")
     while (found := instructions_per_cycle()) is not None:
         print(f"{found:.1f}", flush=True)
+        if time.monotonic() > end:
+            return
         time.sleep(0.5)
     sys.exit("instructions per cycle are measured on x86-64, where code that was just written may run")
+
+
+if __name__ == "__main__":
+    main()
