@@ -2,21 +2,21 @@
 
 use fm_format::quant::ggml::fp4::half_of_e8m0;
 
-use crate::reference::quantise::{BLOCK, Block};
-
-// Not a whole `Cpu`: these tests would be built with all its products, for minutes.
-use super::{
-    Level,
-    lanes::{Lanes, Work},
-    quantise::Quantise,
+use crate::{
+    cpu::{
+        Cpu, Level,
+        lanes::{Lanes, Work},
+    },
+    host::Kernels,
+    reference::quantise::{BLOCK, Block},
 };
 
 /// Scales, codes and sums, of rows that end within a block, too, and of what is not finite.
 #[test]
 fn every_level_quantises_as_the_reference_does() {
-    fn check<const LINES: usize>(level: Level, row: &[f32]) {
+    fn check<const LINES: usize>(device: &Cpu, row: &[f32]) {
         let mut blocks = vec![Block::<LINES>::ZERO; row.len().div_ceil(BLOCK)];
-        level.run(Quantise { row, blocks: &mut blocks });
+        device.kernels().quantise(row, &mut blocks);
         for (at, (block, values)) in blocks.iter().zip(row.chunks(BLOCK)).enumerate() {
             // As text: a scale that is not a number is itself.
             assert_eq!(format!("{block:?}"), format!("{:?}", Block::<LINES>::of(values)), "{at}");
@@ -27,9 +27,10 @@ fn every_level_quantises_as_the_reference_does() {
     row[130] = f32::NAN;
     row[200] = f32::INFINITY;
     for level in Level::all() {
+        let device = Cpu::with_level(level, 1);
         for len in [0, 1, 40, 64, 65, 128, 300] {
-            check::<1>(level, &row[..len]);
-            check::<2>(level, &row[..len]);
+            check::<1>(&device, &row[..len]);
+            check::<2>(&device, &row[..len]);
         }
     }
 }
