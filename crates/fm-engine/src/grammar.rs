@@ -301,8 +301,8 @@ const IN_OTHER_WORDS: [(&str, &str); 2] = [
     ),
     (
         "coerce_one_of",
-        "oneOf is taken if a type or a const, in objects that of a required property, tells its schemas apart, which no $ref \
-         does; anyOf always",
+        "oneOf is taken if its schemas differ in type, or in the text or boolean of a const, in objects that of a required \
+         property, without $ref; anyOf always",
     ),
 ];
 

@@ -22,7 +22,7 @@ use fm_format::source::gguf::part_name;
 use crate::{
     error::{HubError, Variant, at},
     name::{ModelName, RepoId},
-    select::{gguf_model, is_gguf, is_in, is_safetensors},
+    select::{gguf_models, is_gguf, is_in, is_safetensors},
 };
 
 /// Ending of a blob that has not come whole.
@@ -230,13 +230,13 @@ fn list_repo(id: &RepoId, dir: &Path, found: &mut Vec<Cached>) -> Result<(), Hub
             path: whole.then(|| path.clone()),
             bytes: lengths.unwrap_or_default().iter().sum(),
         };
-        let models = match model_in(path, id) {
-            Err(HubError::Several { variants, .. }) => variants
+        let models = match models_in(path)? {
+            several if several.len() > 1 => several
                 .into_iter()
-                .map(|Variant { file, bytes }| Cached {
-                    path: whole.then(|| path.join(&file)),
+                .map(|(file, bytes)| Cached {
+                    path: bytes.map(|_| path.join(&file)),
                     file: Some(file),
-                    bytes,
+                    bytes: bytes.unwrap_or_default(),
                     ..all.clone()
                 })
                 .collect(),
@@ -263,35 +263,39 @@ pub(crate) fn model_in(dir: &Path, id: &RepoId) -> Result<Option<PathBuf>, HubEr
     if dir.is_file() {
         return Ok(Some(dir.to_path_buf()));
     }
-    let files = files_below(dir)?;
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if files.iter().any(|file| file.parent() == Some(dir) && is_safetensors(&name(file))) {
-        return Ok(Some(dir.to_path_buf()));
-    }
-    let mut models = BTreeMap::<String, Vec<&PathBuf>>::new();
-    for file in &files {
-        if is_gguf(&name(file)) && !name(file).starts_with("mmproj") {
-            let parts = models.entry(gguf_model(&file.to_string_lossy()).to_owned());
-            parts.or_default().push(file);
-        }
-    }
-    // What lacks its first part is no model yet.
-    let begins =
-        |parts: &&Vec<&PathBuf>| part_name(&name(parts[0])).is_none_or(|(_, part, _)| part == 1);
-    match models.values().filter(begins).collect::<Vec<_>>().as_slice() {
+    let models = models_in(dir)?;
+    match models.as_slice() {
         [] => Ok(Some(dir.to_path_buf())),
-        [one] => Ok(Some(one[0].clone())),
+        [(one, _)] => Ok(Some(dir.join(one))),
         several => {
-            let variants = several.iter().map(|parts| Variant {
-                file: name_below(dir, parts[0]),
-                bytes: parts
-                    .iter()
-                    .map(|part| fs::metadata(part).map_or(0, |file| file.len()))
-                    .sum(),
+            let variants = several.iter().map(|(file, bytes)| Variant {
+                file: file.clone(),
+                bytes: bytes.unwrap_or_default(),
             });
             Err(HubError::Several { id: id.clone(), variants: variants.collect() })
         }
     }
+}
+
+/// The GGUF models of a snapshot without safetensors: the first file of each, and the length of all of its files, if
+/// they came.
+fn models_in(dir: &Path) -> Result<Vec<(String, Option<u64>)>, HubError> {
+    let files = files_below(dir)?;
+    let files: Vec<(String, PathBuf)> =
+        files.into_iter().map(|file| (name_below(dir, &file), file)).collect();
+    if files.iter().any(|(name, _)| !name.contains('/') && is_safetensors(name)) {
+        return Ok(Vec::new());
+    }
+    let last = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
+    let weights = files.iter().filter(|(name, _)| !last(name).starts_with("mmproj"));
+    let models = gguf_models(weights, |(name, _)| name).into_values();
+    // What lacks its first part is no model yet.
+    let whole = models.filter(|parts| part_name(&parts[0].0).is_none_or(|(_, part, _)| part == 1));
+    let model = |parts: Vec<&(String, PathBuf)>| {
+        let bytes = parts.iter().map(|(_, path)| Some(fs::metadata(path).ok()?.len())).sum();
+        (parts[0].0.clone(), bytes)
+    };
+    Ok(whole.map(model).collect())
 }
 
 /// Name and path of everything in a directory, by name, but for what macOS leaves beside files on foreign disks

@@ -136,7 +136,7 @@ fn needed<'a>(
         files.extend(possible.iter().filter(|file| below.is_match(&file.name)));
         return Ok(files);
     }
-    let mut models = gguf_models(possible);
+    let mut models = gguf_models(possible.iter().copied(), |file| &file.name);
     match models.len() {
         0 | 1 => Ok(models.pop_first().map_or_else(Vec::new, |(_, files)| files)),
         _ => {
@@ -151,16 +151,20 @@ fn needed<'a>(
 }
 
 /// What the files of one split model have in common.
-pub(crate) fn gguf_model(name: &str) -> &str {
+fn gguf_model(name: &str) -> &str {
     part_name(name).map_or(name, |(base, _, _)| base)
 }
 
-fn gguf_models<'a>(files: &[&'a RemoteFile]) -> BTreeMap<&'a str, Vec<&'a RemoteFile>> {
-    let mut models = BTreeMap::<&str, Vec<&RemoteFile>>::new();
-    for file in files.iter().filter(|file| is_gguf(&file.name)) {
-        models.entry(gguf_model(&file.name)).or_default().push(file);
+/// The GGUF files among some, by the model that they are parts of, in order.
+pub(crate) fn gguf_models<'a, F>(
+    files: impl Iterator<Item = &'a F>,
+    name: impl Fn(&'a F) -> &'a str,
+) -> BTreeMap<&'a str, Vec<&'a F>> {
+    let mut models = BTreeMap::<&str, Vec<&F>>::new();
+    for file in files.filter(|file| is_gguf(name(file))) {
+        models.entry(gguf_model(name(file))).or_default().push(file);
     }
-    models.values_mut().for_each(|files| files.sort_by(|a, b| a.name.cmp(&b.name)));
+    models.values_mut().for_each(|files| files.sort_by_key(|file| name(file)));
     models
 }
 
@@ -169,7 +173,8 @@ fn with_parts<'a>(
     mut chosen: Vec<&'a RemoteFile>,
     possible: &[&'a RemoteFile],
 ) -> Vec<&'a RemoteFile> {
-    for files in gguf_models(possible).into_values() {
+    let models = gguf_models(possible.iter().copied(), |file| &file.name);
+    for files in models.into_values() {
         if files.iter().any(|file| chosen.contains(file)) {
             chosen.retain(|file| !files.contains(file));
             chosen.extend(files);

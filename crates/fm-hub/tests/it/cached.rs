@@ -172,6 +172,17 @@ fn each_of_several_models_is_listed_found_and_removed_by_its_name() {
     let all = [(four, 30), ("copy.gguf", 300), ("x-Q8.gguf", 300)];
     assert_eq!(rows(), all.map(|(file, bytes)| (file.to_owned(), bytes)));
     let id = name("a/b").id;
+    // One that did not come keeps no other from being whole.
+    link("new", "y.gguf", &repo.join("blobs/gone"));
+    let whole: Vec<bool> = cache
+        .list()
+        .unwrap()
+        .iter()
+        .filter(|row| row.revision == "new")
+        .map(|row| row.path.is_some())
+        .collect();
+    assert_eq!(whole, [true, true, true, false]);
+    cache.remove(&id, Some("y.gguf")).unwrap();
     // Its blob in the new revision is that of the copy, too.
     assert_eq!(cache.size(&id, Some("x-Q8.gguf")).unwrap(), 4000);
     assert_eq!(cache.remove(&id, Some("x-Q8.gguf")).unwrap(), 4000);
