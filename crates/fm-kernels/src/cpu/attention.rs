@@ -14,7 +14,7 @@ use self::{
 };
 use super::{
     activation::{exp_sum, largest},
-    lanes::{LANES, Lanes, Sixteen, Work, padded},
+    lanes::{Asks, LANES, Lanes, Sixteen, Work, may_ask, padded},
 };
 
 /// Sums of a tile that takes all the registers of AVX-512: of queries and keys, or of queries and vectors of
@@ -355,12 +355,16 @@ fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usi
     for (row, key) in rows.iter_mut().zip(&keys.vectors) {
         *row = &key[..len];
     }
+    let near = ahead.near(lanes, T * len);
     for at in 0..len {
         let mut vectors = [lanes.splat(0.0); N];
         for (vector, q) in vectors.iter_mut().zip(heads) {
             *vector = lanes.load(&q[at]);
         }
         for (t, key) in rows.iter().enumerate() {
+            if const { may_ask::<L>(Asks::Both) } {
+                lanes.prefetch_near(&key[at], near);
+            }
             ahead.ask(lanes, at * T + t);
             let key = E::load(lanes, &key[at]);
             for n in 0..N {

@@ -229,7 +229,7 @@ fn decode_row<L: Lanes, D: Decoder>(
             let bytes = bytes.chunks_exact(decoder.block_bytes()).remainder();
             return lanes.store(short_run(lanes, decoder, bytes), &mut out[0]);
         };
-        prefetch_block(lanes, block, ahead);
+        prefetch_block(lanes, block, (ahead, 0));
         let head = decoder.head(lanes, block);
         for (group, out) in out.chunks_exact_mut(decoder.runs()).enumerate() {
             let shared = decoder.group(lanes, &head, block, group);
@@ -240,11 +240,11 @@ fn decode_row<L: Lanes, D: Decoder>(
     }
 }
 
-/// Asks for every line of the block that lies `ahead` bytes behind this one.
+/// Asks for every line of the blocks that lie so many bytes behind this one, far and near.
 #[inline(always)]
-pub(super) fn prefetch_block<L: Lanes>(lanes: L, block: &[u8], ahead: usize) {
+pub(super) fn prefetch_block<L: Lanes>(lanes: L, block: &[u8], (far, near): (usize, usize)) {
     for line in (0..block.len()).step_by(LINE_BYTES) {
-        lanes.prefetch(block, ahead + line);
+        lanes.prefetch_both(block, (far + line, near + line));
     }
 }
 

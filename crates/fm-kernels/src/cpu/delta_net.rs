@@ -7,7 +7,7 @@ use crate::{
 
 use super::{
     activation::silu,
-    lanes::{Cache, LANES, Lanes, OnLines, Sixteen, Work, load_some, store_some},
+    lanes::{Asks, Cache, LANES, Lanes, OnLines, Sixteen, Work, load_some, may_ask, store_some},
 };
 
 /// Rows of the memory that run side by side: they share the key and hide each other's latency.
@@ -195,10 +195,14 @@ fn rows_step<L: Lanes, const R: usize>(
     assert_eq!(step.query.len(), k_dim, "query and key share k_dim");
     let (values, out) = (&step.value[first..][..R], &mut out[first..][..R]);
     let mut sums = [lanes.splat(0.0); R];
+    let near = lanes.near(R * k_dim * size_of::<f32>());
     for (i, key) in step.key.chunks(LANES).enumerate() {
         let (at, len, key) = (i * LANES, key.len(), load_some(lanes, key));
         for r in 0..R {
             let row = &state[r * k_dim + at..][..len];
+            if const { may_ask::<L>(Asks::Both) } {
+                lanes.prefetch_here(row, near, Cache::First);
+            }
             lanes.prefetch_here(row, PREFETCH_BYTES, Cache::Second);
             sums[r] = lanes.fma(load_some(lanes, row), key, sums[r]);
         }

@@ -26,6 +26,26 @@ pub(super) enum Cache {
     Second,
 }
 
+/// How a row of activations that is alone asks for weights; measured in `docs/experiments/0065` and `0092`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asks {
+    /// Into the first cache, where a core has places for as many lines on their way to it.
+    First,
+    /// Into the second cache.
+    Second,
+    /// Far ahead into the second cache, and from there into the first: where reads that wait for the second cache
+    /// hold up the requests behind them.
+    Both,
+}
+
+/// Whether some machines of a set ask like this.
+pub(super) const fn may_ask<L: Lanes>(asks: Asks) -> bool {
+    match L::ASKS {
+        Some(all) => all as u8 == asks as u8,
+        None => true,
+    }
+}
+
 /// How far ahead weights are asked for where nothing else was measured, in bytes (`docs/experiments/0049`).
 pub(super) const ASKED_AHEAD: usize = 8 << 10;
 
@@ -47,8 +67,8 @@ pub(super) trait Lanes: Ints {
     const PARTS: usize;
     /// Chains of single registers that stay in registers, with room for operands.
     const CHAINS: usize;
-    /// Whether some machines of this set are such that [`Lanes::asks_first`]. Others need no code for it.
-    const MAY_ASK_FIRST: bool = false;
+    /// How all machines of this set ask for weights, if they do it alike: there is no code for what none does.
+    const ASKS: Option<Asks> = Some(Asks::Second);
     /// Whether every format is worth integer products of its own. Where it is not, formats only unpack, and what
     /// multiplies is compiled once.
     const PRODUCTS_PER_FORMAT: bool = true;
@@ -185,11 +205,17 @@ pub(super) trait Lanes: Ints {
     /// [`Lanes::ask_for`] where the work that is written out ends, and a burst of them holds up the reads
     /// behind it; measured in `docs/experiments/0056`.
     fn ask_for_here(self, at: *const u8, into: Cache);
-    /// Whether weights are asked for into the first cache: this machine has places for as many lines on their
-    /// way to it; measured in `docs/experiments/0065`. Only asked where [`Lanes::MAY_ASK_FIRST`].
+    /// How this machine asks for weights, where not all do it alike.
     #[inline(always)]
-    fn asks_first(self) -> bool {
-        false
+    fn asks(self) -> Asks {
+        Self::ASKS.unwrap_or(Asks::Second)
+    }
+
+    /// `ahead` on a machine that [`Asks::Both`]; nothing on others of its set, for which a request for what is read
+    /// next is less in the way than a branch.
+    #[inline(always)]
+    fn near(self, ahead: usize) -> usize {
+        if self.asks() == Asks::Both { ahead } else { 0 }
     }
 
     /// How far ahead a row of activations that is alone asks for weights, in bytes; measured in `docs/experiments/0073`.
@@ -211,7 +237,15 @@ pub(super) trait Lanes: Ints {
     fn prefetch<T>(self, from: &[T], ahead: usize) {
         self.ask_for(from.as_ptr().cast::<u8>().wrapping_add(ahead), Cache::Second);
     }
-    /// The same into any cache, between the reads before and behind it.
+    /// [`Lanes::prefetch`] far ahead, and into the first cache what is near by [`Lanes::near`].
+    #[inline(always)]
+    fn prefetch_both<T>(self, from: &[T], (far, near): (usize, usize)) {
+        if const { may_ask::<Self>(Asks::Both) } {
+            self.prefetch_near(from, near);
+        }
+        self.prefetch(from, far);
+    }
+    /// The same as [`Lanes::prefetch`] into any cache, between the reads before and behind it.
     #[inline(always)]
     fn prefetch_here<T>(self, from: &[T], ahead: usize, into: Cache) {
         self.ask_for_here(from.as_ptr().cast::<u8>().wrapping_add(ahead), into);

@@ -40,6 +40,9 @@ const TOKENS_PER_PASS: usize = 96;
 /// half of the memory's speed, with 2 or 16 KB a tenth less.
 const PREFETCH_BYTES: usize = 6 << 10;
 
+/// See [`Lanes::near`]; of a row of activations that is alone.
+const NEAR_BYTES: usize = 2 << 10;
+
 /// `out[r · tokens + t] = rows[r] · x[t]`; `rows` are whole rows of `format`.
 ///
 /// # Panics
@@ -236,6 +239,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
     let row_bytes = rows[0].len();
     let mut sums = [lanes.splat(0.0); ROWS];
     let mut ahead = Ahead::new(row_bytes, ROWS);
+    let near = lanes.near(NEAR_BYTES / ROWS);
     let (x, x_short) = x.split_at(row_bytes / block_bytes * runs);
     let mut streams = rows.map(|row| row.chunks_exact(block_bytes));
     for x in x.chunks_exact(runs) {
@@ -246,7 +250,7 @@ fn fused_rows<L: Lanes, D: Decoder>(
         let mut heads = [decoder.head(lanes, blocks[0]); ROWS];
         for r in 0..ROWS {
             heads[r] = decoder.head(lanes, blocks[r]);
-            prefetch_block(lanes, blocks[r], ahead.offset);
+            prefetch_block(lanes, blocks[r], (ahead.offset, near));
         }
         ahead.advance(block_bytes);
         for (group, x) in x.chunks_exact(decoder.runs()).enumerate() {

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::{arch::x86_64::*, convert::Infallible};
 
-use crate::cpu::lanes::{Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
+use crate::cpu::lanes::{Asks, Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
 use super::x86;
 
@@ -103,6 +103,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     const PARTS: usize = 2;
     const CHAINS: usize = 12;
+    const ASKS: Option<Asks> = Some(if VNNI { Asks::Both } else { Asks::Second });
 
     fn tiles(self) -> Option<Infallible> {
         None

@@ -5,7 +5,7 @@ use std::arch::{
     x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
 };
 
-use crate::cpu::lanes::{ASKED_AHEAD, Cache};
+use crate::cpu::lanes::{ASKED_AHEAD, Asks, Cache};
 
 /// See [`crate::cpu::lanes::Lanes::ask_for`].
 #[inline(always)]
@@ -40,10 +40,14 @@ const ZEN_5: u32 = 0x1a;
 /// Intel's models of family 6 that are called Granite Rapids.
 const GRANITE_RAPIDS: [u32; 2] = [0xad, 0xae];
 
-/// See [`crate::cpu::lanes::Lanes::asks_first`]: AMD's cores from Zen 5 on. The 24 places of Zen 4 are too few
-/// (`docs/experiments/0046`), and on an Emerald Rapids it is slower, too (`0088`).
-pub(super) fn asks_first() -> bool {
-    amd_family().is_some_and(|family| family >= ZEN_5)
+/// See [`crate::cpu::lanes::Lanes::asks`]. AMD's cores have places for it from Zen 5 on, the 24 of Zen 4 are too few
+/// (`docs/experiments/0046`); Intel's were measured on an Emerald Rapids (`0092`).
+pub(super) fn asks() -> Asks {
+    match this_core() {
+        Core { maker: AMD, family, .. } if family >= ZEN_5 => Asks::First,
+        Core { maker: INTEL, .. } => Asks::Both,
+        _ => Asks::Second,
+    }
 }
 
 /// See [`crate::cpu::lanes::Lanes::asks_ahead`]. 3 KB are best on a Granite Rapids (`docs/experiments/0073`) and too near

@@ -34,6 +34,12 @@ impl<E> Ahead<E> {
         if group == 0 { self } else { Self::NOTHING }
     }
 
+    /// How many bytes ahead so many vectors are, if it asks at all; see [`Lanes::near`].
+    #[inline(always)]
+    pub(super) fn near<L: Lanes>(self, lanes: L, vectors: usize) -> usize {
+        if self.next.is_some() { lanes.near(vectors * LANES * size_of::<E>()) } else { 0 }
+    }
+
     /// Asks for vector `at`.
     #[inline(always)]
     pub(super) fn ask<L: Lanes>(self, lanes: L, at: usize) {

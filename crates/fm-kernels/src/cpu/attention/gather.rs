@@ -2,10 +2,13 @@
 
 use crate::{
     backend::KV_BLOCK_TOKENS,
-    cpu::lanes::{LANES, Lanes, Sixteen, padded},
+    cpu::lanes::{Cache, LANES, Lanes, Sixteen, padded},
 };
 
 use super::{KeptLanes, ahead::Ahead};
+
+/// How many vectors ahead values are asked for into the first cache, see [`Lanes::near`].
+const NEAR_VECTORS: usize = 32;
 
 /// What the values of a block count for `G` queries.
 #[derive(Clone, Copy)]
@@ -89,7 +92,11 @@ fn gather_columns<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const 
                 *sum = lanes.mul(lanes.splat(fades[first + n]), before);
             }
         }
+        let near = ahead.near(lanes, NEAR_VECTORS) > 0;
         for t in 0..tokens {
+            if near {
+                ask_near::<L, E, C>(lanes, t, (values, stride), tokens);
+            }
             let mut columns = [lanes.splat(0.0); C];
             let values = &values[t * stride..][..C * LANES];
             for (c, values) in values.as_chunks().0.iter().enumerate() {
@@ -109,6 +116,23 @@ fn gather_columns<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const 
                 lanes.store(*sum, out.expect("a whole vector"));
             }
         }
+    }
+}
+
+/// Asks for `C` vectors of a later token than `t`, or of one of the first in the columns behind these.
+#[inline(always)]
+fn ask_near<L: Lanes, E, const C: usize>(
+    lanes: L,
+    t: usize,
+    (values, stride): (&[E], usize),
+    tokens: usize,
+) {
+    let later = t + NEAR_VECTORS / C;
+    let wraps = usize::from(later >= tokens);
+    let place = (later - wraps * tokens) * stride + wraps * C * LANES;
+    for c in 0..C {
+        let vector = values.as_ptr().wrapping_add(place + c * LANES);
+        lanes.ask_for(vector.cast(), Cache::First);
     }
 }
 
