@@ -145,7 +145,7 @@ fn levels_with_fused_multiply_add_give_the_same_bits() {
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut))]
     let mut levels: Vec<Level> = Level::all().into_iter().filter(|level| level.fuses()).collect();
     #[cfg(target_arch = "x86_64")]
-    levels.extend(Level::avx512_of_other_cores());
+    levels.extend(Level::avx512_of_another_core());
     let [best, others @ ..] = &levels[..] else {
         return fm_kernels::conformance::skipped(
             "levels_with_fused_multiply_add_give_the_same_bits",

@@ -14,7 +14,7 @@ use self::{
 };
 use super::{
     activation::{exp_sum, largest},
-    lanes::{Asks, LANES, Lanes, Sixteen, Work, may_ask, padded},
+    lanes::{LANES, Lanes, Sixteen, Work, padded},
 };
 
 /// Sums of a tile that takes all the registers of AVX-512: of queries and keys, or of queries and vectors of
@@ -362,7 +362,7 @@ fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usi
             *vector = lanes.load(&q[at]);
         }
         for (t, key) in rows.iter().enumerate() {
-            if const { may_ask::<L>(Asks::Both) } {
+            if const { L::ASKS_FIRST } {
                 lanes.prefetch_near(&key[at], near);
             }
             ahead.ask(lanes, at * T + t);

@@ -7,7 +7,7 @@ use crate::{
 
 use super::{
     activation::silu,
-    lanes::{Asks, Cache, LANES, Lanes, OnLines, Sixteen, Work, load_some, may_ask, store_some},
+    lanes::{Cache, LANES, Lanes, OnLines, Sixteen, Work, load_some, store_some},
 };
 
 /// Rows of the memory that run side by side: they share the key and hide each other's latency.
@@ -200,7 +200,7 @@ fn rows_step<L: Lanes, const R: usize>(
         let (at, len, key) = (i * LANES, key.len(), load_some(lanes, key));
         for r in 0..R {
             let row = &state[r * k_dim + at..][..len];
-            if const { may_ask::<L>(Asks::Both) } {
+            if const { L::ASKS_FIRST } {
                 lanes.prefetch_here(row, near, Cache::First);
             }
             lanes.prefetch_here(row, PREFETCH_BYTES, Cache::Second);

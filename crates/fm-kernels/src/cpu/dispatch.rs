@@ -52,11 +52,10 @@ impl Level {
         Avx512::detect().map(|avx512| Self(Found::Avx512(avx512)))
     }
 
-    /// The same with what cores of other kinds would choose, to compare with.
+    /// The same with what a core of another kind would choose, to compare with.
     #[cfg(target_arch = "x86_64")]
-    pub fn avx512_of_other_cores() -> Vec<Self> {
-        let others = Avx512::detect().map(Avx512::of_other_cores);
-        others.into_iter().flatten().map(|avx512| Self(Found::Avx512(avx512))).collect()
+    pub fn avx512_of_another_core() -> Option<Self> {
+        Avx512::detect().map(|avx512| Self(Found::Avx512(avx512.of_another_core())))
     }
 
     /// AVX-512, and AMX where many rows are multiplied.

@@ -26,28 +26,26 @@ pub(super) enum Cache {
     Second,
 }
 
-/// How a row of activations that is alone asks for weights; measured in `docs/experiments/0065` and `0092`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asks {
-    /// Into the first cache, where a core has places for as many lines on their way to it.
-    First,
-    /// Into the second cache.
-    Second,
-    /// Far ahead into the second cache, and from there into the first: where reads that wait for the second cache
-    /// hold up the requests behind them.
-    Both,
-}
-
-/// Whether some machines of a set ask like this.
-pub(super) const fn may_ask<L: Lanes>(asks: Asks) -> bool {
-    match L::ASKS {
-        Some(all) => all as u8 == asks as u8,
-        None => true,
-    }
-}
-
 /// How far ahead weights are asked for where nothing else was measured, in bytes (`docs/experiments/0049`).
 pub(super) const ASKED_AHEAD: usize = 8 << 10;
+
+/// How far ahead a row of activations that is alone asks for weights, in bytes; measured in `docs/experiments/0065`,
+/// `0073` and `0092`. What is 0 in the first cache, or as far as in the second, is a request too many: it costs nothing
+/// that was measured, and a loop for each kind of machine would be long to build.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AskedAhead {
+    /// Into the first cache. Only sets that [`Lanes::ASKS_FIRST`] heed it.
+    pub(super) first: usize,
+    /// Into the second.
+    pub(super) second: usize,
+}
+
+impl AskedAhead {
+    /// Far into the second cache, and from there into the first.
+    pub(super) const fn twice(second: usize) -> Self {
+        Self { first: second * 3 / 8, second }
+    }
+}
 
 /// The operations of one instruction set. A value is the proof that the machine has it.
 ///
@@ -67,8 +65,8 @@ pub(super) trait Lanes: Ints {
     const PARTS: usize;
     /// Chains of single registers that stay in registers, with room for operands.
     const CHAINS: usize;
-    /// How all machines of this set ask for weights, if they do it alike: there is no code for what none does.
-    const ASKS: Option<Asks> = Some(Asks::Second);
+    /// Whether some machines of this set ask for weights into the first cache: elsewhere there is no code for it.
+    const ASKS_FIRST: bool = false;
     /// Whether every format is worth integer products of its own. Where it is not, formats only unpack, and what
     /// multiplies is compiled once.
     const PRODUCTS_PER_FORMAT: bool = true;
@@ -205,23 +203,18 @@ pub(super) trait Lanes: Ints {
     /// [`Lanes::ask_for`] where the work that is written out ends, and a burst of them holds up the reads
     /// behind it; measured in `docs/experiments/0056`.
     fn ask_for_here(self, at: *const u8, into: Cache);
-    /// How this machine asks for weights, where not all do it alike.
+    /// How far ahead this machine asks.
     #[inline(always)]
-    fn asks(self) -> Asks {
-        Self::ASKS.unwrap_or(Asks::Second)
+    fn asks_ahead(self) -> AskedAhead {
+        AskedAhead { first: 0, second: ASKED_AHEAD }
     }
 
-    /// `ahead` on a machine that [`Asks::Both`]; nothing on others of its set, for which a request for what is read
-    /// next is less in the way than a branch.
+    /// `ahead` on a machine that asks for weights twice, nothing elsewhere: how far ahead other kernels ask for what is
+    /// on its way to the second cache already, into the first.
     #[inline(always)]
     fn near(self, ahead: usize) -> usize {
-        if self.asks() == Asks::Both { ahead } else { 0 }
-    }
-
-    /// How far ahead a row of activations that is alone asks for weights, in bytes; measured in `docs/experiments/0073`.
-    #[inline(always)]
-    fn asks_ahead(self) -> usize {
-        ASKED_AHEAD
+        let AskedAhead { first, second } = self.asks_ahead();
+        if first < second && first > 0 { ahead } else { 0 }
     }
 
     /// Whether a core multiplies so many codes at a time that loads of activations hold it up, unless two panels share
@@ -240,7 +233,7 @@ pub(super) trait Lanes: Ints {
     /// [`Lanes::prefetch`] far ahead, and into the first cache what is near by [`Lanes::near`].
     #[inline(always)]
     fn prefetch_both<T>(self, from: &[T], (far, near): (usize, usize)) {
-        if const { may_ask::<Self>(Asks::Both) } {
+        if const { Self::ASKS_FIRST } {
             self.prefetch_near(from, near);
         }
         self.prefetch(from, far);
@@ -249,6 +242,14 @@ pub(super) trait Lanes: Ints {
     #[inline(always)]
     fn prefetch_here<T>(self, from: &[T], ahead: usize, into: Cache) {
         self.ask_for_here(from.as_ptr().cast::<u8>().wrapping_add(ahead), into);
+    }
+    /// The same into both, as far as this machine asks.
+    #[inline(always)]
+    fn prefetch_both_here<T>(self, from: &[T], ahead: AskedAhead) {
+        if const { Self::ASKS_FIRST } {
+            self.prefetch_here(from, ahead.first, Cache::First);
+        }
+        self.prefetch_here(from, ahead.second, Cache::Second);
     }
     /// The same as [`Lanes::prefetch`] into the first cache, for what the second one has.
     #[inline(always)]

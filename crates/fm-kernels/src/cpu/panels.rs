@@ -25,7 +25,7 @@ use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use super::{
     ints::{HalfLine, Ints, Line},
-    lanes::{ASKED_AHEAD, Asks, Cache, LANES, Lanes, Sixteen, Work, may_ask},
+    lanes::{ASKED_AHEAD, AskedAhead, LANES, Lanes, Sixteen, Work},
     tiles::Tiles,
 };
 use crate::{
@@ -49,10 +49,6 @@ use sums::{finish, multiply, start};
 
 /// How far ahead products of several rows of activations ask for weights.
 const PREFETCH_BYTES: usize = ASKED_AHEAD;
-
-/// At which share of the distance what goes into both caches is asked for into the first; measured in
-/// `docs/experiments/0092`.
-const NEAR: (usize, usize) = (3, 8);
 
 const LINE_BYTES: usize = size_of::<Line>();
 
@@ -173,14 +169,7 @@ fn alone<L: Lanes, P: Panels, const CODES: usize>(
     out: &mut [f32],
 ) {
     for (panel, out) in panels.clone().zip(out.as_chunks_mut().0) {
-        // One loop for each: a branch at every request costs a third of the speed.
-        if const { may_ask::<L>(Asks::First) } && lanes.asks() == Asks::First {
-            lanes.run(One::<_, CODES, true, false> { format, panel, row, out });
-        } else if const { may_ask::<L>(Asks::Both) } && lanes.asks() == Asks::Both {
-            lanes.run(One::<_, CODES, true, true> { format, panel, row, out });
-        } else if const { may_ask::<L>(Asks::Second) } {
-            lanes.run(One::<_, CODES, false, true> { format, panel, row, out });
-        }
+        lanes.run(One { format, panel, row, out });
     }
 }
 
@@ -213,38 +202,24 @@ macro_rules! for_words {
 }
 use for_words;
 
-/// A panel and one activation row, whose sum stays in a register; weights are asked for into the first cache, the
-/// second one or both, see [`Asks`].
-struct One<'a, P, const CODES: usize, const FIRST: bool, const SECOND: bool> {
+/// A panel and one activation row, whose sum stays in a register.
+struct One<'a, P, const CODES: usize> {
     format: P,
     panel: &'a [u8],
     row: &'a [Block<CODES>],
     out: &'a mut Sixteen,
 }
 
-impl<P: Panels, const CODES: usize, const FIRST: bool, const SECOND: bool> Work
-    for One<'_, P, CODES, FIRST, SECOND>
-{
+impl<P: Panels, const CODES: usize> Work for One<'_, P, CODES> {
     type Out = ();
 
     #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) {
         let Self { format, panel, row, out } = self;
-        let (mut sum, far) = (lanes.splat(0.0), lanes.asks_ahead());
-        let near = if SECOND { far * NEAR.0 / NEAR.1 } else { far };
-        macro_rules! ask {
-            ($behind:expr) => {
-                if FIRST {
-                    lanes.prefetch_here($behind, near, Cache::First);
-                }
-                if SECOND {
-                    lanes.prefetch_here($behind, far, Cache::Second);
-                }
-            };
-        }
+        let (mut sum, ahead) = (lanes.splat(0.0), lanes.asks_ahead());
         for (at, blocks) in row.chunks_exact(P::WEIGHTS / BLOCK).enumerate() {
             let (unit, half) = unit::<P>(panel, at);
-            ask!(half);
+            lanes.prefetch_both_here(half, ahead);
             let head = format.head(lanes, unit, half);
             // Written out, so that places and shifts are constants in what is compiled.
             macro_rules! runs {
@@ -255,7 +230,7 @@ impl<P: Panels, const CODES: usize, const FIRST: bool, const SECOND: bool> Work
                         let mut dots = start::<L, P, CODES, 1, 1>(lanes, [block]);
                         for_parts!(P, part => {
                             for line in share(of_run::<P>(unit, $run), part, parts::<P>()) {
-                                ask!(line);
+                                lanes.prefetch_both_here(line, ahead);
                             }
                             let unit = lanes.reread(unit);
                             let codes = unpack(lanes, format, unit, ($run, part));
@@ -312,7 +287,7 @@ fn share<T>(all: &[T], at: usize, parts: usize) -> &[T] {
 /// Asks for what is [`PREFETCH_BYTES`] behind a run's share of its unit: panels follow each other.
 #[inline(always)]
 fn prefetch<L: Lanes, P: Panels>(lanes: L, unit: &[Line], run: usize) {
-    let near = lanes.near(PREFETCH_BYTES * NEAR.0 / NEAR.1);
+    let near = lanes.near(AskedAhead::twice(PREFETCH_BYTES).first);
     for line in of_run::<P>(unit, run) {
         lanes.prefetch_both(line, (PREFETCH_BYTES, near));
     }

@@ -3,7 +3,9 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::{arch::x86_64::*, convert::Infallible};
 
-use crate::cpu::lanes::{Asks, Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
+use crate::cpu::lanes::{
+    ASKED_AHEAD, AskedAhead, Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window,
+};
 
 use super::x86;
 
@@ -103,8 +105,16 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     const PARTS: usize = 2;
     const CHAINS: usize = 12;
-    const ASKS: Option<Asks> = Some(if VNNI { Asks::Both } else { Asks::Second });
+    const ASKS_FIRST: bool = VNNI;
 
+    #[inline(always)]
+    fn asks_ahead(self) -> AskedAhead {
+        if VNNI {
+            AskedAhead::twice(ASKED_AHEAD)
+        } else {
+            AskedAhead { first: 0, second: ASKED_AHEAD }
+        }
+    }
     fn tiles(self) -> Option<Infallible> {
         None
     }

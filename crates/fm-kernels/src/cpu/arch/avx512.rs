@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-use crate::cpu::lanes::{Asks, Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
+use crate::cpu::lanes::{AskedAhead, Cache, Lanes, Sixteen, WINDOW_STARTS, Work, code_window};
 
 use super::{
     amx::Amx,
@@ -22,8 +22,7 @@ use sums::{halving_sum, halving_sums, halving_tile};
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cpu) struct Avx512 {
     tiles: Option<Amx>,
-    asks: Asks,
-    asks_ahead: usize,
+    asks_ahead: AskedAhead,
     loads_bind: bool,
 }
 
@@ -41,20 +40,14 @@ impl Avx512 {
             && is_x86_feature_detected!("f16c");
         all.then(|| Self {
             tiles: None,
-            asks: x86::asks(),
             asks_ahead: x86::asks_ahead(),
             loads_bind: x86::loads_bind(),
         })
     }
 
-    /// The same with what cores of other kinds would choose.
-    pub(in crate::cpu) fn of_other_cores(self) -> [Self; 2] {
-        let others = match self.asks {
-            Asks::First => [Asks::Second, Asks::Both],
-            Asks::Second => [Asks::First, Asks::Both],
-            Asks::Both => [Asks::First, Asks::Second],
-        };
-        others.map(|asks| Self { asks, loads_bind: !self.loads_bind, ..self })
+    /// The same with what a core of another kind would choose.
+    pub(in crate::cpu) fn of_another_core(self) -> Self {
+        Self { loads_bind: !self.loads_bind, ..self }
     }
 
     /// The same with AMX beside it.
@@ -149,7 +142,7 @@ impl Lanes for Avx512 {
 
     const PARTS: usize = 1;
     const CHAINS: usize = 24;
-    const ASKS: Option<Asks> = None;
+    const ASKS_FIRST: bool = true;
 
     fn tiles(self) -> Option<Amx> {
         self.tiles
@@ -414,11 +407,7 @@ impl Lanes for Avx512 {
         x86::ask_for_here(at, into);
     }
     #[inline(always)]
-    fn asks(self) -> Asks {
-        self.asks
-    }
-    #[inline(always)]
-    fn asks_ahead(self) -> usize {
+    fn asks_ahead(self) -> AskedAhead {
         self.asks_ahead
     }
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::arch::{
     x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
 };
 
-use crate::cpu::lanes::{ASKED_AHEAD, Asks, Cache};
+use crate::cpu::lanes::{ASKED_AHEAD, AskedAhead, Cache};
 
 /// See [`crate::cpu::lanes::Lanes::ask_for`].
 #[inline(always)]
@@ -40,22 +40,19 @@ const ZEN_5: u32 = 0x1a;
 /// Intel's models of family 6 that are called Granite Rapids.
 const GRANITE_RAPIDS: [u32; 2] = [0xad, 0xae];
 
-/// See [`crate::cpu::lanes::Lanes::asks`]. AMD's cores have places for it from Zen 5 on, the 24 of Zen 4 are too few
-/// (`docs/experiments/0046`); Intel's were measured on an Emerald Rapids (`0092`).
-pub(super) fn asks() -> Asks {
+/// See [`crate::cpu::lanes::Lanes::asks_ahead`]. AMD's cores have places for lines on their way to the first cache from
+/// Zen 5 on (`docs/experiments/0065`), the 24 of Zen 4 are too few (`0046`). Intel's were measured on an Emerald Rapids
+/// (`0088`, `0092`), but for 3 KB on a Granite Rapids (`0073`): a core reads as much before memory answers.
+pub(super) fn asks_ahead() -> AskedAhead {
     match this_core() {
-        Core { maker: AMD, family, .. } if family >= ZEN_5 => Asks::First,
-        Core { maker: INTEL, .. } => Asks::Both,
-        _ => Asks::Second,
-    }
-}
-
-/// See [`crate::cpu::lanes::Lanes::asks_ahead`]. 3 KB are best on a Granite Rapids (`docs/experiments/0073`) and too near
-/// on an Emerald Rapids (`0088`): a core reads as much before memory answers.
-pub(super) fn asks_ahead() -> usize {
-    match this_core() {
-        Core { maker: INTEL, family: 6, model } if GRANITE_RAPIDS.contains(&model) => 3 << 10,
-        _ => ASKED_AHEAD,
+        Core { maker: INTEL, family: 6, model } if GRANITE_RAPIDS.contains(&model) => {
+            AskedAhead::twice(3 << 10)
+        }
+        Core { maker: INTEL, .. } => AskedAhead::twice(ASKED_AHEAD),
+        Core { maker: AMD, family, .. } if family >= ZEN_5 => {
+            AskedAhead { first: ASKED_AHEAD, second: ASKED_AHEAD }
+        }
+        _ => AskedAhead { first: 0, second: ASKED_AHEAD },
     }
 }
 
