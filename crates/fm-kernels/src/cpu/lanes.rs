@@ -41,6 +41,9 @@ pub(super) struct AskedAhead {
 }
 
 impl AskedAhead {
+    /// Into the second cache, where nothing else was measured.
+    pub(super) const ONCE: Self = Self { first: 0, second: ASKED_AHEAD };
+
     /// Far into the second cache, and from there into the first.
     pub(super) const fn twice(second: usize) -> Self {
         Self { first: second * 3 / 8, second }
@@ -206,7 +209,7 @@ pub(super) trait Lanes: Ints {
     /// How far ahead this machine asks.
     #[inline(always)]
     fn asks_ahead(self) -> AskedAhead {
-        AskedAhead { first: 0, second: ASKED_AHEAD }
+        AskedAhead::ONCE
     }
 
     /// `ahead` on a machine that asks for weights twice, nothing elsewhere: how far ahead other kernels ask for what is

@@ -52,7 +52,7 @@ pub(super) fn asks_ahead() -> AskedAhead {
         Core { maker: AMD, family, .. } if family >= ZEN_5 => {
             AskedAhead { first: ASKED_AHEAD, second: ASKED_AHEAD }
         }
-        _ => AskedAhead { first: 0, second: ASKED_AHEAD },
+        _ => AskedAhead::ONCE,
     }
 }
 
