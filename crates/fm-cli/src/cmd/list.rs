@@ -55,7 +55,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             (false, Some(problem)) => format!("incomplete: {problem}"),
         };
         let bytes = Bytes(row.bytes).to_string();
-        writeln!(out, "{:<width$}  {revision:<12}  {bytes:>9}  {kind:<14}  {state}", row.name)?;
+        let line = format!("{:<width$}  {revision:<12}  {bytes:>9}  {kind:<14}  {state}", row.name);
+        // Files that other programs put there may be called anything.
+        writeln!(out, "{}", line.replace(char::is_control, "\u{fffd}"))?;
     }
     Ok(())
 }

@@ -283,6 +283,22 @@ fn each_quantisation_has_a_name_that_the_commands_take() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_file_name_of_another_program_does_not_reach_the_terminal() {
+    let snapshot = "models--org--name/snapshots/0123";
+    let user = User::of(demo());
+    let hub = user.home.path().join("hub");
+    fs::create_dir_all(hub.join(snapshot)).unwrap();
+    for name in ["a.gguf", "b\u{1b}]0;title\u{7}.gguf"] {
+        fs::write(hub.join(snapshot).join(name), "no model").unwrap();
+    }
+    let cache = [("HF_HUB_CACHE", hub.to_str().unwrap())];
+    let listed = stdout(&user.runs_with(&["list"], &cache));
+    assert!(listed.contains("b\u{fffd}]0;title\u{fffd}.gguf"), "{listed:?}");
+    assert!(!listed.contains('\u{1b}'), "{listed:?}");
+}
+
+#[test]
 fn nothing_is_removed_unasked() {
     let user = User::of(demo());
     user.succeeds(&["pull", REPO, "--include", "config.json"]);
