@@ -213,7 +213,8 @@ impl<E: KeptLanes> Queries<'_, E> {
         for n in 0..G {
             let (state, scores) = (&mut states[at + n], &mut scores[n][..to - from]);
             let higher = largest(lanes, scores, state.peak);
-            fades[n] = (state.peak - higher).exp(); // e^-∞ = 0 for the first block
+            // e^-∞ = 0 for the first block, and e^0 = 1 for most others, which is not worth a call.
+            fades[n] = if state.peak == higher { 1.0 } else { (state.peak - higher).exp() };
             state.peak = higher;
             state.sum = state.sum * fades[n] + exp_sum(lanes, higher, scores);
         }
@@ -278,7 +279,12 @@ fn score_keys<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: u
     let keys = Rows::new(rows, k_dim);
     for first in (0..G).step_by(N) {
         let ahead = ahead.of_first(first);
-        let sums = products::<L, E, G, N, T>(lanes, (q, first), (&keys, ahead));
+        // The many that ask for nothing do not spend half of their instructions on not asking.
+        let sums = if ahead.asks() {
+            products::<L, E, G, N, T, true>(lanes, (q, first), (&keys, ahead))
+        } else {
+            products::<L, E, G, N, T, false>(lanes, (q, first), (&keys, ahead))
+        };
         let mut tile = [[0.0; T]; N];
         add_lanes(lanes, scale, sums, tile.as_flattened_mut());
         for (scores, tile) in scores[first..].iter_mut().zip(tile) {
@@ -338,9 +344,16 @@ impl<'a, E: KeptLanes, const N: usize> Rows<'a, E, N> {
 }
 
 /// Products of `N` queries from `first` on and `T` keys, whose lanes are still to be added; one does not
-/// depend on `N` or `T`.
+/// depend on `N` or `T`. `ASKS` says whether `ahead` does.
 #[inline(always)]
-fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usize>(
+fn products<
+    L: Lanes,
+    E: KeptLanes,
+    const G: usize,
+    const N: usize,
+    const T: usize,
+    const ASKS: bool,
+>(
     lanes: L,
     (q, first): (&Rows<'_, f32, G>, usize),
     (keys, ahead): (&Rows<'_, E, T>, Ahead<E>),
@@ -362,10 +375,12 @@ fn products<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: usi
             *vector = lanes.load(&q[at]);
         }
         for (t, key) in rows.iter().enumerate() {
-            if const { L::ASKS_FIRST } {
+            if const { ASKS && L::ASKS_FIRST } {
                 lanes.prefetch_near(&key[at], near);
             }
-            ahead.ask(lanes, at * T + t);
+            if ASKS {
+                ahead.ask(lanes, at * T + t);
+            }
             let key = E::load(lanes, &key[at]);
             for n in 0..N {
                 sums[n][t] = lanes.fma(vectors[n], key, sums[n][t]);

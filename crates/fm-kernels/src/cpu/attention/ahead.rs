@@ -34,10 +34,16 @@ impl<E> Ahead<E> {
         if group == 0 { self } else { Self::NOTHING }
     }
 
+    /// Whether there is something to ask for.
+    #[inline(always)]
+    pub(super) fn asks(self) -> bool {
+        self.next.is_some()
+    }
+
     /// How many bytes ahead so many vectors are, if it asks at all; see [`Lanes::near`].
     #[inline(always)]
     pub(super) fn near<L: Lanes>(self, lanes: L, vectors: usize) -> usize {
-        if self.next.is_some() { lanes.near(vectors * LANES * size_of::<E>()) } else { 0 }
+        if self.asks() { lanes.near(vectors * LANES * size_of::<E>()) } else { 0 }
     }
 
     /// Asks for vector `at`.

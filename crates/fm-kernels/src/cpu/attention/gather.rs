@@ -30,6 +30,22 @@ impl<E, const G: usize> Shares<'_, E, G> {
     }
 }
 
+/// Values of tokens, one row behind the other, from a column on.
+#[derive(Clone, Copy)]
+struct Columns<'a, E> {
+    values: &'a [E],
+    stride: usize,
+    first: usize,
+}
+
+impl<E> Columns<'_, E> {
+    /// Those from `column` on.
+    #[inline(always)]
+    fn after(self, column: usize) -> Self {
+        Self { first: self.first + column, ..self }
+    }
+}
+
 /// `out[n] = fade[n] · out[n] + Σ shares[n][t] · values[t]`, positions ascending; `values` come with
 /// their stride, and output `n` has `v_dim` values from `places[n]` on.
 #[inline(always)]
@@ -40,37 +56,23 @@ pub(super) fn gather<L: Lanes, E: KeptLanes, const G: usize, const N: usize, con
     out: &mut [f32],
     (mut places, v_dim): ([usize; G], usize),
 ) {
+    let columns = Columns { values, stride, first: 0 };
     let mut at = 0;
     while at + C * LANES <= v_dim {
-        gather_columns::<L, E, G, N, C>(
-            lanes,
-            shares.after(at),
-            (&values[at..], stride),
-            out,
-            places,
-        );
+        let next = (shares.after(at), columns.after(at));
+        gather_columns::<L, E, G, N, C>(lanes, next, out, places);
         at += C * LANES;
         places.iter_mut().for_each(|place| *place += C * LANES);
     }
     while at + LANES <= v_dim {
-        gather_columns::<L, E, G, N, 1>(
-            lanes,
-            shares.after(at),
-            (&values[at..], stride),
-            out,
-            places,
-        );
+        let next = (shares.after(at), columns.after(at));
+        gather_columns::<L, E, G, N, 1>(lanes, next, out, places);
         at += LANES;
         places.iter_mut().for_each(|place| *place += LANES);
     }
     if at < v_dim {
-        gather_tail::<L, E, G, N>(
-            lanes,
-            shares.after(at),
-            (&values[at..], stride),
-            out,
-            (places, v_dim - at),
-        );
+        let next = (shares.after(at), columns.after(at));
+        gather_tail::<L, E, G, N>(lanes, next, out, (places, v_dim - at));
     }
 }
 
@@ -78,38 +80,27 @@ pub(super) fn gather<L: Lanes, E: KeptLanes, const G: usize, const N: usize, con
 #[inline(always)]
 fn gather_columns<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const C: usize>(
     lanes: L,
-    Shares { fades, scores, tokens, ahead }: Shares<'_, E, G>,
-    (values, stride): (&[E], usize),
+    (shares, columns): (Shares<'_, E, G>, Columns<'_, E>),
     out: &mut [f32],
     places: [usize; G],
 ) {
+    let Shares { fades, scores, tokens, ahead } = shares;
     for first in (0..G).step_by(N) {
         let ahead = ahead.of_first(first);
         let mut sums = [[lanes.splat(0.0); C]; N];
+        let mut of_tile = [&scores[first]; N];
         for n in 0..N {
+            of_tile[n] = &scores[first + n];
             for (c, sum) in sums[n].iter_mut().enumerate() {
                 let before = lanes.load(sixteen(out, places[first + n] + c * LANES));
                 *sum = lanes.mul(lanes.splat(fades[first + n]), before);
             }
         }
-        let near = ahead.near(lanes, NEAR_VECTORS) > 0;
-        for t in 0..tokens {
-            if near {
-                ask_near::<L, E, C>(lanes, t, (values, stride), tokens);
-            }
-            let mut columns = [lanes.splat(0.0); C];
-            let values = &values[t * stride..][..C * LANES];
-            for (c, values) in values.as_chunks().0.iter().enumerate() {
-                ahead.ask(lanes, t * C + c);
-                columns[c] = E::load(lanes, values);
-            }
-            for (sums, scores) in sums.iter_mut().zip(&scores[first..]) {
-                let share = lanes.splat(scores[t]);
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = lanes.fma(share, column, *sum);
-                }
-            }
-        }
+        sums = if ahead.asks() {
+            add_tokens::<L, E, N, C, true>(lanes, (columns, tokens), (of_tile, ahead), sums)
+        } else {
+            add_tokens::<L, E, N, C, false>(lanes, (columns, tokens), (of_tile, ahead), sums)
+        };
         for n in 0..N {
             for (c, sum) in sums[n].iter().enumerate() {
                 let out = out[places[first + n] + c * LANES..].first_chunk_mut();
@@ -119,17 +110,49 @@ fn gather_columns<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const 
     }
 }
 
+/// `sums[n] + Σ scores[n][t] · columns[t]`. `ASKS` says whether `ahead` does.
+#[inline(always)]
+fn add_tokens<L: Lanes, E: KeptLanes, const N: usize, const C: usize, const ASKS: bool>(
+    lanes: L,
+    (from, tokens): (Columns<'_, E>, usize),
+    (scores, ahead): ([&[f32; KV_BLOCK_TOKENS]; N], Ahead<E>),
+    mut sums: [[L::F; C]; N],
+) -> [[L::F; C]; N] {
+    let near = ahead.near(lanes, NEAR_VECTORS) > 0;
+    let mut rows = from.values.chunks_exact(from.stride);
+    for t in 0..tokens.min(KV_BLOCK_TOKENS) {
+        if ASKS && near {
+            ask_near::<L, E, C>(lanes, t, from, tokens);
+        }
+        let row = rows.next().expect("a row for every token");
+        let mut columns = [lanes.splat(0.0); C];
+        for (c, values) in row[from.first..][..C * LANES].as_chunks().0.iter().enumerate() {
+            if ASKS {
+                ahead.ask(lanes, t * C + c);
+            }
+            columns[c] = E::load(lanes, values);
+        }
+        for (sums, scores) in sums.iter_mut().zip(scores) {
+            let share = lanes.splat(scores[t]);
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = lanes.fma(share, column, *sum);
+            }
+        }
+    }
+    sums
+}
+
 /// Asks for `C` vectors of a later token than `t`, or of one of the first in the columns behind these.
 #[inline(always)]
 fn ask_near<L: Lanes, E, const C: usize>(
     lanes: L,
     t: usize,
-    (values, stride): (&[E], usize),
+    Columns { values, stride, first }: Columns<'_, E>,
     tokens: usize,
 ) {
     let later = t + NEAR_VECTORS / C;
     let wraps = usize::from(later >= tokens);
-    let place = (later - wraps * tokens) * stride + wraps * C * LANES;
+    let place = (later - wraps * tokens) * stride + first + wraps * C * LANES;
     for c in 0..C {
         let vector = values.as_ptr().wrapping_add(place + c * LANES);
         lanes.ask_for(vector.cast(), Cache::First);
@@ -140,22 +163,21 @@ fn ask_near<L: Lanes, E, const C: usize>(
 #[inline(always)]
 fn gather_tail<L: Lanes, E: KeptLanes, const G: usize, const N: usize>(
     lanes: L,
-    shares: Shares<'_, E, G>,
-    (values, stride): (&[E], usize),
+    (shares, Columns { values, stride, first }): (Shares<'_, E, G>, Columns<'_, E>),
     out: &mut [f32],
     (places, len): ([usize; G], usize),
 ) {
     let (mut block, mut outs) = ([[E::default(); LANES]; KV_BLOCK_TOKENS], [[0.0; LANES]; G]);
     for (t, value) in block[..shares.tokens].iter_mut().enumerate() {
-        *value = padded(&values[t * stride..][..len]);
+        *value = padded(&values[t * stride + first..][..len]);
     }
     let mut firsts = [0; G];
     for n in 0..G {
         firsts[n] = n * LANES;
         outs[n] = padded(&out[places[n]..][..len]);
     }
-    let values = (block.as_flattened(), LANES);
-    gather_columns::<L, E, G, N, 1>(lanes, shares, values, outs.as_flattened_mut(), firsts);
+    let columns = Columns { values: block.as_flattened(), stride: LANES, first: 0 };
+    gather_columns::<L, E, G, N, 1>(lanes, (shares, columns), outs.as_flattened_mut(), firsts);
     for n in 0..G {
         out[places[n]..][..len].copy_from_slice(&outs[n][..len]);
     }

@@ -3,9 +3,9 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their origin in their names
 use std::arch::x86_64::*;
 
-// Which of four parts of two registers a shuffle takes: the halves of both, or every second part.
-const LOW: i32 = 0b01_00_01_00;
-const HIGH: i32 = 0b11_10_11_10;
+// Which of four parts of two registers a shuffle takes: the upper half of one and the lower half of the other, or every
+// second part.
+const SWAPPED: i32 = 0b01_00_11_10;
 const EVEN: i32 = 0b10_00_10_00;
 const ODD: i32 = 0b11_01_11_01;
 
@@ -19,16 +19,21 @@ pub(super) fn halving_sum(x: __m512) -> f32 {
 }
 
 /// The first two halvings of four sums: those of each are the four lanes of one quarter.
+///
+/// What is added is a mix of two registers where lanes stay in place, and one where they change places: only the latter
+/// is a shuffle, of which a core begins one per cycle where it begins two of all else.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn halved_twice([a, b, c, d]: [__m512; 4]) -> __m512 {
-    let eights_ab =
-        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(a, b), _mm512_shuffle_f32x4::<HIGH>(a, b));
-    let eights_cd =
-        _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(c, d), _mm512_shuffle_f32x4::<HIGH>(c, d));
+    let eights_ac =
+        _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, c), _mm512_shuffle_f32x4::<SWAPPED>(a, c));
+    let eights_bd =
+        _mm512_add_ps(_mm512_mask_blend_ps(0xff00, b, d), _mm512_shuffle_f32x4::<SWAPPED>(b, d));
+    let swapped = _mm512_setr_epi64(2, 3, 8, 9, 6, 7, 12, 13);
+    let [ac, bd] = [_mm512_castps_pd(eights_ac), _mm512_castps_pd(eights_bd)];
     _mm512_add_ps(
-        _mm512_shuffle_f32x4::<EVEN>(eights_ab, eights_cd),
-        _mm512_shuffle_f32x4::<ODD>(eights_ab, eights_cd),
+        _mm512_mask_blend_ps(0xf0f0, eights_ac, eights_bd),
+        _mm512_castpd_ps(_mm512_permutex2var_pd(ac, swapped, bd)),
     )
 }
 
@@ -50,8 +55,10 @@ pub(super) fn halving_sums(x: [__m512; 4]) -> [f32; 4] {
 #[inline]
 pub(super) fn halving_tile([a, b, c, d]: [[__m512; 4]; 4]) -> __m512 {
     let [a, b, c, d] = [halved_twice(a), halved_twice(b), halved_twice(c), halved_twice(d)];
-    let twos_ab = _mm512_add_ps(_mm512_shuffle_ps::<LOW>(a, b), _mm512_shuffle_ps::<HIGH>(a, b));
-    let twos_cd = _mm512_add_ps(_mm512_shuffle_ps::<LOW>(c, d), _mm512_shuffle_ps::<HIGH>(c, d));
+    let twos_ab =
+        _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, a, b), _mm512_shuffle_ps::<SWAPPED>(a, b));
+    let twos_cd =
+        _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, c, d), _mm512_shuffle_ps::<SWAPPED>(c, d));
     // Quarter `i` has sum `i` of each.
     let ones = _mm512_add_ps(
         _mm512_shuffle_ps::<EVEN>(twos_ab, twos_cd),
