@@ -120,6 +120,7 @@ fn add_tokens<L: Lanes, E: KeptLanes, const N: usize, const C: usize, const ASKS
 ) -> [[L::F; C]; N] {
     let near = ahead.near(lanes, NEAR_VECTORS) > 0;
     let mut rows = from.values.chunks_exact(from.stride);
+    // There are no more than that, which the compiler is told: it asks for no bound of the scores then.
     for t in 0..tokens.min(KV_BLOCK_TOKENS) {
         if ASKS && near {
             ask_near::<L, E, C>(lanes, t, from, tokens);
