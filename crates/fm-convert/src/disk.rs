@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fm_format::new_file::sync_dir;
+
 /// A file system that is written to.
 pub trait Disk {
     /// Makes a directory, and those above it.
@@ -104,27 +106,12 @@ impl Disk for RealDisk {
         fs::remove_file(path)
     }
 
-    #[cfg(unix)]
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        sync_dir(path)
     }
 
-    /// Other systems keep names with their files.
-    #[cfg(not(unix))]
-    fn sync_dir(&self, _path: &Path) -> io::Result<()> {
-        Ok(())
-    }
-
-    #[cfg(unix)]
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
-        let space = rustix::fs::statvfs(path)?;
-        Ok(space.f_bavail.saturating_mul(space.f_frsize))
-    }
-
-    /// Where the system is not asked, a full disk shows when it is written to.
-    #[cfg(not(unix))]
-    fn free_bytes(&self, _path: &Path) -> io::Result<u64> {
-        Ok(u64::MAX)
+        fs4::available_space(path)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The directory a container goes into: whose it is, and what is in it already.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -28,21 +28,47 @@ pub(crate) enum State {
 
 /// Keeps other converters out while it lives; ends with the process, however that ends.
 pub(crate) struct Lock {
-    _dir: File,
+    _held: File,
 }
 
+#[cfg(not(windows))]
 pub(crate) fn lock(out: &Path) -> Result<Lock, ConvertError> {
     let dir = File::open(out).map_err(|source| ConvertError::Read { path: out.into(), source })?;
     match dir.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(ConvertError::Busy { out: out.into() }),
+        Err(fs::TryLockError::WouldBlock) => Err(ConvertError::Busy { out: out.into() }),
         // A file system without locks is used by one converter at a time.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(Lock { _dir: dir }),
+        Ok(()) | Err(fs::TryLockError::Error(_)) => Ok(Lock { _held: dir }),
     }
 }
 
+/// A file that nobody else may open, and that goes with whoever holds it: Windows locks no directories.
+#[cfg(windows)]
+pub(crate) fn lock(out: &Path) -> Result<Lock, ConvertError> {
+    use std::os::windows::fs::OpenOptionsExt;
+    const GENERIC_WRITE: u32 = 0x4000_0000;
+    const DELETE: u32 = 0x0001_0000;
+    const FILE_FLAG_DELETE_ON_CLOSE: u32 = 0x0400_0000;
+    const ERROR_SHARING_VIOLATION: i32 = 32;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false);
+    options.access_mode(GENERIC_WRITE | DELETE).share_mode(0);
+    options.custom_flags(FILE_FLAG_DELETE_ON_CLOSE);
+    match options.open(out.join(LOCK)) {
+        Ok(file) => Ok(Lock { _held: file }),
+        Err(error) if error.raw_os_error() == Some(ERROR_SHARING_VIOLATION) => {
+            Err(ConvertError::Busy { out: out.into() })
+        }
+        Err(source) => Err(ConvertError::Read { path: out.into(), source }),
+    }
+}
+
+/// Name of that file.
+const LOCK: &str = "convert.lock";
+
 /// Looks at `out` and refuses whatever no conversion has put there.
 pub(crate) fn inspect(out: &Path, layers: usize) -> Result<State, ConvertError> {
-    let entries = entries(out)?;
+    let mut entries = entries(out)?;
+    entries.retain(|entry| !(cfg!(windows) && *entry == out.join(LOCK)));
     let has = |name: &str| entries.contains(&out.join(name));
     let begun = has(JOURNAL);
     let occupied = |entry: &PathBuf| {
@@ -118,4 +144,20 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>, ConvertError> {
 /// Whether a directory of this name is there; a link to one is not.
 fn is_dir(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|is| is.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_converter_and_then_another() {
+        let out = tempfile::tempdir().unwrap();
+        let first = lock(out.path()).unwrap();
+        assert!(matches!(lock(out.path()), Err(ConvertError::Busy { .. })));
+        assert!(matches!(inspect(out.path(), 1), Ok(State::Empty)), "a lock is in nobody's way");
+        drop(first);
+        assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+        lock(out.path()).unwrap();
+    }
 }

@@ -1,6 +1,9 @@
 //! How much memory this process may use: free memory, and the cgroups that hold it.
 //!
-//! Everything is read under a root directory, so that tests bring their own `/proc` and `/sys`.
+//! Everything is read under a root directory, so that tests bring their own `/proc` and `/sys`; where
+//! there are none, the system itself is asked.
+
+mod system;
 
 use std::{
     fs,
@@ -37,8 +40,8 @@ impl CgroupLimit {
 }
 
 impl MemoryLimits {
-    /// Reads the limits of this process; `root` is `/` outside of tests. Whatever cannot be read
-    /// (another system than Linux) sets no limit.
+    /// Reads the limits of this process; `root` is `/` outside of tests. Whatever cannot be read sets
+    /// no limit.
     pub fn read(root: &Path) -> Self {
         let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
         let field = |name: &str| {
@@ -46,8 +49,10 @@ impl MemoryLimits {
             let kib: u64 = line.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
             Some(kib * 1024)
         };
-        let total = field("MemTotal").unwrap_or(u64::MAX);
-        let available = field("MemAvailable").unwrap_or(total);
+        let (total, available) = match field("MemTotal") {
+            Some(total) => (total, field("MemAvailable").unwrap_or(total)),
+            None => system::memory().unwrap_or((u64::MAX, u64::MAX)),
+        };
         Self { total, available, cgroup: tightest_cgroup(root) }
     }
 
@@ -132,7 +137,13 @@ pub fn physical_cores(root: &Path) -> usize {
             cores.insert((package.to_owned(), core.to_owned()));
         }
     }
-    if cores.is_empty() { usable } else { usable.min(cores.len()) }
+    let cores = if cores.is_empty() { system::cores() } else { Some(cores.len()) };
+    cores.map_or(usable, |cores| usable.min(cores.max(1)))
+}
+
+/// Memory that can be had without swapping, where the system says so itself and not in `/proc`.
+pub(crate) fn available_of_system() -> Option<u64> {
+    system::memory().map(|(_, available)| available)
 }
 
 /// The most memory that this process has held at once and that cannot be dropped: its peak less
@@ -143,7 +154,7 @@ pub fn peak_held_bytes(root: &Path) -> Option<u64> {
 
 /// As [`peak_held_bytes`], now.
 pub fn held_bytes(root: &Path) -> Option<u64> {
-    status_less_files(root, "VmRSS:")
+    status_less_files(root, "VmRSS:").or_else(system::held)
 }
 
 fn status_less_files(root: &Path, name: &str) -> Option<u64> {

@@ -15,7 +15,7 @@ use std::{
 
 use fm_store::Store;
 
-use crate::machine::MemoryLimits;
+use crate::machine::{MemoryLimits, available_of_system};
 
 /// What the machine says about its memory. Counters only rise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Guard {
     }
 }
 
-/// The signals of Linux; elsewhere nothing is ever wrong.
+/// The signals of Linux; elsewhere it is only known what is free.
 struct Machine {
     faults: Option<File>,
     stalls: Option<File>,
@@ -166,7 +166,7 @@ impl Machine {
     /// What this process may still take: see [`MemoryLimits::allowed`].
     fn left(&self) -> u64 {
         let kib = |name| Some(1024 * number_after(self.free.as_ref()?, name)?);
-        let available = kib("MemAvailable:").unwrap_or(u64::MAX);
+        let available = kib("MemAvailable:").or_else(available_of_system).unwrap_or(u64::MAX);
         let in_group = || {
             let used = number_after(self.used.as_ref()?, "")?;
             let stat = |name| number_after(self.cached.as_ref()?, name);

@@ -69,7 +69,7 @@ impl Cache {
         // Above a relative path lies the working directory, which `ancestors` gives no name.
         let mut named = root.ancestors().filter(|dir| !dir.as_os_str().is_empty());
         let existing = named.find(|dir| dir.exists()).unwrap_or(Path::new("."));
-        free_at(existing).map_err(at(existing))
+        fs4::available_space(existing).map_err(at(existing))
     }
 
     pub(crate) fn repo_dir(&self, id: &RepoId) -> PathBuf {
@@ -212,7 +212,7 @@ fn list_repo(id: &RepoId, dir: &Path, found: &mut Vec<Cached>) -> Result<(), Hub
     let mut names = BTreeMap::<String, Vec<String>>::new();
     let refs = dir.join("refs");
     for file in files_below(&refs)? {
-        let name = file.strip_prefix(&refs).unwrap_or(&file).to_string_lossy().into_owned();
+        let name = name_below(&refs, &file);
         let commit = fs::read_to_string(&file).map_err(at(&file))?;
         names.entry(commit.trim().to_owned()).or_default().push(name);
     }
@@ -341,16 +341,4 @@ fn size_of(dir: &Path) -> Result<u64, HubError> {
 fn len_of(file: &Path) -> Result<u64, HubError> {
     let metadata = file.symlink_metadata().map_err(at(file))?;
     Ok(if metadata.is_file() { metadata.len() } else { 0 })
-}
-
-#[cfg(unix)]
-fn free_at(existing: &Path) -> io::Result<u64> {
-    let space = rustix::fs::statvfs(existing)?;
-    Ok(space.f_bavail.saturating_mul(space.f_frsize))
-}
-
-/// Where the system is not asked, a full disk shows when it is written to.
-#[cfg(not(unix))]
-fn free_at(_existing: &Path) -> io::Result<u64> {
-    Ok(u64::MAX)
 }

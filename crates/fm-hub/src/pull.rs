@@ -214,7 +214,7 @@ impl Pull<'_> {
             if !blob.exists() && path.is_file() {
                 continue; // it was put there, see `put`
             }
-            if let Err(error) = link(&target, &blob, &path) {
+            if let Err(error) = link(&target, &path) {
                 let is_last = !self.files[i + 1..].iter().any(|it| it.checksum == file.checksum);
                 put(error, &blob, is_last, &path).map_err(at(&path))?;
             }
@@ -359,7 +359,7 @@ fn lock(file: &str, path: &Path) -> Result<File, HubError> {
 }
 
 /// Makes `path` a link to `target`, in one step for whoever looks.
-fn link(target: &Path, blob: &Path, path: &Path) -> io::Result<()> {
+fn link(target: &Path, path: &Path) -> io::Result<()> {
     if fs::read_link(path).is_ok_and(|found| found == target) {
         return Ok(());
     }
@@ -369,28 +369,36 @@ fn link(target: &Path, blob: &Path, path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    symlink(target, blob, Path::new(&fresh))?;
+    symlink(target, Path::new(&fresh))?;
     fs::rename(&fresh, path)
 }
 
-/// Makes `path` the file itself where a file system has no links (exFAT), as `huggingface_hub` does; `is_last` of those
-/// that want this blob. `error` is what a link met with.
+/// Makes `path` the file itself where a file system has no links (exFAT) or only privileged users may make them
+/// (Windows), as `huggingface_hub` does; `is_last` of those that want this blob. `error` is what a link met with.
 fn put(error: io::Error, blob: &Path, is_last: bool, path: &Path) -> io::Result<()> {
-    if !matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported) {
+    let refused = [io::ErrorKind::PermissionDenied, io::ErrorKind::Unsupported];
+    if !refused.contains(&error.kind()) && !is_privilege_missing(&error) {
         return Err(error);
     }
     if is_last { fs::rename(blob, path) } else { fs::copy(blob, path).map(drop) }
 }
 
+/// Windows' `ERROR_PRIVILEGE_NOT_HELD`, for which Rust has no kind.
+fn is_privilege_missing(error: &io::Error) -> bool {
+    cfg!(windows) && error.raw_os_error() == Some(1314)
+}
+
 #[cfg(unix)]
-fn symlink(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
+fn symlink(target: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Where links take privileges, a second name of the same bytes does as well.
-#[cfg(not(unix))]
-fn symlink(_target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
-    fs::hard_link(blob, link)
+#[cfg(windows)]
+fn symlink(target: &Path, link: &Path) -> io::Result<()> {
+    // Its links are not followed across the other separator.
+    std::os::windows::fs::symlink_file(target.components().collect::<PathBuf>(), link)?;
+    // Wine 8 says that it did, and did not.
+    link.symlink_metadata().map(drop).map_err(|_| io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(test)]

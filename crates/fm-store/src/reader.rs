@@ -221,9 +221,11 @@ pub fn open(
 ) -> Result<(Box<dyn Reader>, ReaderInfo), StoreError> {
     disk::check_lengths(catalog)?;
     let depth = options.depth.clamp(1, DEPTH_MAX);
-    let (files, mut fallback) = disk::Files::open(catalog, options)?;
+    let (files, fallback) = disk::Files::open(catalog, options)?;
     let access = files.access();
 
+    #[cfg(target_os = "linux")]
+    let mut fallback = fallback;
     #[cfg(target_os = "linux")]
     if options.kind == ReaderKind::IoUring
         || (options.kind == ReaderKind::Auto && access == Access::Direct)

@@ -231,8 +231,10 @@ pub(crate) fn staged_bytes(bytes: usize, count: usize) -> usize {
 /// Zeroed anonymous memory, aligned to 4096, and to [`HUGE`] if it is that long.
 struct Pages {
     start: NonNull<u8>,
+    #[cfg(not(unix))]
     bytes: usize,
     /// What was mapped: more than is used, where `start` had to be aligned.
+    #[cfg(unix)]
     mapped: (NonNull<u8>, usize),
 }
 
@@ -257,8 +259,8 @@ impl Pages {
         let skip = if more == 0 { 0 } else { mapped.addr().get().wrapping_neg() % HUGE };
         // SAFETY: `skip` is less than `more`, so all `bytes` behind it are mapped.
         let start = unsafe { mapped.add(skip) };
-        let pages = Self { start, bytes, mapped: (mapped, bytes + more) };
-        pages.advise_huge();
+        let pages = Self { start, mapped: (mapped, bytes + more) };
+        pages.advise_huge(bytes);
         Ok(pages)
     }
 
@@ -266,15 +268,15 @@ impl Pages {
     /// the TLB less. A wish, not a need. Not for the end that would fill no huge page: what is not
     /// used is not taken.
     #[cfg(target_os = "linux")]
-    fn advise_huge(&self) {
+    fn advise_huge(&self, bytes: usize) {
         use rustix::mm::{Advice, madvise};
-        let whole = self.bytes / HUGE * HUGE;
+        let whole = bytes / HUGE * HUGE;
         // SAFETY: the range is a mapping we own, and this advice changes no contents.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), whole, Advice::LinuxHugepage) };
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn advise_huge(&self) {}
+    fn advise_huge(&self, _bytes: usize) {}
 }
 
 #[cfg(unix)]
@@ -301,7 +303,7 @@ impl Pages {
             bytes,
             source: io::ErrorKind::OutOfMemory.into(),
         })?;
-        Ok(Self { start, bytes, mapped: (start, bytes) })
+        Ok(Self { start, bytes })
     }
 }
 

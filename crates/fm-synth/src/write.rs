@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fm_format::new_file::sync_dir;
 use serde_json::Value;
 
 use crate::{
@@ -79,19 +80,7 @@ fn prepare(dir: &Path) -> Result<u64, SynthError> {
     }
     let whole = std::path::absolute(dir).map_err(io_error)?;
     let existing = whole.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
-    free_bytes(existing).map_err(io_error)
-}
-
-#[cfg(unix)]
-fn free_bytes(path: &Path) -> io::Result<u64> {
-    let free = rustix::fs::statvfs(path)?;
-    Ok(free.f_bavail.saturating_mul(free.f_frsize))
-}
-
-/// Where the system is not asked, a full disk shows when it is written to.
-#[cfg(not(unix))]
-fn free_bytes(_path: &Path) -> io::Result<u64> {
-    Ok(u64::MAX)
+    fs4::available_space(existing).map_err(io_error)
 }
 
 /// What was just written should not push anything out of the page cache, and a measurement that
@@ -203,8 +192,7 @@ impl<'a> NewFiles<'a> {
     fn keep(mut self) -> Result<(), SynthError> {
         self.paths.clear();
         self.created_dir = false;
-        let synced = File::open(self.dir).and_then(|dir| dir.sync_all());
-        synced.map_err(|source| SynthError::Io { path: self.dir.into(), source })
+        sync_dir(self.dir).map_err(|source| SynthError::Io { path: self.dir.into(), source })
     }
 }
 

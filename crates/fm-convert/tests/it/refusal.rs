@@ -1,11 +1,6 @@
 //! What a conversion refuses, and that it leaves everything as it was.
 
-use std::{
-    fs::{self, File},
-    ops::ControlFlow,
-    os::unix::fs::symlink,
-    path::Path,
-};
+use std::{fs, ops::ControlFlow, path::Path};
 
 use fm_convert::{Conversion, ConvertError, record::record};
 use fm_format::{FormatError, source::Checkpoint};
@@ -60,6 +55,7 @@ fn somebody_elses_file_amid_half_a_conversion_is_left_alone() {
     case.convert().unwrap();
 }
 
+#[cfg(unix)]
 #[test]
 fn links_are_never_followed() {
     let case = Case::small();
@@ -77,7 +73,7 @@ fn links_are_never_followed() {
         let link = case.out().join(name);
         let _ = fs::remove_dir_all(&link);
         let _ = fs::remove_file(&link);
-        symlink(target, &link).unwrap();
+        std::os::unix::fs::symlink(target, &link).unwrap();
         let error = case.convert().unwrap_err();
         assert!(matches!(error, ConvertError::InTheWay { .. }), "{name}: {error}");
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0, "{name}");
@@ -86,12 +82,13 @@ fn links_are_never_followed() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn a_link_to_nothing_is_no_file_to_do_without() {
     let case = Case::small();
     let path = case.source().join("generation_config.json");
     fs::remove_file(&path).unwrap();
-    symlink("../blobs/gone", &path).unwrap();
+    std::os::unix::fs::symlink("../blobs/gone", &path).unwrap();
     let cache = tempfile::tempdir().unwrap();
     let recorded = record(&case.source(), cache.path(), &mut go_on).map(drop);
     for error in [case.convert().map(drop), recorded].map(Result::unwrap_err) {
@@ -207,11 +204,12 @@ fn resuming_needs_space_only_for_the_rest() {
     assert_eq!(left, None, "what will be written again does not take up space");
 }
 
+#[cfg(not(windows))] // where it is a file
 #[test]
 fn one_converter_at_a_time() {
     let case = Case::small();
     fs::create_dir(case.out()).unwrap();
-    let other = File::open(case.out()).unwrap();
+    let other = fs::File::open(case.out()).unwrap();
     other.lock().unwrap();
     let error = case.convert().unwrap_err();
     assert!(matches!(error, ConvertError::Busy { .. }), "{error}");

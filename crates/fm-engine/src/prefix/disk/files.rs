@@ -87,20 +87,6 @@ fn lock(dir: &Path) -> Result<File, DiskError> {
     }
 }
 
-/// Bytes that the disk has left for this user.
-fn free_bytes(dir: &Path) -> io::Result<u64> {
-    #[cfg(unix)]
-    {
-        let space = rustix::fs::statvfs(dir)?;
-        Ok(space.f_bavail * space.f_frsize)
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = dir;
-        Ok(u64::MAX)
-    }
-}
-
 /// A file with its size and when it was last of use.
 struct Found {
     path: PathBuf,
@@ -201,7 +187,7 @@ impl Disk {
         };
         disk.take(&files);
         // Others need the disk too.
-        let free = free_bytes(&disk.dir).unwrap_or(u64::MAX);
+        let free = fs4::available_space(&disk.dir).unwrap_or(u64::MAX);
         disk.bytes_max = bytes_max.min(disk.bytes().saturating_add(free / 2));
         disk.make_room((0, 0), &Pin::Prefilled);
         disk.count();
