@@ -204,7 +204,7 @@ fn resuming_needs_space_only_for_the_rest() {
     assert_eq!(left, None, "what will be written again does not take up space");
 }
 
-#[cfg(not(windows))] // where it is a file
+#[cfg(not(windows))] // where a file locks, see `output::lock`
 #[test]
 fn one_converter_at_a_time() {
     let case = Case::small();

@@ -1,51 +1,44 @@
-//! What systems say of themselves that have no `/proc`: macOS, Windows. Linux is never asked.
+//! What systems say of themselves that have no `/proc`: macOS, Windows.
 
-#[cfg(not(target_os = "linux"))]
-use sysinfo::{
-    MemoryRefreshKind, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System, get_current_pid,
-};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use sysinfo::{MemoryRefreshKind, ProcessRefreshKind, ProcessesToUpdate, System, get_current_pid};
+
+/// One for all questions: each costs the system a handle.
+static SYSTEM: LazyLock<Option<Mutex<System>>> =
+    LazyLock::new(|| System::new().ok().map(Mutex::new));
+
+fn ask<T>(question: impl FnOnce(&mut System) -> Option<T>) -> Option<T> {
+    let system = SYSTEM.as_ref()?;
+    question(&mut system.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// Memory of the machine, and what of it is not used: the pages of files count as free.
-#[cfg(not(target_os = "linux"))]
 pub(super) fn memory() -> Option<(u64, u64)> {
-    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(memory).ok()?;
-    // What sysinfo calls available on macOS includes all that programs hold and use now and then.
-    let (total, used) = (system.total_memory(), system.used_memory());
-    (total > 0).then(|| (total, total.saturating_sub(used)))
+    ask(|system| {
+        system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
+        // What sysinfo calls available on macOS includes all that programs hold and use now and then.
+        let (total, used) = (system.total_memory(), system.used_memory());
+        (total > 0).then(|| (total, total.saturating_sub(used)))
+    })
 }
 
 /// Physical cores.
-#[cfg(not(target_os = "linux"))]
 pub(super) fn cores() -> Option<usize> {
     System::physical_core_count().ok()
 }
 
 /// What this process holds of memory now.
-#[cfg(not(target_os = "linux"))]
 pub(super) fn held() -> Option<u64> {
-    let (own, memory) = (get_current_pid().ok()?, ProcessRefreshKind::nothing().with_memory());
-    let mut system = System::new().ok()?;
-    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, memory);
-    Some(system.process(own)?.memory())
+    let own = get_current_pid().ok()?;
+    ask(|system| {
+        let memory = ProcessRefreshKind::nothing().with_memory();
+        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), false, memory);
+        Some(system.process(own)?.memory())
+    })
 }
 
-#[cfg(target_os = "linux")]
-pub(super) fn memory() -> Option<(u64, u64)> {
-    None
-}
-
-#[cfg(target_os = "linux")]
-pub(super) fn cores() -> Option<usize> {
-    None
-}
-
-#[cfg(target_os = "linux")]
-pub(super) fn held() -> Option<u64> {
-    None
-}
-
-#[cfg(all(test, not(target_os = "linux")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
