@@ -53,7 +53,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
     };
     let options = ScheduleOptions { sessions: 1, queue: 1, stall_max: Duration::from_secs(2) };
     let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk: None };
-    let scheduler = Scheduler::start(driven, options).ok().expect("nothing is kept on disk");
+    let scheduler = Scheduler::start(driven, options).expect("nothing is kept on disk");
     Reader::new(Service {
         model,
         submit: scheduler.queue(),

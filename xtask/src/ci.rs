@@ -13,12 +13,26 @@ const STEPS: &[&[&str]] = &[
     // Planting all of them takes an hour; that each still has a place takes a second.
     &["xtask", "mutants", "--list"],
     &["deny", "check", "bans", "licenses", "sources"],
-    &["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"],
+    // With the fuzz targets, whose library is not needed to check them.
+    &[
+        "clippy",
+        "--release",
+        "--workspace",
+        "--all-targets",
+        "--features",
+        "fm-fuzz/fuzzing",
+        "--",
+        "-D",
+        "warnings",
+    ],
     &["doc", "--release", "--workspace", "--no-deps", "--document-private-items"],
-    &["xtask", "fuzz"],
     &["nextest", "run", "--release", "--workspace"],
     &["xtask", "loom"],
 ];
+
+/// What all of them are told.
+const SETTINGS: [(&str, &str); 2] =
+    [("RUSTDOCFLAGS", "-D warnings"), ("CUSTOM_LIBFUZZER_PATH", "/not/linked.a")];
 
 /// Whether a command does what it shall; says why it could not be started.
 fn succeeds(command: &mut Command) -> bool {
@@ -35,7 +49,7 @@ pub(crate) fn run() -> ExitCode {
     for step in STEPS {
         println!("== cargo {}", step.join(" "));
         let started = Instant::now();
-        if !succeeds(Command::new("cargo").args(*step).env("RUSTDOCFLAGS", "-D warnings")) {
+        if !succeeds(Command::new("cargo").args(*step).envs(SETTINGS)) {
             return ExitCode::FAILURE;
         }
         println!("== {} s", started.elapsed().as_secs());
@@ -55,23 +69,6 @@ pub(crate) fn soak(seconds: Option<&String>) -> ExitCode {
 pub(crate) fn loom() -> ExitCode {
     let words = ["test", "--release", "--locked", "--manifest-path", "loom/Cargo.toml"];
     let target = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")];
-    code(succeeds(Command::new("cargo").args(words).envs(target)))
-}
-
-/// Whether the fuzz targets (`fuzz/`, a workspace of its own) are programs still. What they share with the
-/// rest is checked already; the library that they are linked with is not needed for that.
-pub(crate) fn fuzz() -> ExitCode {
-    let words = ["check", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"];
-    let target = [
-        ("CARGO_TARGET_DIR", "target"),
-        // As in the workspace: with another profile everything would be checked once more.
-        ("CARGO_PROFILE_RELEASE_LTO", "off"),
-        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
-        ("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_OPT_LEVEL", "0"),
-        ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
-        ("CARGO_PROFILE_RELEASE_STRIP", "debuginfo"),
-        ("CUSTOM_LIBFUZZER_PATH", "/not/linked.a"),
-    ];
     code(succeeds(Command::new("cargo").args(words).envs(target)))
 }
 

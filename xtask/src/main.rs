@@ -2,7 +2,6 @@
 //!
 //! - `tidy` checks the architecture: who imports whom, sizes, names, where `unsafe` may stand.
 //! - `ci` runs everything that has to pass before a change lands.
-//! - `fuzz` checks that the fuzz targets compile.
 //! - `loom` goes through the orders in which threads of the pool, and users of a slot, take their steps.
 //! - `arm` tests the kernels of 64-bit Arm, emulated.
 //! - `soak` keeps a server busy with difficult clients, half an hour unless told.
@@ -21,13 +20,12 @@ fn main() -> ExitCode {
         Some(("tidy", [])) => tidy::run(),
         Some(("ci", [])) => ci::run(),
         Some(("loom", [])) => ci::loom(),
-        Some(("fuzz", [])) => ci::fuzz(),
         Some(("arm", [])) => ci::arm(),
         Some(("soak", seconds @ ([] | [_]))) => ci::soak(seconds.first()),
         Some(("mutants", names)) => mutants::run(names),
         _ => {
             eprintln!(
-                "unknown chore {arguments:?}; there are: tidy, ci, fuzz, loom, arm, soak [SECONDS], mutants [--list] [NAME...]"
+                "unknown chore {arguments:?}; there are: tidy, ci, loom, arm, soak [SECONDS], mutants [--list] [NAME...]"
             );
             ExitCode::from(2)
         }

@@ -24,6 +24,11 @@ const MANY_SUMS: usize = 16;
 /// Sums of a tile that fits where a vector takes several of few registers.
 const FEW_SUMS: usize = 4;
 
+/// Whether a tile has [`FEW_SUMS`].
+const fn few_sums<L: Lanes>() -> bool {
+    MANY_SUMS * L::PARTS > L::CHAINS
+}
+
 /// [`Kept`] numbers that are turned into f32 sixteen at a time.
 pub(super) trait KeptLanes: Kept + Default {
     /// What sixteen of them stand for.
@@ -133,10 +138,9 @@ impl<E: KeptLanes> Queries<'_, E> {
                 let seen = self.seen(at, block);
                 // What is seen moves on with the rows: if first and last see the same, all do.
                 let alike = |n| at + n <= queries && self.seen(at + n - 1, block) == seen;
-                let few = MANY_SUMS * L::PARTS > L::CHAINS;
                 // With tiles of sixteen sums, four queries and four keys read least where a block comes from
                 // the first cache, eight and two where it comes from memory and goes.
-                let group = if alike(8) && (few || queries == 8) {
+                let group = if alike(8) && (const { few_sums::<L>() } || queries == 8) {
                     8
                 } else if alike(4) {
                     4
@@ -144,12 +148,19 @@ impl<E: KeptLanes> Queries<'_, E> {
                     1
                 };
                 let part = (block, seen);
-                match (group, few) {
-                    (8, false) => self.meet::<L, 8, 8, 2>(lanes, at, part, states, out),
-                    (8, true) => self.meet::<L, 8, 2, 2>(lanes, at, part, states, out),
-                    (4, false) => self.meet::<L, 4, 4, 4>(lanes, at, part, states, out),
-                    (4, true) => self.meet::<L, 4, 2, 2>(lanes, at, part, states, out),
-                    _ => self.meet::<L, 1, 1, 4>(lanes, at, part, states, out),
+                // Decided where it is compiled: tiles that a set never takes are long to build.
+                if group == 1 {
+                    self.meet::<L, 1, 1, 4>(lanes, at, part, states, out);
+                } else if const { few_sums::<L>() } {
+                    if group == 8 {
+                        self.meet::<L, 8, 2, 2>(lanes, at, part, states, out);
+                    } else {
+                        self.meet::<L, 4, 2, 2>(lanes, at, part, states, out);
+                    }
+                } else if group == 8 {
+                    self.meet::<L, 8, 8, 2>(lanes, at, part, states, out);
+                } else {
+                    self.meet::<L, 4, 4, 4>(lanes, at, part, states, out);
                 }
                 at += group;
             }

@@ -38,8 +38,11 @@ pub(super) fn start<L: Lanes, P: Panels, const CODES: usize, const N: usize, con
 ) -> Dots<L, CODES, N, ROWS> {
     let too_much = P::OFFSET - lanes.taken_from(P::CODE_MAX);
     let mut dots = [[[[lanes.dots(lanes.splat_int(0)); CODES]; N]; ROWS]; TURNS_MAX];
+    if too_much == 0 {
+        return dots;
+    }
     for (dots, (block, within)) in dots[0].iter_mut().zip(x) {
-        let start = if too_much == 0 { 0 } else { -too_much * block.sum(P::RUN, within) };
+        let start = -too_much * block.sum(P::RUN, within);
         // The last are the low ones: only they count once.
         for dots in dots {
             dots[CODES - 1] = lanes.dots(lanes.splat_int(start));

@@ -300,9 +300,9 @@ fn fours<const ENTRIES: usize, const WORDS: usize>(
         unsafe { _mm256_i32gather_epi32::<4>(first, entries) }
     };
     // The byte with the signs everywhere, and a bit of it for each.
-    let byte = (sign / 8) as u8;
-    let spread = [0, 4, 8, 12].map(|word| i32::from_ne_bytes([word + byte; 4]));
-    let spread = _mm_setr_epi32(spread[0], spread[1], spread[2], spread[3]);
+    let byte = sign / 8;
+    let words = _mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c);
+    let spread = _mm_add_epi8(words, _mm_set1_epi8(byte as i8));
     let signs = _mm256_shuffle_epi8(signs, _mm256_broadcastsi128_si256(spread));
     let bits = _mm256_set1_epi32(0x0804_0201 << (sign % 8));
     let negative = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bits), bits);
