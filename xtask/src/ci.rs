@@ -6,13 +6,13 @@ use std::{
     time::Instant,
 };
 
-/// One profile for all of it, so that two cores build the dependencies once.
-const STEPS: &[&[&str]] = &[
+/// What reading finds, in the order of its cost. One profile for this and for the tests, so that two cores build
+/// the dependencies once.
+const LINT: &[&[&str]] = &[
     &["fmt", "--all", "--check"],
     &["xtask", "tidy"],
     // Planting all of them takes an hour; that each still has a place takes a second.
     &["xtask", "mutants", "--list"],
-    &["deny", "check", "bans", "licenses", "sources"],
     // With the fuzz targets, whose library is not needed to check them.
     &[
         "clippy",
@@ -26,6 +26,11 @@ const STEPS: &[&[&str]] = &[
         "warnings",
     ],
     &["doc", "--release", "--workspace", "--no-deps", "--document-private-items"],
+];
+
+/// What needs tools of its own, or is run.
+const TEST: &[&[&str]] = &[
+    &["deny", "check", "bans", "licenses", "sources"],
     &["nextest", "run", "--release", "--workspace"],
     &["xtask", "loom"],
 ];
@@ -44,17 +49,30 @@ fn code(success: bool) -> ExitCode {
     if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the steps; the first failure ends the run.
-pub(crate) fn run() -> ExitCode {
-    for step in STEPS {
+/// Whether all steps succeed; the first that does not is the last.
+fn all_succeed(steps: &[&[&str]]) -> bool {
+    steps.iter().all(|step| {
         println!("== cargo {}", step.join(" "));
         let started = Instant::now();
-        if !succeeds(Command::new("cargo").args(*step).envs(SETTINGS)) {
-            return ExitCode::FAILURE;
-        }
+        let done = succeeds(Command::new("cargo").args(*step).envs(SETTINGS));
         println!("== {} s", started.elapsed().as_secs());
-    }
-    ExitCode::SUCCESS
+        done
+    })
+}
+
+/// Checks what needs no tool but those that come with Rust.
+pub(crate) fn lint() -> ExitCode {
+    code(all_succeed(LINT))
+}
+
+/// Everything else.
+pub(crate) fn test() -> ExitCode {
+    code(all_succeed(TEST))
+}
+
+/// Both.
+pub(crate) fn run() -> ExitCode {
+    code(all_succeed(LINT) && all_succeed(TEST))
 }
 
 /// Half an hour of the server's soak test, or so many seconds.
