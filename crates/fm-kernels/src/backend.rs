@@ -84,7 +84,7 @@ impl fmt::Display for Numerics {
 /// bug in the caller and panics.
 ///
 /// No operation may let a row depend on which other rows stand beside it (invariant 2).
-pub trait Backend: Send + Sized + 'static {
+pub trait Backend: Send + Sized + fmt::Debug + 'static {
     /// f32 values on the device.
     type Buf: Send + Sync + fmt::Debug;
     /// Keys or values of the blocks of an attention layer, in a [`KvFormat`].

@@ -4,8 +4,11 @@
 //! A backend is held to all of it by one line among its tests:
 //!
 //! ```ignore
-//! fm_kernels::conformance!(Cpu::open(2));
+//! fm_kernels::conformance!([Cpu::open(2)]);
 //! ```
+//!
+//! Devices of one kind and of the same numerics are checked together: to compute what they must give takes longer
+//! than all of them take to give it.
 
 // Conformance checks are tests: they panic, and `expect` is how they say why.
 use fm_format::quant::QuantFormat;
@@ -25,6 +28,7 @@ mod noise;
 mod routing;
 mod sequence;
 
+use bits::bits;
 pub use bits::{a_prompt_may_be_chunked_anywhere, a_row_does_not_see_its_neighbours};
 pub use elementwise::{
     add, add_bias, buffers, clamped_mul, gated_norm_heads, rms_norm, rms_norm_heads, rope,
@@ -41,30 +45,27 @@ pub use sequence::{attention, causal_conv, delta_net, kv_copy_block, kv_formats}
 
 /// Stamps the whole suite out for one backend, a test per operation.
 ///
-/// `conformance!(maybe $open)` takes an `Option`: `None` means that this machine has no such
+/// It takes devices of the same numerics, as an array or a vector. None means that this machine has no such
 /// device, and the tests say so instead of passing silently.
 #[macro_export]
 macro_rules! conformance {
-    (maybe $open:expr) => {
-        $crate::conformance! { @each $open;
+    ($devices:expr) => {
+        $crate::conformance! { @each $devices;
             a_prompt_may_be_chunked_anywhere a_row_does_not_see_its_neighbours
             add add_bias attention buffers causal_conv clamped_mul combine_rows delta_net embed expert_rows
             expert_rows_as_products experts gated_norm_heads kv_copy_block kv_formats matmul matmul_each matmul_heads matmul_rows rms_norm rms_norm_heads rope route
             scatter_rows sigmoid_mul silu_mul
         }
     };
-    (@each $open:expr; $($operation:ident)*) => {$(
+    (@each $devices:expr; $($operation:ident)*) => {$(
         #[test]
         fn $operation() {
-            match $open {
-                Some(device) => $crate::conformance::$operation(&device),
-                None => $crate::conformance::skipped(stringify!($operation)),
+            match &$devices[..] {
+                [] => $crate::conformance::skipped(stringify!($operation)),
+                devices => $crate::conformance::$operation(devices),
             }
         }
     )*};
-    ($open:expr) => {
-        $crate::conformance!(maybe Some($open));
-    };
 }
 
 /// Says that a test had no device to run on.
@@ -78,18 +79,36 @@ trait Case: std::fmt::Debug {
     /// What it gives on `device`.
     fn run<B: Backend>(&self, device: &B) -> DeviceResult<Vec<f32>>;
 
-    /// Compares `device` with the reference, and returns what it gives. `tolerance` is relative to
+    /// Compares each of `devices`, which have the same numerics, with the reference. `tolerance` is relative to
     /// the largest value, and absolute where all are small.
     ///
     /// # Panics
-    /// If they differ by more.
-    fn check<B: Backend>(&self, device: &B, tolerance: f32) -> Vec<f32> {
-        let got = self.run(device).expect("the device runs");
+    /// If one differs by more, or has other numerics.
+    fn check<B: Backend>(&self, devices: &[B], tolerance: f32) {
+        let numerics = devices[0].numerics();
         // What a device quantises differs too much from what it does not, to say anything of products.
-        let reference = Reference::in_numerics(device.numerics());
+        let reference = Reference::in_numerics(numerics);
         let want = self.run(&reference).expect("the reference cannot fail");
-        assert_close(&self, &got, &want, tolerance);
-        got
+        for device in devices {
+            assert_eq!(
+                device.numerics(),
+                numerics,
+                "{device:?} is compared with the same reference"
+            );
+            let got = self.run(device).expect("the device runs");
+            assert_close(&(self, device), &got, &want, tolerance);
+        }
+    }
+
+    /// Holds what each of `devices` gives to what it gives for `other`, bit for bit.
+    ///
+    /// # Panics
+    /// If one bit differs.
+    fn check_bits<B: Backend>(&self, devices: &[B], other: &Self) {
+        for device in devices {
+            let run = |case: &Self| bits(&case.run(device).expect("the device runs"));
+            assert!(run(self) == run(other), "{self:?} and {other:?} on {device:?}");
+        }
     }
 }
 

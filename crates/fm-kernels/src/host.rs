@@ -53,7 +53,6 @@ const PART_ALIGN: usize = 64;
 const VALUES_PER_EXP: usize = 8;
 
 /// A backend in host memory.
-#[derive(Debug)]
 pub struct Host<K> {
     kernels: K,
     /// Results of an operation that come out in another order than they are wanted in. Grows to

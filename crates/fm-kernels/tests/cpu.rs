@@ -1,91 +1,5 @@
 //! The CPU against the suite, on every instruction set, and against itself.
 
-mod on_two_threads {
-    fm_kernels::conformance!(fm_kernels::Cpu::open(2));
-}
-
-mod portable {
-    use fm_kernels::cpu::{Cpu, Level};
-    fm_kernels::conformance!(Cpu::with_level(Level::portable(), 1));
-}
-
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use fm_kernels::cpu::{Cpu, Level};
-    fm_kernels::conformance!(maybe Level::avx2().map(|level| Cpu::with_level(level, 1)));
-}
-
-#[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use fm_kernels::cpu::{Cpu, Level};
-    fm_kernels::conformance!(maybe Level::avx512().map(|level| Cpu::with_level(level, 1)));
-}
-
-#[cfg(target_arch = "x86_64")]
-mod amx {
-    use fm_kernels::cpu::{Cpu, Level};
-    fm_kernels::conformance!(maybe Level::amx().map(|level| Cpu::with_level(level, 1)));
-}
-
-#[cfg(target_arch = "aarch64")]
-mod neon {
-    use fm_kernels::cpu::{Cpu, Level};
-    fm_kernels::conformance!(maybe Level::neon().map(|level| Cpu::with_level(level, 1)));
-}
-
-#[cfg(target_arch = "aarch64")]
-mod i8mm {
-    use fm_kernels::cpu::{Cpu, Level};
-    fm_kernels::conformance!(maybe Level::i8mm().map(|level| Cpu::with_level(level, 1)));
-}
-
-/// The integer numerics, on every instruction set.
-mod integers {
-    macro_rules! numerics {
-        ($name:ident, $numerics:ident) => {
-            mod $name {
-                use fm_kernels::{
-                    backend::Numerics,
-                    cpu::{Cpu, Level},
-                };
-
-                fn on(level: Option<Level>, threads: usize) -> Option<Cpu> {
-                    let device = Cpu::with_level(level?, threads);
-                    Some(device.in_numerics(Numerics::$numerics))
-                }
-                mod on_two_threads {
-                    fm_kernels::conformance!(maybe super::on(Some(super::Level::best()), 2));
-                }
-                mod portable {
-                    fm_kernels::conformance!(maybe super::on(Some(super::Level::portable()), 1));
-                }
-                #[cfg(target_arch = "x86_64")]
-                mod avx2 {
-                    fm_kernels::conformance!(maybe super::on(super::Level::avx2(), 1));
-                }
-                #[cfg(target_arch = "x86_64")]
-                mod avx_vnni {
-                    fm_kernels::conformance!(maybe super::on(super::Level::avx_vnni(), 1));
-                }
-                #[cfg(target_arch = "x86_64")]
-                mod avx512 {
-                    fm_kernels::conformance!(maybe super::on(super::Level::avx512(), 1));
-                }
-                #[cfg(target_arch = "aarch64")]
-                mod neon {
-                    fm_kernels::conformance!(maybe super::on(super::Level::neon(), 1));
-                }
-                #[cfg(target_arch = "aarch64")]
-                mod i8mm {
-                    fm_kernels::conformance!(maybe super::on(super::Level::i8mm(), 1));
-                }
-            }
-        };
-    }
-    numerics!(int15, Int15);
-    numerics!(int8, Int8);
-}
-
 use fm_format::{
     quant::{self, FORMATS, FormatKind, QuantFormat, ScaleKind, fp8::e4m3},
     record::MatrixShape,
@@ -99,6 +13,24 @@ use fm_kernels::{
     tolerance,
 };
 use proptest::prelude::*;
+
+/// One for every instruction set of this machine, and the best on two threads.
+fn devices(numerics: Numerics) -> Vec<Cpu> {
+    let alone = Level::all().into_iter().map(|level| Cpu::with_level(level, 1));
+    alone.chain([Cpu::open(2)]).map(|device| device.in_numerics(numerics)).collect()
+}
+
+mod in_f32 {
+    fm_kernels::conformance!(super::devices(super::Numerics::F32));
+}
+
+mod in_int15 {
+    fm_kernels::conformance!(super::devices(super::Numerics::Int15));
+}
+
+mod in_int8 {
+    fm_kernels::conformance!(super::devices(super::Numerics::Int8));
+}
 
 /// `W x` for noise of this shape, as bits.
 fn product<B: Backend<Buf = HostBuf, Bytes = [u8]>>(

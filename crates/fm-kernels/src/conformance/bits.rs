@@ -35,7 +35,11 @@ fn products<B: Backend>(
 ///
 /// # Panics
 /// If one bit differs.
-pub fn a_row_does_not_see_its_neighbours<B: Backend>(device: &B) {
+pub fn a_row_does_not_see_its_neighbours<B: Backend>(devices: &[B]) {
+    devices.iter().for_each(rows_of);
+}
+
+fn rows_of<B: Backend>(device: &B) {
     // More than meet decoded weights, or panels, in one pass.
     let tokens = 100_u32;
     for format in &FORMATS {
@@ -56,7 +60,10 @@ pub fn a_row_does_not_see_its_neighbours<B: Backend>(device: &B) {
                     let chosen: Vec<u32> = (first..first + count).collect();
                     let batch = products(device, &weights, &acts, &chosen)?;
                     let want = &alone[first as usize * rows..][..count as usize * rows];
-                    assert!(bits(&batch) == bits(want), "{format:?}: {count} rows from {first} on");
+                    assert!(
+                        bits(&batch) == bits(want),
+                        "{format:?}: {count} rows from {first} on, {device:?}"
+                    );
                 }
                 Ok(())
             };
@@ -69,12 +76,10 @@ pub fn a_row_does_not_see_its_neighbours<B: Backend>(device: &B) {
 ///
 /// # Panics
 /// If one bit differs.
-pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
-    fn check<B: Backend, C: Case>(device: &B, case: impl Fn(Vec<usize>) -> C) {
-        let run = |chunks| bits(&case(chunks).run(device).expect("the device runs"));
-        let whole = run(vec![70]);
+pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(devices: &[B]) {
+    fn check<B: Backend, C: Case>(devices: &[B], case: impl Fn(Vec<usize>) -> C) {
         for chunks in [vec![1; 70], vec![3, 64, 3], vec![69, 1], vec![7; 10]] {
-            assert!(run(chunks.clone()) == whole, "{:?}", case(chunks));
+            case(chunks).check_bits(devices, &case(vec![70]));
         }
     }
     let (k_dim, v_dim, scale) = (40, 24, 0.3);
@@ -83,17 +88,17 @@ pub fn a_prompt_may_be_chunked_anywhere<B: Backend>(device: &B) {
     for (values, kept) in
         [(Values::Own, KeptIn::F32), (Values::InKeys, KeptIn::F32), (Values::Own, KeptIn::F16)]
     {
-        check(device, |chunks| Attention { shape, position, chunks, values, sinks: false, kept });
+        check(devices, |chunks| Attention { shape, position, chunks, values, sinks: false, kept });
     }
     for window in [1, 5, 64, 70] {
         let shape = AttentionShape { window: Some(window), ..shape };
         let (values, kept) = (Values::Own, KeptIn::F32);
-        check(device, |chunks| Attention { shape, position, chunks, values, sinks: true, kept });
+        check(devices, |chunks| Attention { shape, position, chunks, values, sinks: true, kept });
     }
-    check(device, |chunks| Convolution { taps: 4, channels: 53, chunks });
+    check(devices, |chunks| Convolution { taps: 4, channels: 53, chunks });
     let (key_heads, value_heads, v_dim, head_order) = (2, 6, 17, HeadOrder::Grouped);
     for k_dim in [24, 128, 200] {
         let shape = DeltaShape { key_heads, value_heads, head_order, k_dim, v_dim, conv_taps: 4 };
-        check(device, |chunks| DeltaNet { shape, chunks });
+        check(devices, |chunks| DeltaNet { shape, chunks });
     }
 }

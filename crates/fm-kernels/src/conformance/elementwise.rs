@@ -64,51 +64,51 @@ impl Case for InColumns {
     }
 }
 
-fn in_columns<B: Backend>(device: &B, operation: Operation) {
+fn in_columns<B: Backend>(devices: &[B], operation: Operation) {
     for (rows, cols) in SHAPES {
-        InColumns { operation, rows, cols }.check(device, tolerance::ELEMENTWISE_F32);
+        InColumns { operation, rows, cols }.check(devices, tolerance::ELEMENTWISE_F32);
     }
 }
 
 /// [`Backend::rms_norm`].
-pub fn rms_norm<B: Backend>(device: &B) {
-    in_columns(device, Operation::RmsNorm);
+pub fn rms_norm<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::RmsNorm);
 }
 
 /// [`Backend::rms_norm_heads`].
-pub fn rms_norm_heads<B: Backend>(device: &B) {
-    in_columns(device, Operation::RmsNormHeads);
+pub fn rms_norm_heads<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::RmsNormHeads);
 }
 
 /// [`Backend::gated_norm_heads`].
-pub fn gated_norm_heads<B: Backend>(device: &B) {
-    in_columns(device, Operation::GatedNormHeads);
+pub fn gated_norm_heads<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::GatedNormHeads);
 }
 
 /// [`Backend::add_bias`].
-pub fn add_bias<B: Backend>(device: &B) {
-    in_columns(device, Operation::AddBias);
+pub fn add_bias<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::AddBias);
 }
 
 /// [`Backend::add`].
-pub fn add<B: Backend>(device: &B) {
-    in_columns(device, Operation::Add);
+pub fn add<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::Add);
 }
 
 /// [`Backend::silu_mul`].
-pub fn silu_mul<B: Backend>(device: &B) {
-    in_columns(device, Operation::SiluMul);
+pub fn silu_mul<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::SiluMul);
 }
 
 /// [`Backend::clamped_mul`].
-pub fn clamped_mul<B: Backend>(device: &B) {
-    in_columns(device, Operation::ClampedMul);
+pub fn clamped_mul<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::ClampedMul);
 }
 
 /// [`Backend::sigmoid_mul`], element by element and row by row.
-pub fn sigmoid_mul<B: Backend>(device: &B) {
-    in_columns(device, Operation::SigmoidMul);
-    in_columns(device, Operation::SigmoidMulByRow);
+pub fn sigmoid_mul<B: Backend>(devices: &[B]) {
+    in_columns(devices, Operation::SigmoidMul);
+    in_columns(devices, Operation::SigmoidMulByRow);
 }
 
 /// Rotation of part of every head.
@@ -138,7 +138,7 @@ impl Case for Rotate {
 }
 
 /// [`Backend::rope`], whole heads and parts of heads, in both layouts.
-pub fn rope<B: Backend>(device: &B) {
+pub fn rope<B: Backend>(devices: &[B]) {
     let parts = [
         (128, 0, 64),
         (40, 0, 20),
@@ -152,7 +152,7 @@ pub fn rope<B: Backend>(device: &B) {
         for layout in [RopeLayout::HalfSplit, RopeLayout::Interleaved] {
             for rows in [1, 70] {
                 let case = Rotate { head_dim, start, pairs, layout, rows };
-                case.check(device, tolerance::ELEMENTWISE_F32);
+                case.check(devices, tolerance::ELEMENTWISE_F32);
             }
         }
     }
@@ -162,7 +162,11 @@ pub fn rope<B: Backend>(device: &B) {
 ///
 /// # Panics
 /// If they do not.
-pub fn buffers<B: Backend>(device: &B) {
+pub fn buffers<B: Backend>(devices: &[B]) {
+    devices.iter().for_each(buffers_of);
+}
+
+fn buffers_of<B: Backend>(device: &B) {
     let values = noise(1, 60);
     let mut buf = device.upload(&values).expect("the device has memory");
     let block: Vec<f32> = (0..6).map(|i| i as f32).collect();

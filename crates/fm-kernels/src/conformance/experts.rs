@@ -15,7 +15,7 @@ use crate::{
     tolerance,
 };
 
-use super::{Case, Weights, bits::bits, matmul::ROWS, noise, noise_weights, read_all};
+use super::{Case, Weights, matmul::ROWS, noise, noise_weights, read_all};
 
 /// Some rows of twice as many, in another order than their targets.
 fn scattered(count: u32) -> Vec<ExpertRow> {
@@ -124,7 +124,7 @@ impl Case for Expert<'_> {
 }
 
 /// [`Backend::expert_rows`], stored and accumulated.
-pub fn expert_rows<B: Backend>(device: &B) {
+pub fn expert_rows<B: Backend>(devices: &[B]) {
     for format in &FORMATS {
         let hidden = 144_usize.next_multiple_of(format.block_len);
         let packed = &noise_expert(format, (hidden, 256), 1);
@@ -134,7 +134,7 @@ pub fn expert_rows<B: Backend>(device: &B) {
                     let (rows, tokens) = (rows.to_vec(), 6);
                     let expert =
                         Expert { packed, combine, rows, tokens, biased, by_products: false };
-                    expert.check(device, tolerance::chained(device.numerics()));
+                    expert.check(devices, tolerance::chained(devices[0].numerics()));
                 }
             }
         }
@@ -145,13 +145,12 @@ pub fn expert_rows<B: Backend>(device: &B) {
 ///
 /// # Panics
 /// If one bit differs.
-pub fn expert_rows_as_products<B: Backend>(device: &B) {
+pub fn expert_rows_as_products<B: Backend>(devices: &[B]) {
     let check = |packed: &PackedExpert, count: u32, combine: Combine, biased: bool| {
         let (rows, tokens) = (scattered(count), 2 * count as usize);
         let fused = Expert { packed, combine, rows, tokens, biased, by_products: false };
         let parted = Expert { by_products: true, ..fused.clone() };
-        let bits = |case: &Expert<'_>| bits(&case.run(device).expect("the device runs"));
-        assert!(bits(&fused) == bits(&parted), "{fused:?}");
+        fused.check_bits(devices, &parted);
     };
     for format in &FORMATS {
         let packed = noise_expert(format, arranged_widths(format), 1);
@@ -239,7 +238,7 @@ impl Case for Experts<'_> {
 ///
 /// # Panics
 /// If one bit differs.
-pub fn experts<B: Backend>(device: &B) {
+pub fn experts<B: Backend>(devices: &[B]) {
     for format in &FORMATS {
         let widths = arranged_widths(format);
         let packed: Vec<_> = (0..5).map(|seed| noise_expert(format, widths, seed)).collect();
@@ -251,10 +250,9 @@ pub fn experts<B: Backend>(device: &B) {
         let plain = [vec![], vec![1], vec![1; 8], vec![2, 17, 1], many];
         for (rows, biased) in plain.map(|rows| (rows, false)).into_iter().chain(biased) {
             let together = Experts { packed: &packed, rows, biased, one_by_one: false };
-            let found = together.check(device, tolerance::chained(device.numerics()));
+            together.check(devices, tolerance::chained(devices[0].numerics()));
             let one_by_one = Experts { one_by_one: true, rows: together.rows.clone(), ..together };
-            let wanted = one_by_one.run(device).expect("the device runs");
-            assert!(bits(&found) == bits(&wanted), "{together:?}");
+            together.check_bits(devices, &one_by_one);
         }
     }
 }

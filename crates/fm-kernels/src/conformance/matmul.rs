@@ -12,7 +12,7 @@ use crate::{
     tolerance,
 };
 
-use super::{Case, Weights, bits::bits, noise, noise_weights, read_all};
+use super::{Case, Weights, noise, noise_weights, read_all};
 
 /// Shapes that a format has to cope with: one row, fewer rows than run side by side, more rows
 /// than a task has; one block, and more columns than a kernel decodes at a time.
@@ -59,13 +59,13 @@ impl Case for Matmul<'_> {
 }
 
 /// [`Backend::matmul`] for one, few and many rows of activations.
-pub fn matmul<B: Backend>(device: &B) {
+pub fn matmul<B: Backend>(devices: &[B]) {
     for format in &FORMATS {
         for (rows, cols) in shapes(format) {
             let shape = MatrixShape { rows, cols, format };
             let weights = &noise_weights(shape, 1);
             for tokens in [1, 2, 5, 17, 64] {
-                Matmul { shape, weights, tokens }.check(device, tolerance::DOT_F32);
+                Matmul { shape, weights, tokens }.check(devices, tolerance::DOT_F32);
             }
         }
     }
@@ -112,14 +112,13 @@ impl Case for MatmulEach {
 ///
 /// # Panics
 /// If one by one they have other bits.
-pub fn matmul_each<B: Backend>(device: &B) {
+pub fn matmul_each<B: Backend>(devices: &[B]) {
     let format = |name| fm_format::quant::by_name(name).expect("it is in the table");
     for formats in [["q4_k", "q4_k"], ["q4_k", "affine4_g64"], ["q8_0", "bf16"], ["f32", "f32"]] {
         for tokens in [0, 1, 2, 33, 70] {
-            let case = MatmulEach { formats: formats.map(format), tokens, one_by_one: false };
-            let each = bits(&case.check(device, tolerance::DOT_F32));
-            let case = MatmulEach { one_by_one: true, ..case };
-            assert!(each == bits(&case.run(device).expect("the device runs")), "{case:?}");
+            let together = MatmulEach { formats: formats.map(format), tokens, one_by_one: false };
+            together.check(devices, tolerance::DOT_F32);
+            together.check_bits(devices, &MatmulEach { one_by_one: true, ..together });
         }
     }
 }
@@ -149,17 +148,17 @@ impl Case for MatmulRows {
 }
 
 /// [`Backend::matmul_rows`] for selections of every size, with gaps, and for none.
-pub fn matmul_rows<B: Backend>(device: &B) {
+pub fn matmul_rows<B: Backend>(devices: &[B]) {
     for format in &FORMATS {
         for chosen in [vec![], vec![69], vec![3, 7], vec![0, 1, 4, 9, 30, 31, 69]] {
             for rows in [13, 32] {
                 let chosen = chosen.clone();
-                MatmulRows { format, rows, chosen }.check(device, tolerance::DOT_F32);
+                MatmulRows { format, rows, chosen }.check(devices, tolerance::DOT_F32);
             }
         }
     }
     let chosen = (0..70).step_by(1).collect();
-    MatmulRows { format: &FORMATS[0], rows: 13, chosen }.check(device, tolerance::DOT_F32);
+    MatmulRows { format: &FORMATS[0], rows: 13, chosen }.check(devices, tolerance::DOT_F32);
 }
 
 /// Every head times a matrix of its own; heads are columns of wider rows on both sides.
@@ -211,14 +210,12 @@ impl Case for MatmulHeads {
 ///
 /// # Panics
 /// If one bit differs.
-pub fn matmul_heads<B: Backend>(device: &B) {
+pub fn matmul_heads<B: Backend>(devices: &[B]) {
     for format in &FORMATS {
         for (heads, rows, tokens) in [(1, 5, 3), (3, 7, 1), (20, 32, 1), (5, 33, 2), (3, 16, 70)] {
             let together = MatmulHeads { format, heads, rows, tokens, one_by_one: false };
-            let found = together.check(device, tolerance::DOT_F32);
-            let one_by_one = MatmulHeads { one_by_one: true, ..together };
-            let wanted = one_by_one.run(device).expect("the device runs");
-            assert!(bits(&found) == bits(&wanted), "{together:?}");
+            together.check(devices, tolerance::DOT_F32);
+            together.check_bits(devices, &MatmulHeads { one_by_one: true, ..together });
         }
     }
 }
@@ -240,9 +237,9 @@ impl Case for Embed {
 }
 
 /// [`Backend::embed`] decodes exactly.
-pub fn embed<B: Backend>(device: &B) {
+pub fn embed<B: Backend>(devices: &[B]) {
     for format in &FORMATS {
-        Embed { format }.check(device, tolerance::EXACT);
+        Embed { format }.check(devices, tolerance::EXACT);
     }
 }
 
@@ -305,19 +302,17 @@ impl Case for Combined {
 ///
 /// # Panics
 /// If one bit differs.
-pub fn combine_rows<B: Backend>(device: &B) {
+pub fn combine_rows<B: Backend>(devices: &[B]) {
     // One of them is a row that is worth sharing out.
     for (rows, cols, top_k) in [(1, 77, 1), (1, 77, 8), (5, 77, 3), (300, 77, 2), (1, 2900, 8)] {
         let together = Combined { rows, cols, top_k, one_by_one: false };
-        let found = together.check(device, tolerance::ELEMENTWISE_F32);
-        let one_by_one = Combined { one_by_one: true, ..together };
-        let wanted = one_by_one.run(device).expect("the device runs");
-        assert!(bits(&found) == bits(&wanted), "{together:?}");
+        together.check(devices, tolerance::ELEMENTWISE_F32);
+        together.check_bits(devices, &Combined { one_by_one: true, ..together });
     }
 }
 
 /// [`Backend::scatter_rows`]: storing is exact, accumulating one multiply-add away.
-pub fn scatter_rows<B: Backend>(device: &B) {
-    Scatter { combine: Combine::Store }.check(device, tolerance::EXACT);
-    Scatter { combine: Combine::Accumulate }.check(device, tolerance::ELEMENTWISE_F32);
+pub fn scatter_rows<B: Backend>(devices: &[B]) {
+    Scatter { combine: Combine::Store }.check(devices, tolerance::EXACT);
+    Scatter { combine: Combine::Accumulate }.check(devices, tolerance::ELEMENTWISE_F32);
 }

@@ -46,7 +46,7 @@ impl Case for Route {
 }
 
 /// [`Backend::route`]: the same experts in the same order, of equals the lower index.
-pub fn route<B: Backend>(device: &B) {
+pub fn route<B: Backend>(devices: &[B]) {
     use RouterScale::{Plain, Renormalised};
     use RouterScoring::{Sigmoid, Softmax, SoftmaxOfChosen};
     let ways = [
@@ -67,7 +67,7 @@ pub fn route<B: Backend>(device: &B) {
                 let spec = RouterSpec { top_k, scoring, scale, groups, factor };
                 // Relative to the largest expert index, so scaled: weights still count.
                 let tolerance = tolerance::ELEMENTWISE_F32 / experts as f32;
-                Route { rows, experts, spec, tied, biased }.check(device, tolerance);
+                Route { rows, experts, spec, tied, biased }.check(devices, tolerance);
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::{
     tolerance,
 };
 
-use super::{Case, bits::bits, noise, read_all};
+use super::{Case, noise, read_all};
 
 /// Causal attention of the rows of a session whose first `position` tokens came before.
 #[derive(Clone, Debug)]
@@ -158,7 +158,7 @@ impl Case for Attention {
 /// # Panics
 /// If values inside the keys give other bits than the same ones elsewhere, or rounded ones other bits than
 /// what they are rounded to.
-pub fn attention<B: Backend>(device: &B) {
+pub fn attention<B: Backend>(devices: &[B]) {
     for (k_dim, v_dim) in [(40, 40), (48, 48), (16, 16), (128, 64), (7, 130)] {
         for (position, rows) in [(0, 1), (0, 5), (60, 9), (63, 1), (64, 1), (190, 70)] {
             let scale = 4.0 / (k_dim as f32).sqrt();
@@ -167,23 +167,22 @@ pub fn attention<B: Backend>(device: &B) {
             let chunks = vec![rows];
             let (values, sinks, kept) = (Values::Own, false, KeptIn::F32);
             let case = Attention { shape, position, chunks, values, sinks, kept };
-            case.check(device, tolerance::CHAINED_F32);
-            same_bits(
-                device,
-                &[KeptIn::F16, KeptIn::Rounded].map(|kept| Attention { kept, ..case.clone() }),
-            );
+            case.check(devices, tolerance::CHAINED_F32);
+            let [halves, rounded] =
+                [KeptIn::F16, KeptIn::Rounded].map(|kept| Attention { kept, ..case.clone() });
+            halves.check_bits(devices, &rounded);
             for window in [None, Some(1), Some(3), Some(64), Some(100)] {
                 let shape = AttentionShape { window, ..shape };
                 let case = Attention { shape, sinks: true, ..case.clone() };
-                case.check(device, tolerance::CHAINED_F32);
+                case.check(devices, tolerance::CHAINED_F32);
             }
             if v_dim <= k_dim {
                 let case = Attention { values: Values::InKeys, ..case };
-                case.check(device, tolerance::CHAINED_F32);
+                case.check(devices, tolerance::CHAINED_F32);
                 for kept in [KeptIn::F32, KeptIn::F16] {
                     let case = Attention { kept, ..case.clone() };
                     let copied = Attention { values: Values::CopiedFromKeys, ..case.clone() };
-                    same_bits(device, &[case, copied]);
+                    case.check_bits(devices, &copied);
                 }
             }
         }
@@ -197,16 +196,11 @@ pub fn attention<B: Backend>(device: &B) {
         for kept in [KeptIn::F32, KeptIn::F16] {
             let chunks = chunks.clone();
             let case = Attention { shape, position: 61, chunks, values, sinks, kept };
-            case.check(device, tolerance::CHAINED_F32);
+            case.check(devices, tolerance::CHAINED_F32);
             let alone = Attention { chunks: vec![1; 9], ..case.clone() };
-            same_bits(device, &[case, alone]);
+            case.check_bits(devices, &alone);
         }
     }
-}
-
-fn same_bits<B: Backend>(device: &B, cases: &[Attention; 2]) {
-    let [a, b] = cases.each_ref().map(|case| bits(&case.run(device).expect("the device runs")));
-    assert!(a == b, "{cases:?}");
 }
 
 /// [`Backend::kv_write`] rounds to the format, says what is beyond it, and [`Backend::kv_read`] gives what
@@ -214,7 +208,11 @@ fn same_bits<B: Backend>(device: &B, cases: &[Attention; 2]) {
 ///
 /// # Panics
 /// If it does not.
-pub fn kv_formats<B: Backend>(device: &B) {
+pub fn kv_formats<B: Backend>(devices: &[B]) {
+    devices.iter().for_each(kv_formats_of);
+}
+
+fn kv_formats_of<B: Backend>(device: &B) {
     let mut values = noise(1, 40);
     values.extend([65504.0, -65519.9, 1e-8, -0.0, 6e-5, f32::INFINITY, 1.0 + f32::EPSILON, 3.0]);
     let kept = |format, values: &[f32]| -> DeviceResult<(Vec<u8>, Option<KvOverflow>)> {
@@ -249,8 +247,10 @@ pub fn kv_formats<B: Backend>(device: &B) {
 ///
 /// # Panics
 /// If it does not.
-pub fn kv_copy_block<B: Backend>(device: &B) {
-    for format in KvFormat::ALL {
+pub fn kv_copy_block<B: Backend>(devices: &[B]) {
+    for (device, format) in
+        devices.iter().flat_map(|device| KvFormat::ALL.iter().map(move |format| (device, format)))
+    {
         let mut pool = used_pool(device, *format, (1, 5 * 24)).expect("the device has memory");
         let bytes = format.value_bytes();
         let (mut want, mut found) = (vec![0; 120 * bytes], vec![0; 120 * bytes]);
@@ -290,11 +290,11 @@ impl Case for Convolution {
 }
 
 /// [`Backend::causal_conv`] with one to four taps.
-pub fn causal_conv<B: Backend>(device: &B) {
+pub fn causal_conv<B: Backend>(devices: &[B]) {
     for taps in 1..=4 {
         for (channels, rows) in [(5, 1), (16, 3), (77, 9), (1000, 2), (1000, 17), (4100, 1)] {
             let case = Convolution { taps, channels, chunks: vec![rows] };
-            case.check(device, tolerance::ELEMENTWISE_F32);
+            case.check(devices, tolerance::ELEMENTWISE_F32);
         }
     }
 }
@@ -338,7 +338,7 @@ impl Case for DeltaNet {
 }
 
 /// [`Backend::delta_net`] with `k_dim` unequal `v_dim`, and several value heads to a key head.
-pub fn delta_net<B: Backend>(device: &B) {
+pub fn delta_net<B: Backend>(devices: &[B]) {
     for (key_heads, value_heads, k_dim, v_dim) in [
         (2, 6, 16, 24),
         (1, 3, 40, 7),
@@ -355,7 +355,7 @@ pub fn delta_net<B: Backend>(device: &B) {
         ] {
             let conv_taps = 4;
             let shape = DeltaShape { key_heads, value_heads, head_order, k_dim, v_dim, conv_taps };
-            DeltaNet { shape, chunks: vec![rows] }.check(device, tolerance::CHAINED_F32);
+            DeltaNet { shape, chunks: vec![rows] }.check(devices, tolerance::CHAINED_F32);
         }
     }
 }

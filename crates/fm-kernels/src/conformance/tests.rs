@@ -11,7 +11,7 @@ use crate::{
 };
 
 mod reference {
-    crate::conformance!(crate::reference::Reference::open());
+    crate::conformance!([crate::reference::Reference::open()]);
 }
 
 /// What [`Wrong`] gets wrong.
@@ -33,6 +33,7 @@ enum Mistake {
 }
 
 /// The reference with one mistake.
+#[derive(Debug)]
 struct Wrong(Mistake);
 
 impl Parallel for Wrong {
@@ -149,7 +150,7 @@ impl Kernels for Wrong {
 
 #[test]
 fn every_mistake_is_noticed() {
-    type Check = fn(&Host<Wrong>);
+    type Check = fn(&[Host<Wrong>]);
     let checks: [(Mistake, Check); 18] = [
         (Mistake::ShortDot, super::rms_norm),
         (Mistake::ShortDot, super::rms_norm_heads),
@@ -171,7 +172,7 @@ fn every_mistake_is_noticed() {
         (Mistake::StaleHistory, super::causal_conv),
     ];
     for (mistake, check) in checks {
-        let device = Host::new(Wrong(mistake));
+        let device = [Host::new(Wrong(mistake))];
         let outcome = catch_unwind(AssertUnwindSafe(|| check(&device)));
         assert!(outcome.is_err(), "{mistake:?} went unnoticed");
     }

@@ -291,7 +291,7 @@ fn score_keys<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const T: u
     for first in (0..G).step_by(N) {
         let ahead = ahead.of_first(first);
         // The many that ask for nothing do not spend half of their instructions on not asking.
-        let sums = if ahead.asks() {
+        let sums = if const { L::ASKS } && ahead.asks() {
             products::<L, E, G, N, T, true>(lanes, (q, first), (&keys, ahead))
         } else {
             products::<L, E, G, N, T, false>(lanes, (q, first), (&keys, ahead))

@@ -68,6 +68,8 @@ pub(super) trait Lanes: Ints {
     const PARTS: usize;
     /// Chains of single registers that stay in registers, with room for operands.
     const CHAINS: usize;
+    /// Whether there is a way to ask for what is read later: elsewhere there is no code for it.
+    const ASKS: bool = true;
     /// Whether some machines of this set ask for weights into the first cache: elsewhere there is no code for it.
     const ASKS_FIRST: bool = false;
     /// Whether every format is worth integer products of its own. Where it is not, formats only unpack, and what

@@ -322,19 +322,23 @@ fn blocked<L: Lanes>(
     decode: &DecodeSegment<'_>,
 ) {
     let (tokens, runs) = (x.rows(), x.cols().div_ceil(LANES));
-    let mut weights = OnLines([[[0.0; LANES]; SEGMENT]; ROWS_PER_PASS]);
-    let mut sums = OnLines([[[[0.0; LANES]; ROWS]; TOKENS_PER_PASS]; GROUPS_PER_PASS]);
-    let (weights, sums) = (&mut weights.0, &mut sums.0);
+    // Flat: arrays of arrays are filled by hundreds of little copies, which takes longer than a small product.
+    let mut weights = OnLines([0.0; ROWS_PER_PASS * SEGMENT * LANES]);
+    let mut sums = OnLines([0.0; GROUPS_PER_PASS * TOKENS_PER_PASS * ROWS * LANES]);
+    let weights = weights.0.as_chunks_mut().0.as_chunks_mut().0;
+    let sums = sums.0.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0;
     for first in (0..tokens).step_by(TOKENS_PER_PASS) {
         let count = TOKENS_PER_PASS.min(tokens - first);
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * tokens).enumerate() {
             let groups = (out.len() / tokens).div_ceil(ROWS);
-            sums[..groups].iter_mut().for_each(|sums| sums[..count].fill([[0.0; LANES]; ROWS]));
+            for sums in &mut sums[..groups] {
+                sums[..count].as_flattened_mut().as_flattened_mut().fill(0.0);
+            }
             for segment in 0..runs.div_ceil(SEGMENT) {
                 let from = segment * SEGMENT;
                 let len = SEGMENT.min(runs - from);
                 let packed = rows.several::<ROWS_PER_PASS>(pass * ROWS_PER_PASS);
-                decode(&packed[..groups * ROWS], from..from + len, &mut weights[..]);
+                decode(&packed[..groups * ROWS], from..from + len, weights);
                 let x = |token: usize| &x.padded_row(first + token)[from..][..len];
                 tiles(lanes, &weights[..groups * ROWS], count, x, sums);
             }

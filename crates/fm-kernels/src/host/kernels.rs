@@ -1,5 +1,7 @@
 //! What differs between the backends in host memory: who works, and the inner loops.
 
+use std::fmt;
+
 use fm_format::{quant::QuantFormat, record::MatrixShape};
 
 use crate::{
@@ -14,7 +16,7 @@ use crate::{
 };
 
 use super::{
-    HostBuf, HostKvView, RowSelection,
+    Host, HostBuf, HostKvView, RowSelection,
     delta_net::{self, ConvWeight},
 };
 
@@ -57,8 +59,15 @@ pub fn arranging_bytes(row_bytes: usize) -> usize {
     (256 << 10).max(4 * PANEL_ROWS * row_bytes)
 }
 
+/// Says which kernels, not what they left in its buffers.
+impl<K: fmt::Debug> fmt::Debug for Host<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Host").field(&self.kernels).finish()
+    }
+}
+
 /// The inner loops of a host backend.
-pub trait Kernels: Parallel + Sync {
+pub trait Kernels: Parallel + Sync + fmt::Debug {
     /// Numerics that these loops give.
     fn numerics(&self) -> Numerics;
 

@@ -1,5 +1,7 @@
 //! One weight row against many activation rows.
 
+use std::array;
+
 use fm_format::quant::QuantFormat;
 
 use crate::host::{BlockRows, QuantisedRows, RowSelection};
@@ -8,6 +10,9 @@ use super::quantise;
 
 /// Longest block of any format, so that a decoded block fits the stack.
 const BLOCK_LEN_MAX: usize = 256;
+
+/// Sums that grow side by side: each waits for its own last product only.
+const SUMS: usize = 8;
 
 /// `out[i] = Σ_k decode(row)[k] · x[i][k]`, in f32 and in ascending `k`.
 ///
@@ -20,11 +25,18 @@ pub fn row_dots(format: &'static QuantFormat, row: &[u8], x: &RowSelection<'_>, 
     out.fill(0.0);
     for (i, block) in row.chunks_exact(format.block_bytes).enumerate() {
         (format.decode)(block, weights);
-        for (token, out) in out.iter_mut().enumerate() {
-            let x = &x.row(token)[i * format.block_len..][..format.block_len];
-            for (weight, x) in weights.iter().zip(x) {
-                *out += weight * x;
+        let of_block = |token| &x.row(token)[i * format.block_len..][..format.block_len];
+        let (together, alone) = out.as_chunks_mut::<SUMS>();
+        for (turn, out) in together.iter_mut().enumerate() {
+            let x: [&[f32]; SUMS] = array::from_fn(|at| of_block(turn * SUMS + at));
+            let mut sums = *out;
+            for (k, weight) in weights.iter().enumerate() {
+                sums = array::from_fn(|at| sums[at] + weight * x[at][k]);
             }
+            *out = sums;
+        }
+        for (token, out) in (together.len() * SUMS..).zip(alone) {
+            weights.iter().zip(of_block(token)).for_each(|(weight, x)| *out += weight * x);
         }
     }
 }

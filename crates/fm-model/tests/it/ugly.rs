@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use fm_kernels::{Backend, backend::Numerics};
+use fm_kernels::{Backend, backend::Numerics, cpu::Cpu, reference::Reference};
 use fm_model::Runner;
 use fm_testkit::{
     compare::max_abs_diff,
@@ -28,43 +28,48 @@ fn tolerance(model: &TinyModel, numerics: Numerics) -> f64 {
 /// Experts must be chosen clearly, or two correct implementations choose differently.
 const ROUTER_GAP: f64 = 0.05;
 
-/// The model at `path` against the oracle, which reads the same weights as `published`.
-fn check<B: Backend<Bytes = [u8]>>(
-    name: &str,
-    model: &TinyModel,
-    (path, published): (&Path, &Path),
-    device: B,
-) {
+/// The model at `path` in each of `numerics` against the oracle, which reads the same weights as `published`.
+/// The oracle takes longer than all of them.
+fn check(name: &str, model: &TinyModel, (path, published): (&Path, &Path), numerics: &[Numerics]) {
     let oracle = Oracle::load(published);
     let tokens = oracle.clear_prompt(24, ROUTER_GAP, 11);
     let want = oracle.run(&tokens).logits.concat();
-    let tolerance = tolerance(model, device.numerics());
-    let mut runner = open(path, device);
-    let session = runner.open(64).unwrap();
-    let worst = max_abs_diff(&feed(&mut runner, session, &tokens, 7).concat(), &want);
-    assert!(worst <= tolerance, "{name}: {worst:e}");
+    for numerics in numerics {
+        let found = match numerics {
+            Numerics::Reference => logits(path, Reference::open(), &tokens),
+            numerics => logits(path, Cpu::open(2).in_numerics(*numerics), &tokens),
+        };
+        let (worst, tolerance) = (max_abs_diff(&found, &want), tolerance(model, *numerics));
+        assert!(worst <= tolerance, "{name} in {numerics}: {worst:e}");
+    }
 }
 
-fn published_by_hugging_face<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+fn logits<B: Backend<Bytes = [u8]>>(path: &Path, device: B, tokens: &[u32]) -> Vec<f32> {
+    let mut runner = open(path, device);
+    let session = runner.open(64).unwrap();
+    feed(&mut runner, session, tokens, 7).concat()
+}
+
+fn published_by_hugging_face(family: &str, numerics: &[Numerics]) {
     let models = ugly_models().into_iter().filter(|(_, model)| model.family.name() == family);
     for (i, (name, model)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Hf, 1 + i % 3);
-        check(name, &model, (dir.path(), dir.path()), device());
+        check(name, &model, (dir.path(), dir.path()), numerics);
     }
 }
 
-fn published_by_mlx<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+fn published_by_mlx(family: &str, numerics: &[Numerics]) {
     let models =
         ugly_mlx_models().into_iter().filter(|(_, model, _)| model.family.name() == family);
     for (i, (name, model, layout)) in models.enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path(), &Layout::Mlx(layout), 1 + i % 3);
-        check(name, &model, (dir.path(), dir.path()), device());
+        check(name, &model, (dir.path(), dir.path()), numerics);
     }
 }
 
-fn published_as_gguf<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+fn published_as_gguf(family: &str, numerics: &[Numerics]) {
     let models =
         ugly_gguf_models().into_iter().filter(|(_, model, _)| model.family.name() == family);
     for (name, model, layout) in models {
@@ -73,13 +78,13 @@ fn published_as_gguf<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) 
         // The directory of one model, or any of its parts.
         let part = format!("model-{0:05}-of-{0:05}.gguf", layout.parts);
         let path = if layout.parts > 1 { dir.path().join(part) } else { dir.path().into() };
-        check(name, &model, (&path, &dir.path().join("hf")), device());
+        check(name, &model, (&path, &dir.path().join("hf")), numerics);
     }
 }
 
 /// The published layout, packed as vendors pack it. Widths are such that a row ends inside a tile, and
 /// in some families with half or a quarter of a block.
-fn published_in_small_floats<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
+fn published_in_small_floats(family: &str, numerics: &[Numerics]) {
     let odd = ugly_models().into_iter().find(|(_, model)| model.family.name() == family);
     let (_, odd) = odd.expect("every family has an ugly model");
     let plain = Layout::Mlx(MlxLayout::default());
@@ -104,19 +109,20 @@ fn published_in_small_floats<B: Backend<Bytes = [u8]>>(family: &str, device: fn(
         let packed = packing.repack(&dir.path().join("from"), dir.path());
         assert!(packed > 4, "{family} {packing:?}: {packed} matrices are packed");
         let paths = (&*dir.path().join("packed"), &*dir.path().join("plain"));
-        check(&format!("{family} {packing:?}"), &model, paths, device());
+        check(&format!("{family} {packing:?}"), &model, paths, numerics);
     }
 }
 
-for_each_device_and_family! {
-    published_in_small_floats
-    published_as_gguf
-    published_by_hugging_face
-    published_by_mlx
+const FLOATS: &[Numerics] = &[Numerics::Reference, Numerics::F32];
+
+mod in_floats {
+    for_each_family! { super::super::FLOATS; published_in_small_floats published_by_hugging_face }
 }
 
-// What is packed, in the numerics that arrange it: some of these matrices are, others cannot be.
-for_each_integer_numerics_and_family! {
-    published_as_gguf
-    published_by_mlx
+// What is packed also in the numerics that arrange it: some of these matrices are, others cannot be.
+mod in_all_numerics {
+    for_each_family! {
+        ::fm_kernels::backend::Numerics::ALL;
+        published_as_gguf published_by_mlx
+    }
 }

@@ -1,5 +1,7 @@
 //! What the tape makes the routers choose, and how repetitive that is.
 
+use std::array;
+
 use super::Tape;
 
 /// Which experts one layer chooses for one token.
@@ -18,18 +20,41 @@ impl Tape {
     pub fn routes(&self, layer: usize, tokens: &[u32]) -> Vec<TapeRoutes> {
         let router: Vec<Vec<f32>> =
             self.router(layer).iter().map(super::CodedRow::values).collect();
-        let top_k = self.geometry.top_k;
-        tokens
-            .iter()
-            .map(|token| choose(&router, &self.embedding(*token as usize).values(), top_k))
-            .collect()
+        let codes = |tokens: &[u32]| -> Vec<Vec<f32>> {
+            tokens.iter().map(|token| self.embedding(*token as usize).values()).collect()
+        };
+        let mut routes = Vec::with_capacity(tokens.len());
+        for tokens in tokens.chunks(TOKENS) {
+            let codes = codes(tokens);
+            let logits = match codes.as_array::<TOKENS>() {
+                Some(codes) => logits(&router, codes.each_ref()),
+                None => codes.iter().flat_map(|code| logits(&router, [code])).collect(),
+            };
+            routes.extend(logits.iter().map(|logits| choose(logits, self.geometry.top_k)));
+        }
+        routes
     }
 }
 
-fn choose(router: &[Vec<f32>], code: &[f32], top_k: usize) -> TapeRoutes {
-    let dot =
-        |row: &Vec<f32>| row.iter().zip(code).map(|(w, c)| f64::from(*w) * f64::from(*c)).sum();
-    let logits: Vec<f64> = router.iter().map(dot).collect();
+/// Tokens whose logits are computed side by side: each sum waits for its own last product only, and a row of the
+/// router is fetched once for all.
+const TOKENS: usize = 8;
+
+/// Every row of the router times each of `codes`, in ascending order.
+fn logits<const N: usize>(router: &[Vec<f32>], codes: [&Vec<f32>; N]) -> Vec<Vec<f64>> {
+    let mut logits = vec![Vec::with_capacity(router.len()); N];
+    for row in router {
+        let codes = codes.map(|code| &code[..row.len()]);
+        let mut sums = [0.0; N];
+        for (at, w) in row.iter().enumerate() {
+            sums = array::from_fn(|i| sums[i] + f64::from(*w) * f64::from(codes[i][at]));
+        }
+        logits.iter_mut().zip(sums).for_each(|(logits, sum)| logits.push(sum));
+    }
+    logits
+}
+
+fn choose(logits: &[f64], top_k: usize) -> TapeRoutes {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
     let gap =
@@ -95,8 +120,7 @@ mod tests {
 
     #[test]
     fn equal_logits_favour_the_lower_expert() {
-        let router = [1.0, 3.0, 2.0, 2.0, 2.0].map(|weight| vec![weight]);
-        let routes = choose(&router, &[1.0], 2);
+        let routes = choose(&[1.0, 3.0, 2.0, 2.0, 2.0], 2);
         assert_eq!(routes, TapeRoutes { experts: vec![1, 2], gap: 0.0 });
     }
 }

@@ -35,6 +35,7 @@ impl Lanes for Portable {
 
     const PARTS: usize = 4;
     const CHAINS: usize = 12;
+    const ASKS: bool = false;
     const PRODUCTS_PER_FORMAT: bool = false;
 
     fn tiles(self) -> Option<Infallible> {

@@ -96,7 +96,7 @@ fn gather_columns<L: Lanes, E: KeptLanes, const G: usize, const N: usize, const 
                 *sum = lanes.mul(lanes.splat(fades[first + n]), before);
             }
         }
-        sums = if ahead.asks() {
+        sums = if const { L::ASKS } && ahead.asks() {
             add_tokens::<L, E, N, C, true>(lanes, (columns, tokens), (of_tile, ahead), sums)
         } else {
             add_tokens::<L, E, N, C, false>(lanes, (columns, tokens), (of_tile, ahead), sums)
