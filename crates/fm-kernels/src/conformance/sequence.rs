@@ -248,9 +248,11 @@ fn kv_formats_of<B: Backend>(device: &B) {
 /// # Panics
 /// If it does not.
 pub fn kv_copy_block<B: Backend>(devices: &[B]) {
-    for (device, format) in
-        devices.iter().flat_map(|device| KvFormat::ALL.iter().map(move |format| (device, format)))
-    {
+    devices.iter().for_each(kv_copy_block_of);
+}
+
+fn kv_copy_block_of<B: Backend>(device: &B) {
+    for format in KvFormat::ALL {
         let mut pool = used_pool(device, *format, (1, 5 * 24)).expect("the device has memory");
         let bytes = format.value_bytes();
         let (mut want, mut found) = (vec![0; 120 * bytes], vec![0; 120 * bytes]);
