@@ -45,7 +45,7 @@ pub use sequence::{attention, causal_conv, delta_net, kv_copy_block, kv_formats}
 
 /// Stamps the whole suite out for one backend, a test per operation.
 ///
-/// It takes devices of the same numerics, as an array or a vector. None means that this machine has no such
+/// It takes devices of the same numerics, as an array or a vector. If there are none, this machine has no such
 /// device, and the tests say so instead of passing silently.
 #[macro_export]
 macro_rules! conformance {

@@ -20,12 +20,10 @@ impl Tape {
     pub fn routes(&self, layer: usize, tokens: &[u32]) -> Vec<TapeRoutes> {
         let router: Vec<Vec<f32>> =
             self.router(layer).iter().map(super::CodedRow::values).collect();
-        let codes = |tokens: &[u32]| -> Vec<Vec<f32>> {
-            tokens.iter().map(|token| self.embedding(*token as usize).values()).collect()
-        };
         let mut routes = Vec::with_capacity(tokens.len());
         for tokens in tokens.chunks(TOKENS) {
-            let codes = codes(tokens);
+            let codes = tokens.iter().map(|token| self.embedding(*token as usize).values());
+            let codes: Vec<Vec<f32>> = codes.collect();
             let logits = match codes.as_array::<TOKENS>() {
                 Some(codes) => logits(&router, codes.each_ref()),
                 None => codes.iter().flat_map(|code| logits(&router, [code])).collect(),
