@@ -85,7 +85,7 @@ pub(crate) fn soak(seconds: Option<&String>) -> ExitCode {
 /// Goes through every order in which the threads of the pool can take their steps: a package of its own
 /// (`loom/`), because the flag would build everything else anew.
 pub(crate) fn loom() -> ExitCode {
-    let words = ["test", "--release", "--locked", "--manifest-path", "loom/Cargo.toml"];
+    let words = ["test", "--locked", "--manifest-path", "loom/Cargo.toml"];
     let target = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")];
     code(succeeds(Command::new("cargo").args(words).envs(target)))
 }

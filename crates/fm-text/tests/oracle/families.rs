@@ -4,12 +4,8 @@ use std::collections::BTreeMap;
 
 use fm_text::{Vocabulary, vocabulary::kind};
 use serde_json::{Value, json};
-use tokenizers::{
-    models::{TrainerWrapper, bpe::BpeTrainer},
-    pre_tokenizers::byte_level::ByteLevel,
-};
 
-use super::short_lines;
+use super::{library, short_lines};
 
 pub(crate) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 pub(crate) const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -56,20 +52,8 @@ pub(crate) fn sequence(steps: impl IntoIterator<Item = Value>) -> Value {
 /// A byte-level tokenizer whose merges were learned from unsplit lines: they cross every border
 /// at which a pattern splits, so text that is split elsewhere becomes other tokens.
 pub(crate) fn byte_level_json(normalizer: &Value, splitter: &Value) -> Value {
-    let empty = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
-        "normalizer": normalizer, "pre_tokenizer": byte_level(false), "post_processor": null,
-        "decoder": null, "model": {"type": "BPE", "vocab": {}, "merges": []},
-    });
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(empty.to_string()).unwrap();
-    let trainer = BpeTrainer::builder()
-        .vocab_size(2000)
-        .show_progress(false)
-        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-        .max_token_length(Some(24))
-        .build();
-    tokenizer.train(&mut TrainerWrapper::from(trainer), short_lines(1500, 1).into_iter()).unwrap();
-    let mut json: Value = serde_json::from_str(&tokenizer.to_string(false).unwrap()).unwrap();
+    let mut json = library::learned(&short_lines(1500, 1));
+    json["normalizer"] = normalizer.clone();
     json["pre_tokenizer"] = splitter.clone();
     json
 }
