@@ -68,7 +68,7 @@ pub(super) trait ShapedTiles {
     fn last<const LINES: usize>(&self, odd: bool, before: &mut TileDots<LINES>);
 }
 
-/// What a tile of activations holds.
+/// What a tile of activations holds, and what it meets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TilePlace {
     /// Its first row.
@@ -77,6 +77,8 @@ pub(super) struct TilePlace {
     pub(super) column: usize,
     /// The first code within a block.
     pub(super) at: usize,
+    /// Whether the codes of the panels are those of the step before.
+    pub(super) again: bool,
 }
 
 /// Of machines without one.

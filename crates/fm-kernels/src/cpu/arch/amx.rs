@@ -134,23 +134,26 @@ impl ShapedTiles for Shaped {
         dots: &mut TileDots<LINES>,
         before: &mut TileDots<LINES>,
     ) {
-        let TilePlace { first, column, at } = place;
+        let TilePlace { first, column, at, again } = place;
         assert!(at + self.run <= BLOCK, "a run of a block");
         let block = &x.column(column, first, self.rows)[0];
         let x = Bytes {
             lines: [0, LINES - 1].map(|line| block.codes[line].0[at..].as_ptr()),
             stride: x.stride() * size_of::<Block<LINES>>(),
         };
-        let codes = codes.each_ref().map(|codes| codes.0.as_ptr());
         let (now, past) = (lines_of(dots), lines_of(before));
         // Tiles are shaped for this many rows, whose blocks are there, and for runs of codes that lie in a block;
         // panels have as many lines of codes, and dots as many lines as there are rows.
+        if !again {
+            // SAFETY: as just said.
+            unsafe { load_codes(codes.each_ref().map(|codes| codes.0.as_ptr())) }
+        }
         if LINES == 2 {
             // SAFETY: as just said.
-            unsafe { two_lines(&x, codes, now[0], past[1]) }
+            unsafe { two_lines(&x, now[0], past[1]) }
         } else {
             // SAFETY: as just said.
-            unsafe { one_line(odd, &x, codes, [past[0][0], past[1][0]]) }
+            unsafe { one_line(odd, &x, [past[0][0], past[1][0]]) }
         }
     }
 
@@ -176,35 +179,44 @@ fn lines_of<const LINES: usize>(dots: &mut TileDots<LINES>) -> [[*mut Line; 2]; 
     dots.each_mut().map(|panel| [0, LINES - 1].map(|line| panel[line].0.as_mut_ptr()))
 }
 
+/// Loads a run of both panels.
+///
+/// # Safety
+/// Tiles are shaped, and there is as much behind every pointer as the shape says.
+#[inline(always)]
+unsafe fn load_codes(codes: [*const Line; TILE_PANELS]) {
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "tileloadd tmm2, [{left} + {line}]",
+            "tileloadd tmm3, [{right} + {line}]",
+            left = in(reg) codes[0], right = in(reg) codes[1], line = in(reg) size_of::<Line>(),
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+}
+
 // A tile is stored two products after the one that made it: sooner, both would wait (`docs/experiments/0045`).
 
 /// Multiplies one line of activations with both panels, and stores the dots of the step before.
 ///
 /// # Safety
-/// Tiles are shaped, and there is as much behind every pointer as the shape says.
+/// As [`load_codes`].
 #[inline(always)]
-unsafe fn one_line(
-    odd: bool,
-    x: &Bytes,
-    codes: [*const Line; TILE_PANELS],
-    past: [*mut Line; TILE_PANELS],
-) {
+unsafe fn one_line(odd: bool, x: &Bytes, past: [*mut Line; TILE_PANELS]) {
     macro_rules! multiply {
         ($a:literal, $b:literal, $past_a:literal, $past_b:literal) => {
             // SAFETY: the caller's.
             unsafe {
                 asm!(
                     "tileloadd tmm0, [{x} + {stride}]",
-                    "tileloadd tmm2, [{left} + {line}]",
                     concat!("tilezero ", $a),
                     concat!("tdpbsud ", $a, ", tmm0, tmm2"),
                     concat!("tilestored [{past_a} + {line}], ", $past_a),
-                    "tileloadd tmm3, [{right} + {line}]",
                     concat!("tilezero ", $b),
                     concat!("tdpbsud ", $b, ", tmm0, tmm3"),
                     concat!("tilestored [{past_b} + {line}], ", $past_b),
                     x = in(reg) x.lines[0], stride = in(reg) x.stride, line = in(reg) size_of::<Line>(),
-                    left = in(reg) codes[0], right = in(reg) codes[1],
                     past_a = in(reg) past[0], past_b = in(reg) past[1],
                     options(nostack, preserves_flags),
                 );
@@ -222,19 +234,13 @@ unsafe fn one_line(
 /// second in the step before.
 ///
 /// # Safety
-/// As [`one_line`].
+/// As [`load_codes`].
 #[inline(always)]
-unsafe fn two_lines(
-    x: &Bytes,
-    codes: [*const Line; TILE_PANELS],
-    now: [*mut Line; 2],
-    past: [*mut Line; 2],
-) {
+unsafe fn two_lines(x: &Bytes, now: [*mut Line; 2], past: [*mut Line; 2]) {
     // SAFETY: the caller's.
     unsafe {
         asm!(
             "tileloadd tmm0, [{high} + {stride}]",
-            "tileloadd tmm2, [{left} + {line}]",
             "tilezero tmm4",
             "tdpbsud tmm4, tmm0, tmm2",
             "tilestored [{past_high} + {line}], tmm6",
@@ -242,7 +248,6 @@ unsafe fn two_lines(
             "tilezero tmm5",
             "tdpbsud tmm5, tmm1, tmm2",
             "tilestored [{past_low} + {line}], tmm7",
-            "tileloadd tmm3, [{right} + {line}]",
             "tilezero tmm6",
             "tdpbsud tmm6, tmm0, tmm3",
             "tilestored [{now_high} + {line}], tmm4",
@@ -250,7 +255,7 @@ unsafe fn two_lines(
             "tdpbsud tmm7, tmm1, tmm3",
             "tilestored [{now_low} + {line}], tmm5",
             high = in(reg) x.lines[0], low = in(reg) x.lines[1], stride = in(reg) x.stride,
-            left = in(reg) codes[0], right = in(reg) codes[1], line = in(reg) size_of::<Line>(),
+            line = in(reg) size_of::<Line>(),
             now_high = in(reg) now[0], now_low = in(reg) now[1],
             past_high = in(reg) past[0], past_low = in(reg) past[1],
             options(nostack, preserves_flags),

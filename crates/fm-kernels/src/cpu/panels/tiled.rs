@@ -132,7 +132,8 @@ impl<P: Panels, T: ShapedTiles, const CODES: usize> Work for Tiled<'_, '_, P, T,
                 // The last rows, if they are fewer, are multiplied with some of those before them.
                 let first = done.min(sums.len() - rows);
                 let at = run % (BLOCK / P::RUN) * P::RUN;
-                let place = TilePlace { first, column: run / (BLOCK / P::RUN), at };
+                let (column, again) = (run / (BLOCK / P::RUN), done > 0);
+                let place = TilePlace { first, column, at, again };
                 tiles.step(step % 2 == 1, &runs[run % RUNS].codes, (x, place), dots, before);
                 steps[step % 2] = Step { run, first, skip: done - first };
                 step += 1;

@@ -96,7 +96,7 @@ impl ShapedTiles for Shaped {
         &self,
         _odd: bool,
         codes: &[RunCodes; TILE_PANELS],
-        (x, TilePlace { first, column, at }): (&SpacedRows<'_, LINES>, TilePlace),
+        (x, TilePlace { first, column, at, .. }): (&SpacedRows<'_, LINES>, TilePlace),
         dots: &mut TileDots<LINES>,
         _before: &mut TileDots<LINES>,
     ) {
