@@ -91,12 +91,13 @@ impl Tiles for I8mm {
 }
 
 impl ShapedTiles for Shaped {
+    // Codes are read for every tile, whether they are those of the step before or not.
     #[inline(always)]
     fn step<const LINES: usize>(
         &self,
         _odd: bool,
         codes: &[RunCodes; TILE_PANELS],
-        (x, TilePlace { first, column, at, .. }): (&SpacedRows<'_, LINES>, TilePlace),
+        (x, TilePlace { first, column, at, again: _again }): (&SpacedRows<'_, LINES>, TilePlace),
         dots: &mut TileDots<LINES>,
         _before: &mut TileDots<LINES>,
     ) {
