@@ -6,7 +6,7 @@
 //!
 //! Splitting and merging are `kitoken`'s, five times as fast as `tokenizers`; what it does
 //! otherwise is repaired when `tokenizer.json` is converted (`tokenizer/file.rs`). The tests hold
-//! the ids against `tokenizers` itself.
+//! the ids against what `tokenizers` itself gave.
 
 mod added;
 mod beside;
