@@ -160,6 +160,10 @@ fn round(server: &Running, alone: &[String], time: Duration, done: &AtomicUsize)
 
 #[test]
 fn thirty_two_clients_lose_no_session_and_leave_nothing_behind() {
+    // It takes its time however much it gets done in it: what runs beside it in CI waits for cores. Threads
+    // take after the one that starts them.
+    #[cfg(unix)]
+    rustix::process::nice(5).unwrap();
     let seconds = env::var("FLASH_MOE_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
     let usual = if env::var_os("CI").is_some() { CI_SECONDS } else { SECONDS };
     let time = Duration::from_secs(seconds.unwrap_or(usual)) / ROUNDS;
