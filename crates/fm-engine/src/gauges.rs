@@ -18,6 +18,8 @@ pub struct Gauges {
     pub model_type: &'static str,
     /// Arithmetic in force.
     pub numerics: &'static str,
+    /// What was asked for that changes the model's answers, in words.
+    pub lossy: Vec<String>,
     /// Threads that compute.
     pub threads: usize,
     /// How experts are read.
@@ -49,6 +51,7 @@ impl Gauges {
         Self {
             model_type: engine.model_type,
             numerics: engine.numerics.name(),
+            lossy: engine.lossy.clone(),
             threads: engine.threads,
             reader: format!("{} {}", engine.reader.kind.name(), engine.reader.access.name()),
             budget_bytes: plan.budget,

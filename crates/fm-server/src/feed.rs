@@ -82,6 +82,7 @@ fn machine(app: &App) -> Value {
         "model": app.model.name,
         "family": gauges.model_type,
         "numerics": gauges.numerics,
+        "lossy": gauges.lossy,
         "threads": gauges.threads,
         "reader": gauges.reader,
         "context": app.model.context,

@@ -229,5 +229,7 @@ fn model(app: &App, name: &str) -> Value {
         "context_length": app.model.context,
         "max_model_len": app.model.context,
         "max_input_tokens": app.model.context,
+        "numerics": app.watch.gauges.numerics,
+        "lossy": app.watch.gauges.lossy,
     })
 }

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use self::{
     client::{get, post, say, send},
-    harness::{Running, start, until},
+    harness::{Running, start_on_two_threads, until},
 };
 
 #[global_allocator]
@@ -167,7 +167,7 @@ fn thirty_two_clients_lose_no_session_and_leave_nothing_behind() {
     let seconds = env::var("FLASH_MOE_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
     let usual = if env::var_os("CI").is_some() { CI_SECONDS } else { SECONDS };
     let time = Duration::from_secs(seconds.unwrap_or(usual)) / ROUNDS;
-    let mut server = start(4);
+    let mut server = start_on_two_threads(4);
     let alone: Vec<String> = requests()
         .iter()
         .map(|(path, body)| hash(&post(server.at, path, &variant(body, false)).body))

@@ -91,10 +91,12 @@ fn workload_args() -> [Arg; 10] {
         valued("sessions", "N", "Write in N sessions at once")
             .value_parser(sessions)
             .conflicts_with_all(WITHOUT_TEXT)
+            .conflicts_with("turns")
             .default_value("1"),
         switch("same-text", "Give all sessions the same prompt")
             .requires("sessions")
-            .conflicts_with_all(WITHOUT_TEXT),
+            .conflicts_with_all(WITHOUT_TEXT)
+            .conflicts_with("turns"),
         count("repeats", "N", "Measurements that must count, of at most twice as many")
             .default_value("5"),
         valued("warm-up", "N", "Take in N tokens before anything is measured [default: 512]")

@@ -15,7 +15,7 @@ use fm_text::Tokenizer;
 
 use crate::{flash_moe, program, stderr, stdout};
 
-const PLAN: [&str; 6] = ["--memory", "300MB", "--threads", "2", "--context", "512"];
+const PLAN: [&str; 6] = ["--memory", "300MB", "--threads", "1", "--context", "512"];
 
 fn run(args: &[&str]) -> (String, String) {
     let output = flash_moe(&[&["run", "models/demo"], args, &PLAN].concat());

@@ -141,6 +141,15 @@ fn runs_are_compared_and_turns_are_watched() {
 }
 
 #[test]
+fn what_a_part_would_not_heed_is_refused() {
+    for ignored in [&["--sessions", "2"] as &[&str], &["--same-text"], &["--prefill", "8"]] {
+        let refused = flash_moe(&[&PLAN[..], &["--turns", "2"], ignored].concat());
+        assert_eq!(refused.status.code(), Some(2), "{ignored:?}");
+        assert!(stderr(&refused).contains("cannot be used with"), "{}", stderr(&refused));
+    }
+}
+
+#[test]
 fn every_figure_is_recorded_in_a_line() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("results.tsv");

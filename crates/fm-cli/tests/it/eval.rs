@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{flash_moe, stderr, stdout};
 
 const TEXT: &str = "tools/demo-model/heldout.txt";
-const PLAN: [&str; 4] = ["--memory", "400MB", "--threads", "2"];
+const PLAN: [&str; 4] = ["--memory", "400MB", "--threads", "1"];
 
 fn eval(args: &[&str]) -> std::process::Output {
     flash_moe(&[&["eval"], args, &PLAN].concat())

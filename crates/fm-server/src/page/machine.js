@@ -66,6 +66,7 @@ export class Machine {
       dram: new Meter("DRAM", "Weights read from memory, of what memory was measured to reach"),
       hits: new Meter("Hits", "Experts that needed no read, of those asked for"),
     };
+    this.lossy = el("p.lossy.small");
     this.about = el("p.muted.small");
     this.state = el("p.state", { textContent: "Connecting…", role: "status" });
   }
@@ -79,6 +80,8 @@ export class Machine {
     const facts = [machine.family, machine.numerics, plural(machine.threads, "thread"), `reader ${machine.reader}`,
       `context of ${count(machine.context)} tokens`, `slots of ${bytes(machine.slot_bytes)}`, this.age(machine.limits)];
     this.about.textContent = facts.filter(Boolean).join(" · ");
+    this.lossy.textContent = `Lossy: ${machine.lossy.join("; ")}`;
+    this.lossy.hidden = machine.lossy.length === 0;
     this.state.hidden = true;
     if (!same) this.lay();
     this.heatmap.recolour();
@@ -100,6 +103,7 @@ export class Machine {
       el("section.meters", {}, ...[memory, disk, dram, hits].map((meter) => meter.element)),
       el("h3", { textContent: "Experts" }),
       this.heatmap.element,
+      this.lossy,
       this.about,
     );
   }

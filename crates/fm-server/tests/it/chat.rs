@@ -1,10 +1,11 @@
 //! OpenAI's chat completions and completions.
 
+use fm_testkit::golden::demo_dir;
 use serde_json::{Value, json};
 
 use crate::{
     client::{get, post},
-    harness::{start, steady},
+    harness::{start, start_halving, steady},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -337,6 +338,12 @@ fn models_health_and_metrics() {
     for field in ["context_length", "max_model_len", "max_input_tokens"] {
         assert_eq!(models["data"][0][field], 1024, "{field}");
     }
+    assert_eq!(
+        [&models["data"][0]["numerics"], &models["data"][0]["lossy"]],
+        [&json!("int15"), &json!([])]
+    );
+    let halving = get(start_halving(&demo_dir()).at, "/v1/models/any").json();
+    assert_eq!(halving["lossy"], json!(["keys and values in f16 instead of f32"]));
     assert_eq!(get(server.at, "/health").json(), json!({"status": "ready", "model": "demo"}));
     post(server.at, CHAT, &sum(&json!({"max_tokens": 5})));
     let metrics = get(server.at, "/metrics").body;

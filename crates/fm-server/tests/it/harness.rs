@@ -47,22 +47,25 @@ struct Size {
     /// Experts that memory holds; all of them, if nobody says how many.
     slots: Option<usize>,
     kv: KvFormat,
+    /// One, but where the test is about more: tests run side by side, and threads that wait for each other
+    /// take a third of the time of both cores then.
+    threads: usize,
 }
 
 impl Size {
     fn of(sessions: usize) -> Self {
-        Self { sessions, context: CONTEXT, slots: None, kv: KvFormat::F32 }
+        Self { sessions, context: CONTEXT, slots: None, kv: KvFormat::F32, threads: 1 }
     }
 }
 
-fn engine(dir: &Path, Size { sessions, context, slots, kv }: Size) -> Engine {
+fn engine(dir: &Path, Size { sessions, context, slots, kv, threads }: Size) -> Engine {
     let options = EngineOptions {
         memory: Some(300_000_000),
         context: Some(context),
         slots,
         kv,
         prefill_chunk: Some(64),
-        threads: Some(2),
+        threads: Some(threads),
         ..EngineOptions::default()
     };
     let places = Places { root: "/".into(), cache_dir: None };
@@ -95,6 +98,11 @@ pub(crate) fn start_within(
     (door, patience, bounds): (Door, Patience, Bounds),
 ) -> Running {
     start_on(Size::of(sessions), (submit, None), (door, patience, bounds))
+}
+
+/// A server that computes on two threads.
+pub(crate) fn start_on_two_threads(sessions: usize) -> Running {
+    start_sized(Size { threads: 2, ..Size::of(sessions) })
 }
 
 /// A server with room for so many tokens.

@@ -128,13 +128,13 @@ fn the_machine_says_how_far_a_prompt_is_and_what_the_disk_gives() {
         "return import('/page/machine.js').then(({ Machine }) => { \
            const machine = new Machine(); \
            machine.meet({ model: 'm', family: 'f', numerics: 'int15', threads: 1, reader: 'r', context: 5, slot_bytes: 1e6, \
-             experts: [4], budget_bytes: 4e9, holds_everything: false, \
+             lossy: ['2 experts per token instead of 8', 'keys'], experts: [4], budget_bytes: 4e9, holds_everything: false, \
              limits: { age_s: 7200, disk_bytes_per_s: 2e9, memory_bytes_per_s: null } }); \
            machine.look({ texts: [[0, false, 0, 0, 70, 0]], waiting: 1, held_bytes: 3e9, map: '' }, \
              { decode: 12.3, prefill: 0, disk: 1.5e9, memory: 2e10, hits: 0.625 }); \
            return [...document.querySelectorAll('.meter')].map((meter) => \
              [meter.textContent, meter.querySelector('[role=meter]').ariaValueNow, meter.querySelector('[role=meter]').hidden]) \
-             .concat([document.querySelector('.texts').textContent, document.querySelector('#machine > .muted.small').textContent]); })",
+             .concat([document.querySelector('.texts').textContent, document.querySelector('#machine > .lossy').textContent, document.querySelector('#machine > .muted.small').textContent]); })",
     );
     assert_eq!(
         shown,
@@ -144,6 +144,7 @@ fn the_machine_says_how_far_a_prompt_is_and_what_the_disk_gives() {
             ["DRAM20.00 GB/s, limit not measured", "0", true],
             ["Hits63 %", "63", false],
             "0 texts in the making, 1 waitingNo. 1 waits with 70 tokens",
+            "Lossy: 2 experts per token instead of 8; keys",
             "f · int15 · 1 thread · reader r · context of 5 tokens · slots of 1 MB · limits measured 2 h ago",
         ])
     );

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{post, send},
-    harness::{start, until},
+    harness::{start, start_on_two_threads, until},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -27,7 +27,7 @@ fn hash_and_text(answer: &Value) -> (String, String) {
 
 #[test]
 fn an_answer_among_four_is_the_answer_alone_while_others_come_and_go() {
-    let server = start(4);
+    let server = start_on_two_threads(4);
     let at = server.at;
     let alone: Vec<_> = (0..4)
         .map(|seed| hash_and_text(&post(at, CHAT, &story(WHO[seed as usize], seed)).json()))
