@@ -17,6 +17,7 @@ struct LargestCode<P>(P);
 impl<P: Panels> Work for LargestCode<P> {
     type Out = u8;
 
+    #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) -> u8 {
         let mut largest = 0;
         for unit in 0..64_u32 {
@@ -87,9 +88,11 @@ struct LargestRun<'a, P, const CODES: usize> {
 impl<P: Panels, const CODES: usize> Work for LargestRun<'_, P, CODES> {
     type Out = Vec<Sixteen>;
 
+    #[inline(always)]
     fn on<L: Lanes>(self, lanes: L) -> Vec<Sixteen> {
         if const { !L::PRODUCTS_PER_FORMAT } {
-            return vec![shared_largest::<L, P, CODES>(lanes, self.row)];
+            let runs = Runs { weights: P::RUN, ..Runs::of::<P>() };
+            return vec![shared_largest(lanes, (runs, P::CODE_MAX), self.row)];
         }
         let codes = [[lanes.words(&[P::CODE_MAX; LINE_BYTES]); PART_WORDS]; PARTS_MAX];
         let run: Run<L> = Run { codes, factors: (lanes.splat(1.0), lanes.splat(0.0)) };
@@ -110,13 +113,14 @@ impl<P: Panels, const CODES: usize> Work for LargestRun<'_, P, CODES> {
     }
 }
 
-/// The same by the products that all formats share.
-fn shared_largest<L: Lanes, P: Panels, const CODES: usize>(
+/// The same by the products that all formats share, which are compiled once for all of them here, too.
+#[inline(never)]
+fn shared_largest<L: Lanes, const CODES: usize>(
     lanes: L,
+    (runs, code_max): (Runs, u8),
     row: &[Block<CODES>],
 ) -> Sixteen {
-    let runs = Runs { weights: P::RUN, ..Runs::of::<P>() };
-    let codes = [[i16::from(P::CODE_MAX); LANES]; WEIGHTS_MAX];
+    let codes = [[i16::from(code_max); LANES]; WEIGHTS_MAX];
     let unit = Unit { codes, factors: [[[1.0; LANES], [0.0; LANES]]; RUNS_MAX] };
     let mut sums = [0.0; LANES];
     add_unit(lanes, (runs, &unit), row, &mut sums);
