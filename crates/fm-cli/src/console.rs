@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     fmt,
     io::{self, IsTerminal, Write},
+    ops::ControlFlow,
     sync::{
         atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender, SyncSender},
@@ -180,8 +181,7 @@ impl Interrupt {
     pub(crate) fn install_with(also: impl Fn() + Send + 'static) -> Self {
         let installed = ctrlc::set_handler(move || {
             if PRESSED.swap(true, Ordering::SeqCst) {
-                #[allow(clippy::exit)] // the user has asked twice
-                std::process::exit(i32::from(INTERRUPTED));
+                leave(); // the user has asked twice
             }
             also();
         });
@@ -193,6 +193,17 @@ impl Interrupt {
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
+
+    /// Whether a step goes on, for who asks at every layer.
+    pub(crate) fn flow(&self) -> ControlFlow<()> {
+        if self.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+/// Ends the program at once, as a shell expects it of one that was interrupted.
+#[allow(clippy::exit)] // nothing of the work is to be kept
+pub(crate) fn leave() {
+    std::process::exit(i32::from(INTERRUPTED));
 }
 
 /// Whether the user has asked for the end of the work, which may be why it failed.

@@ -65,6 +65,7 @@ pub(crate) fn client(matches: &ArgMatches, interrupt: &Interrupt) -> anyhow::Res
             thread::sleep(left.min(LOOK));
             left = left.saturating_sub(LOOK);
         }
+        interrupt.flow()
     });
     Ok(Client::new(Options { endpoint, token, pause })?)
 }

@@ -8,6 +8,7 @@ mod flags;
 mod hub;
 mod input;
 mod places;
+mod results;
 mod version;
 
 use std::process::ExitCode;

@@ -53,7 +53,7 @@ impl Gauges {
             numerics: engine.numerics.name(),
             lossy: engine.lossy.clone(),
             threads: engine.threads,
-            reader: format!("{} {}", engine.reader.kind.name(), engine.reader.access.name()),
+            reader: engine.reader.to_string(),
             budget_bytes: plan.budget,
             slot_bytes: plan.store.slot_bytes(),
             step_bytes: footprint.active - footprint.active_experts,

@@ -214,12 +214,13 @@ impl Prefixes {
             return runner.close(session);
         }
         self.clock += 1;
+        let unwritten = if self.disk.is_some() { Written::NotYet } else { Written::Never };
         make_way(self.kept.iter_mut().map(|kept| (&mut kept.pin, kept.used)), &pin);
         if let Some(longer) = self.kept.iter_mut().find(|kept| kept.tokens.starts_with(&tokens)) {
             longer.used = self.clock;
             if pin.rank() > longer.pin.rank() {
                 longer.pin = pin;
-                longer.written = Written::NotYet;
+                longer.written = unwritten;
             }
             return runner.close(session);
         }
@@ -236,8 +237,7 @@ impl Prefixes {
             // There is no memory for marks: nobody could go on from it, and others would have to go for it.
             runner.close(session);
         } else if kept {
-            let written = if self.disk.is_some() { Written::NotYet } else { Written::Never };
-            self.kept.push(Kept { session, tokens, pin, used: self.clock, written });
+            self.kept.push(Kept { session, tokens, pin, used: self.clock, written: unwritten });
         }
         let deadline = Instant::now() + self.leave_max;
         while self.kept.len() > KEPT_MAX || self.kept.len() > 1 && self.tokens() > KEPT_TOKENS_MAX {
@@ -448,7 +448,36 @@ impl Prefixes {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
+    use fm_model::runner::{Batch, Row, RowInput, Wants};
+    use fm_testkit::golden::golden_dir;
+
     use super::*;
+    use crate::{Engine, Load, Places, options::EngineOptions};
+
+    #[test]
+    fn nobody_waits_for_a_disk_that_is_not_there() {
+        let dir = golden_dir("qwen3_moe").join("mlx-mixed");
+        let (memory, context) = (Some(300_000_000), Some(64));
+        let options = EngineOptions { memory, context, threads: Some(1), ..Default::default() };
+        let places = Places { root: "/".into(), cache_dir: None };
+        let load = Load { sessions: 2, ..Load::default() };
+        let mut engine = Engine::open(&dir, &options, load, &places).unwrap();
+        let runner = engine.runner.as_mut();
+        let mut prefixes = Prefixes::new(None, Arc::default(), LEAVE_MAX);
+        // The same text again, which its client names by now.
+        for pin in [Pin::None, Pin::Conversation("mine".to_owned())] {
+            let session = runner.open(64).unwrap();
+            let (input, wants) = (RowInput::Token(5), Wants::default());
+            let rows = vec![Row { session, input, position: 0, wants }];
+            let batch = Batch { rows, hidden_layer: None };
+            runner.step(&batch, &mut |_| ControlFlow::Continue(())).unwrap();
+            prefixes.keep(runner, session, vec![5], pin.clone());
+            let [kept] = prefixes.kept.as_slice() else { panic!("{prefixes:?}") };
+            assert_eq!((&kept.pin, kept.written), (&pin, Written::Never));
+        }
+    }
 
     #[test]
     fn texts_have_in_common_what_stands_before_the_first_difference() {

@@ -146,20 +146,20 @@ impl Machine {
     fn open(root: &Path) -> Self {
         let limits = MemoryLimits::read(root);
         let open = |path: &str| File::open(root.join(path)).ok();
-        let group = |names: [&str; 2]| {
+        let group = |names: &[&str]| {
             let dir = &limits.cgroup.as_ref()?.path;
             names.iter().find_map(|name| File::open(dir.join(name)).ok())
         };
         Self {
             faults: open("proc/self/stat"),
             stalls: match &limits.cgroup {
-                Some(group) => File::open(group.path.join("memory.pressure")).ok(),
+                Some(_) => group(&["memory.pressure"]),
                 None => open("proc/pressure/memory"),
             },
             free: open("proc/meminfo"),
-            limit: group(["memory.max", "memory.limit_in_bytes"]),
-            used: group(["memory.current", "memory.usage_in_bytes"]),
-            cached: group(["memory.stat", "memory.stat"]),
+            limit: group(&["memory.max", "memory.limit_in_bytes"]),
+            used: group(&["memory.current", "memory.usage_in_bytes"]),
+            cached: group(&["memory.stat"]),
         }
     }
 

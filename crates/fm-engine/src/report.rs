@@ -175,7 +175,6 @@ impl Report {
         let wait_share = (decode.tokens > 0 && seconds > 0.0)
             .then(|| decode.store.wait_ns as f64 / 1e9 / seconds);
         let memory_bytes_per_s = per_second(weights, decode);
-        let info = &engine.reader;
         Self {
             ttft_s: generated.first_token.map(|time| time.as_secs_f64()),
             prefill_tokens: prefill.tokens,
@@ -205,7 +204,7 @@ impl Report {
             context: engine.plan.context,
             numerics: engine.numerics.name(),
             threads: engine.threads,
-            reader: format!("{} {}", info.kind.name(), info.access.name()),
+            reader: engine.reader.to_string(),
             checks: engine.checks.name(),
             lossy: engine.lossy.clone(),
             logits_hash: format!("{:032x}", generated.logits_hash),

@@ -134,7 +134,7 @@ impl Sampler {
     /// may be: they are impossible then.
     fn is_cold(&self) -> bool {
         let temperature = self.sampling.temperature;
-        temperature == 0.0 || !(largest(&self.logits, |logit| logit) / temperature).is_finite()
+        temperature == 0.0 || !(largest(&self.logits) / temperature).is_finite()
     }
 
     fn penalise(&mut self) {
@@ -158,7 +158,7 @@ impl Sampler {
 
     /// The lowest of the tokens with the largest logit.
     fn likeliest(&self) -> u32 {
-        let best = largest(&self.logits, |logit| logit);
+        let best = largest(&self.logits);
         self.logits.iter().position(|logit| *logit == best).unwrap_or(0) as u32
     }
 
@@ -185,7 +185,7 @@ impl Sampler {
             self.candidates.truncate(top_k);
             self.candidates.sort_unstable_by(descending);
         }
-        let peak = largest(&self.logits, |logit| logit) / temperature;
+        let peak = largest(&self.logits) / temperature;
         self.candidates.iter_mut().for_each(|(_, x)| *x = (*x - peak).exp());
         if top_p < 1.0 {
             self.keep_likeliest(top_p);
@@ -217,11 +217,11 @@ impl Sampler {
     }
 }
 
-/// The largest of what `of` makes of some numbers. In sixteen lanes, as a single one waits for every comparison.
-fn largest(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+/// The largest of some numbers. In sixteen lanes, as a single one waits for every comparison.
+fn largest(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (chunks, rest) = values.as_chunks::<16>();
-    let larger = |lane: &mut f32, value: &f32| *lane = lane.max(of(*value));
+    let larger = |lane: &mut f32, value: &f32| *lane = lane.max(*value);
     for chunk in chunks {
         lanes.iter_mut().zip(chunk).for_each(|(lane, value)| larger(lane, value));
     }

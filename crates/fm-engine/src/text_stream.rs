@@ -39,6 +39,8 @@ pub(crate) struct TextStream<'t> {
     undecided: String,
     /// Whether the answer has begun that way.
     is_answer: bool,
+    /// See [`Self::closed_with`].
+    closed_with: Option<u32>,
     pub(crate) told: Told,
 }
 
@@ -86,6 +88,7 @@ impl<'t> TextStream<'t> {
             constrained: request.constraint.as_ref().map(|_| request.constrained),
             undecided: String::new(),
             is_answer: false,
+            closed_with: None,
             told: Told {
                 bytes: 0,
                 stop: StopStrings::new(request.stop.iter().cloned())?,
@@ -118,6 +121,8 @@ impl<'t> TextStream<'t> {
     /// call chooses which comes, but once, as it may choose to think on.
     pub(crate) fn think_end(&mut self) -> Result<Vec<u32>, EngineError> {
         let Some(Channels { end, again, answer, .. }) = self.channels else {
+            let close = self.tokenizer.encode(thinking::CLOSE, fm_text::SpecialTokens::Parse)?;
+            self.closed_with = if let [token] = *close { Some(token) } else { None };
             return self.tokens(&[thinking::CLOSE_LINES]);
         };
         let chooses = std::mem::take(&mut self.chooses);
@@ -127,6 +132,12 @@ impl<'t> TextStream<'t> {
             None if chooses => self.tokens(&[end, again]),
             _ => self.tokens(&[end, again, answer]),
         }
+    }
+
+    /// The token that a thinking block was closed with in the model's place. It may not know that it has ended, and
+    /// is not to end it again, in the answer.
+    pub(crate) fn closed_with(&self) -> Option<u32> {
+        self.closed_with
     }
 
     /// The token that a thinking block is closed with; where that is spelled with several, their first.

@@ -73,8 +73,12 @@ impl HeatFile {
     pub(crate) fn write(&self, heat: &Heat) -> io::Result<()> {
         let temporary = self.path.with_extension(format!("{}.new", std::process::id()));
         fs::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
-        fs::write(&temporary, heat.to_bytes(self.model))?;
-        fs::rename(temporary, &self.path)
+        let written = fs::write(&temporary, heat.to_bytes(self.model))
+            .and_then(|()| fs::rename(&temporary, &self.path));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
     }
 }
 

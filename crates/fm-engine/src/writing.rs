@@ -400,13 +400,14 @@ impl<'t, S: Hear> Writing<'t, S> {
         }
         let thinks = self.text.as_ref().map(TextStream::channel) == Some(Channel::Thinking);
         let must_go_on = thinks && self.thinking_tokens < self.request.think_min;
-        let barred = if must_go_on { &self.closers } else { &self.request.eos };
+        let closed = self.text.as_ref().and_then(TextStream::closed_with);
         let token = match &mut self.within {
-            None if must_go_on => {
+            None => {
+                let barred = if must_go_on { &self.closers } else { closed.as_slice() };
                 self.sampler.sample_within(logits, |logits| bar(logits, barred))?
             }
-            None => self.sampler.sample(logits)?,
             Some(within) => {
+                let barred = if must_go_on { &self.closers } else { &self.request.eos };
                 let place = (thinks, barred.as_slice());
                 match within.sample((&mut self.sampler, logits), place, wait)? {
                     Taken::Token(token, _) => token,

@@ -39,11 +39,11 @@ impl NewFile {
     fn create_with(path: &Path, mode: u32) -> io::Result<Self> {
         // Renaming would put the file in the place of a link, or of a device.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        if path.is_symlink() {
+        let earlier = fs::metadata(&path).ok();
+        if earlier.is_none() && path.is_symlink() {
             let message = "this is a link to nothing; remove it or choose another name";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
-        let earlier = fs::metadata(&path).ok();
         if earlier.as_ref().is_some_and(|found| !found.is_file()) {
             let message = "this is no regular file; choose another name";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
@@ -139,6 +139,14 @@ mod tests {
             (b"whole".to_vec(), vec!["file".to_owned()])
         );
         NewFile::create(dir.path()).unwrap_err();
+        // A pipe has a name that leads to it, and none of its own.
+        #[cfg(target_os = "linux")]
+        {
+            let (_reader, writer) = io::pipe().unwrap();
+            let pipe = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer));
+            let refused = NewFile::create(Path::new(&pipe)).unwrap_err().to_string();
+            assert!(refused.starts_with("this is no regular file"), "{refused}");
+        }
         // What the system says, without the name that nobody chose.
         let missing = NewFile::create(&dir.path().join("none/file")).unwrap_err();
         assert_eq!(

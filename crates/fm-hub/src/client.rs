@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    ops::ControlFlow,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -55,7 +56,7 @@ pub struct Options {
     /// Who asks.
     pub token: Option<Token>,
     /// Waits before something is tried again. Ends early if the user gives up.
-    pub pause: Box<dyn Fn(Duration) + Send + Sync>,
+    pub pause: Box<dyn Fn(Duration) -> ControlFlow<()> + Send + Sync>,
 }
 
 impl fmt::Debug for Options {
@@ -152,14 +153,17 @@ impl Client {
             if attempt == ATTEMPTS {
                 return Err(error);
             }
-            self.pause(pause);
+            self.pause(pause)?;
             attempt += 1;
         }
     }
 
-    /// Waits before another attempt.
-    pub(crate) fn pause(&self, time: Duration) {
-        (self.options.pause)(time.min(PAUSE_MAX));
+    /// Waits before another attempt, unless there is to be none.
+    pub(crate) fn pause(&self, time: Duration) -> Result<(), HubError> {
+        match (self.options.pause)(time.min(PAUSE_MAX)) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(HubError::Cancelled),
+        }
     }
 
     fn follow(&self, url: &str, range: Option<Range>) -> Result<Response<Body>, HubError> {
@@ -336,7 +340,7 @@ mod tests {
     fn secrets_show_themselves_nowhere() {
         let token = Token::new(" hf_secret\n").unwrap();
         assert_eq!(format!("{token:?}"), "Token(…)");
-        let pause = Box::new(|_| ());
+        let pause = Box::new(|_| ControlFlow::Continue(()));
         let options = Options { endpoint: "https://x".to_owned(), token: Some(token), pause };
         let client = Client::new(options).unwrap();
         assert!(!format!("{client:?}").contains("secret"));

@@ -129,7 +129,7 @@ impl Remote<'_> {
                 let (bytes, attempts) = (self.file.bytes, ATTEMPTS);
                 return Err(HubError::Cut { file, at, bytes, attempts, source });
             }
-            self.client.pause(backoff(attempt));
+            self.client.pause(backoff(attempt))?;
             attempt += 1;
         }
         self.out.seek(SeekFrom::Start(self.came)).map_err(at(self.path))?;

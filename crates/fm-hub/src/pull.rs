@@ -269,7 +269,7 @@ impl Download<'_> {
                 return Err(HubError::Cut { file, at, bytes, attempts, source });
             }
             self.tell(&Event::Again { file, here: partial.here, source: &source })?;
-            pull.client.pause(backoff(attempt));
+            pull.client.pause(backoff(attempt))?;
         }
         partial.opened.sync_all().map_err(at(self.partial))?;
         Ok(partial.sum.digits())

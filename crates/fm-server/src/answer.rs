@@ -260,10 +260,10 @@ pub struct Requested {
     pub restored_tokens: usize,
     /// Tokens written, in all choices.
     pub written_tokens: usize,
-    /// Tokens of the first choice, which the times are of.
-    pub first_tokens: usize,
     /// Of these, tokens that are no part of the answer.
     pub thinking_tokens: usize,
+    /// Tokens of the first choice, which the times are of.
+    pub first_tokens: usize,
     /// Until it had a session.
     pub queue: Duration,
     /// From then on until the first token.

@@ -168,6 +168,12 @@ pub struct ReaderInfo {
     pub fallback: Option<StoreError>,
 }
 
+impl fmt::Display for ReaderInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.name(), self.access.name())
+    }
+}
+
 /// Names of [`IoMode`], in its order.
 const IO_MODES: [(IoMode, &str); 3] =
     [(IoMode::Auto, "auto"), (IoMode::Direct, "direct"), (IoMode::Buffered, "buffered")];

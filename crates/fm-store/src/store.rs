@@ -210,7 +210,7 @@ impl Store {
         matches!(self.entries[entry].residence, Residence::Resident(_))
     }
 
-    /// Memory that slots and staging take now; falls with [`Store::release_chunks`].
+    /// Memory that slots and staging take now; falls with [`Store::release_chunk`].
     pub fn bytes(&self) -> u64 {
         self.plan.staging_bytes + self.classes.iter().map(Class::bytes).sum::<u64>()
     }

@@ -20,8 +20,9 @@ use fm_engine::{EngineError, options::ENGINE};
 use self::{output::Output, setup::Setup};
 use super::{json_arg, model_arg, switch, valued};
 use crate::{
-    console,
+    console::{self, Interrupt},
     flags::{self, Usage, positive},
+    results,
 };
 
 /// Tokens of the prompt that is taken in by default.
@@ -135,9 +136,13 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     {
         return Err(Usage("--verify and --layer go with --moe-only alone".into()).into());
     }
+    // There is nothing to keep of what was measured so far.
+    Interrupt::install_with(console::leave);
     let setup = Setup::new(matches)?;
+    let record = results::file(matches, "record", (&setup.path, &[matches.get_one("text")]))?;
+    record.map_or(Ok(()), |file| record::check(file))?;
     let (output, verdict) = measure(setup, matches)?;
-    if let Some(file) = matches.get_one::<PathBuf>("record") {
+    if let Some(file) = record {
         let note = matches.get_one::<String>("note").map_or("", String::as_str);
         record::append(file, &output, note)?;
     }

@@ -31,7 +31,7 @@ use super::{json_arg, model_arg, model_path, resolve, run::warn, valued};
 use crate::{
     console::{self, Interrupt, Unit},
     flags::{self, Usage},
-    places,
+    places, results,
 };
 
 /// Longest text: it is in memory as a whole, twice.
@@ -145,6 +145,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let read = read_text(text)?;
     let against = Against::of(matches)?;
     let path = model_path(matches)?;
+    results::file(matches, "dump", (&path, &[Some(text)]))?;
     let mut options = flags::engine_options(matches)?;
     let cutting = cut(matches, &path, &mut options, against.as_ref())?;
     let dumped = against.as_ref().and_then(Against::dumped).map(DumpHeader::tokens);
@@ -264,7 +265,14 @@ fn tokenize(
     let none = || EvalError::NoTokenizer { path: engine.path.clone() };
     let tokenizer = engine.tokenizer.as_ref().ok_or_else(none).map_err(EngineError::from)?;
     let parts: Vec<&str> = match matches.get_one::<String>("split") {
-        Some(between) => text.split(between.as_str()).collect(),
+        Some(between) => {
+            if !text.contains(between.as_str()) {
+                console::say!(
+                    "note: --split {between:?} is nowhere in the text, which is one document"
+                );
+            }
+            text.split(between.as_str()).collect()
+        }
         None => vec![text],
     };
     let mut left = most.unwrap_or(usize::MAX);

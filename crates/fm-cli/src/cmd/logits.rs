@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, Seek, SeekFrom, Write},
-    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -15,8 +14,9 @@ use serde_json::json;
 
 use super::{model_arg, model_path};
 use crate::{
+    console::Interrupt,
     flags::{self, Usage},
-    places,
+    places, results,
 };
 
 /// Rows whose logits are in memory at once.
@@ -63,7 +63,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     }
     let options = flags::engine_options(matches)?;
     let load = Load { logits_rows: ROWS, ..Load::default() };
-    let mut engine = Engine::open(&model_path(matches)?, &options, load, &places::places())?;
+    let model = model_path(matches)?;
+    let path = results::file(matches, "out", (&model, &[]))?.expect("clap requires it");
+    let mut engine = Engine::open(&model, &options, load, &places::places())?;
     let context = engine.plan.context;
     if tokens.len() > context as usize {
         return Err(EngineError::PromptTooLong { tokens: tokens.len(), context }.into());
@@ -75,7 +77,6 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             Usage(format!("--hidden {layer}: the model has layers 0 to {}", layers - 1)).into()
         );
     }
-    let path: &PathBuf = matches.get_one("out").expect("clap requires it");
     write(&mut engine, &tokens, layer, path).with_context(|| format!("writing {}", path.display()))
 }
 
@@ -99,6 +100,8 @@ fn write(
     }
     let mut header = header.to_string();
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    // Before there is a file that would be left behind.
+    let interrupt = Interrupt::install();
     let mut file = NewFile::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
@@ -116,10 +119,8 @@ fn write(
             wants,
         });
         let batch = Batch { rows: rows.collect(), hidden_layer: layer.map(LayerIndex) };
-        let output = engine
-            .runner
-            .step(&batch, &mut |_| ControlFlow::Continue(()))
-            .map_err(EngineError::from)?;
+        let output =
+            engine.runner.step(&batch, &mut |_| interrupt.flow()).map_err(EngineError::from)?;
         if let Some(spoiled) = output.spoiled.into_iter().next() {
             return Err(EngineError::from(spoiled.reason).into());
         }

@@ -90,7 +90,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let mut engine = Engine::open(&model_path(matches)?, &options, load, &places)?;
     warn(&engine);
     let constraint = grammar.map(|grammar| grammar::constraint(&engine, grammar)).transpose()?;
-    let (mut conversation, session) = saved::continue_or_open(&mut engine, matches)?;
+    let (mut conversation, session, stamp) = saved::continue_or_open(&mut engine, matches)?;
     let prompt = input::tokens_of(&engine, matches, &input, &mut conversation)?;
     let session = saved::reuse(&mut engine, session, &conversation, &prompt)?;
     let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE).map_err(EngineError::from)?;
@@ -126,7 +126,8 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         Some(error) => Err(error.into()),
         None => show(&engine, matches, &places, (&prompt_tokens, &generated)),
     };
-    saved::save(&mut engine, matches, conversation, (&prompt_tokens, &generated), session)?;
+    let saved = (conversation, stamp);
+    saved::save(&mut engine, matches, saved, (&prompt_tokens, &generated), session)?;
     shown?;
     if cut && interrupt.is_set() { Err(Interrupted.into()) } else { Ok(()) }
 }

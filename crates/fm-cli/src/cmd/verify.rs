@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, path::Path};
 use anyhow::Context;
 use clap::{ArgMatches, Command};
 use fm_convert::{
-    Progress, record,
+    ConvertError, Progress, record,
     verify::{Checked, Mismatch, Report, verify},
 };
 use fm_engine::bytes::Bytes;
@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::{json_arg, model_arg, model_path, switch};
 use crate::{
-    console::{self, Hinted, Interrupt, Unit},
+    console::{self, Hinted, Interrupt, Interrupted, Unit},
     places::{self, NO_CACHE},
 };
 
@@ -46,7 +46,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let dir = &model_path(matches)?;
     if matches.get_flag("record") {
         let cache_dir = places.cache_dir.context(NO_CACHE)?;
-        let written = record::record(dir, &cache_dir, &mut report)?;
+        let written = record::record(dir, &cache_dir, &mut report).map_err(broken_off)?;
         bar.finish_and_clear();
         if matches.get_flag("json") {
             console::print_json(&json!({
@@ -67,7 +67,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         );
         return Ok(());
     }
-    let checked = verify(dir, places.cache_dir.as_deref(), &mut report)?;
+    let checked = verify(dir, places.cache_dir.as_deref(), &mut report).map_err(broken_off)?;
     bar.finish_and_clear();
     let printed = matches.get_flag("json").then(|| console::print_json(&as_json(dir, &checked)));
     if let Some(first) = &checked.first {
@@ -118,4 +118,12 @@ fn as_json(dir: &Path, report: &Report) -> serde_json::Value {
         "mismatches": report.mismatches,
         "first": report.first.as_ref().map(ToString::to_string),
     })
+}
+
+/// Nothing is kept of what was read until then.
+fn broken_off(error: ConvertError) -> anyhow::Error {
+    match error {
+        ConvertError::Cancelled => Interrupted.into(),
+        error => error.into(),
+    }
 }

@@ -73,14 +73,26 @@ fn a_prompt_may_stand_behind_the_model() {
     assert_eq!(run(&["What is the capital of Japan?", "--greedy", "--quiet"]), named);
 }
 
-/// Ctrl-C in the middle of an evaluation, as soon as the program listens to it.
+/// Ctrl-C in the middle of long work, as soon as the program listens to it.
 #[cfg(target_os = "linux")]
 #[test]
-fn work_that_was_broken_off_says_so_to_the_shell() {
+fn work_that_was_broken_off_says_so_to_the_shell_and_leaves_nothing() {
+    let out = tempfile::tempdir().unwrap();
+    let file = out.path().join("out");
+    let (file, tokens) = (file.to_str().unwrap(), vec!["5"; 900].join(","));
+    break_off(&["eval", "models/demo", "--text", "README.md"]);
+    break_off(&["logits", "models/demo", "--prompt-tokens", &tokens, "--out", file]);
+    let record = ["profile", "record", "models/demo", "--prompt-tokens", &tokens, "--out", file];
+    break_off(&record);
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
+#[cfg(target_os = "linux")]
+fn break_off(args: &[&str]) {
     const SIGINT: u64 = 1 << (2 - 1);
     let home = tempfile::tempdir().unwrap();
     let mut command = program(home.path());
-    command.args(["eval", "models/demo", "--text", "README.md", "--device", "reference"]);
+    command.args(args).args(["--device", "reference"]);
     let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let status = format!("/proc/{}/status", running.id());
     let listens = || {
@@ -95,7 +107,7 @@ fn work_that_was_broken_off_says_so_to_the_shell() {
     let interrupt = Command::new("kill").args(["-INT", &running.id().to_string()]).status();
     assert!(interrupt.unwrap().success());
     let output = running.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(130), "{args:?}: {}", stderr(&output));
 }
 
 /// Ctrl-C in the middle of an answer.
@@ -185,6 +197,34 @@ fn a_session_whose_words_were_changed_is_not_continued() {
         let said = stderr(&output);
         assert!(said.contains("are not those that were saved"), "byte {at}: {said}");
     }
+}
+
+/// Two terminals, one conversation.
+#[cfg(unix)]
+#[test]
+fn a_session_that_was_saved_meanwhile_is_not_written_over() {
+    use std::io::Read;
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("session");
+    let session = ["--session", file.to_str().unwrap(), "--greedy", "--no-think"];
+    let session = [&session[..], &["--device", "reference"]].concat();
+    run(&[&["--prompt", "My name is Nora."], session.as_slice()].concat());
+    let saved = fs::read(&file).unwrap();
+    run(&[&["--prompt", "What is my name?"], session.as_slice()].concat());
+    let later = home.path().join("later");
+    fs::rename(&file, &later).unwrap();
+    fs::write(&file, saved).unwrap();
+    let mut command = program(home.path());
+    command.args(["run", "models/demo", "--prompt", "Write a story about a fox."]).args(PLAN);
+    command.args(session);
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    running.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();
+    let saved = fs::read(&later).unwrap();
+    fs::rename(later, &file).unwrap();
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("has saved "), "{}", stderr(&output));
+    assert!(fs::read(&file).unwrap() == saved, "the other turn is there");
 }
 
 /// The first line of a session: who speaks in it, and how many tokens it has.

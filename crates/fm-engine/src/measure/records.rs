@@ -47,7 +47,7 @@ impl Records {
 
     /// How it reads, in words.
     pub fn reader(&self) -> String {
-        format!("{} {}", self.info.kind.name(), self.info.access.name())
+        self.info.to_string()
     }
 
     /// Reads for as long as `time`, from where the last call ended.

@@ -85,14 +85,14 @@ impl Crew<'_> {
         let texts = (self.writings.as_mut_slice(), Part::Texts);
         let result = writing::step(self.runner.as_mut(), &self.batch, texts);
         self.pace.wrote(started.elapsed());
-        if let Err(error) = result {
+        let rows = result.unwrap_or_else(|error| {
             self.fail(Part::Texts, error);
-        }
+            0
+        });
         let longest = self.writings.iter().map(Writing::longest_wait).max().unwrap_or_default();
-        let rows = self.batch.rows.len() as u64;
         let activity = self.activity;
         activity.longest_wait_us.fetch_max(longest.as_micros() as u64, Ordering::Relaxed);
-        activity.written_tokens.fetch_add(rows, Ordering::Relaxed);
+        activity.written_tokens.fetch_add(rows as u64, Ordering::Relaxed);
         activity.steps.fetch_add(1, Ordering::Relaxed);
         true
     }

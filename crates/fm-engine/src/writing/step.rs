@@ -10,8 +10,8 @@ use fm_model::{
 use super::{Asked, Hear, Part, Writing};
 use crate::generate::FinishReason;
 
-/// Computes a batch that `writings` have asked for, and hands everyone what is theirs. Who does
-/// not listen any more leaves at the next layer.
+/// Computes a batch that `writings` have asked for, hands everyone what is theirs, and says how many rows came
+/// through. Who does not listen any more leaves at the next layer.
 ///
 /// # Errors
 /// If the whole step failed; the sessions in it have fallen back.
@@ -19,20 +19,17 @@ pub(crate) fn step<S: Hear>(
     runner: &mut dyn Runner,
     batch: &Batch,
     (writings, part): (&mut [Writing<'_, S>], Part),
-) -> Result<(), StepError> {
+) -> Result<usize, StepError> {
     let vocab = runner.vocab();
     let result = runner.step(batch, &mut |border| {
         tell((&mut *writings, part), border);
         ControlFlow::Continue(())
     });
     match result {
-        Ok(output) => {
-            hand_out(output, vocab, (writings, part));
-        }
-        Err(StepError::Cancelled) => {}
-        Err(error) => return Err(error),
+        Ok(output) => Ok(hand_out(output, vocab, (writings, part))),
+        Err(StepError::Cancelled) => Ok(0),
+        Err(error) => Err(error),
     }
-    Ok(())
 }
 
 /// Goes on with the sweep of a lane until it has ended, or `rests` says so after a layer. Once it has

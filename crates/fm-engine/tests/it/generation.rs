@@ -176,6 +176,17 @@ fn a_think_budget_closes_the_block_and_an_answer_follows() {
     assert!(!none.text.unwrap().is_empty());
 }
 
+/// It does not know that it has closed its thoughts, goes on with them and closes them.
+#[test]
+fn an_answer_does_not_close_a_block_that_was_closed_in_its_place() {
+    let mut engine = open(&EngineOptions::default());
+    for budget in [0, 1] {
+        let asked = Request { think_budget: Some(budget), ..chat(&engine, "2+2?", true) };
+        let text = quietly(&mut engine, asked).unwrap().text.unwrap();
+        assert!(!text.is_empty() && !text.contains("</think>"), "{budget}: {text}");
+    }
+}
+
 #[test]
 fn a_think_minimum_keeps_the_block_open_and_changes_nothing_else() {
     let mut engine = open(&EngineOptions::default());

@@ -1,5 +1,7 @@
 //! Who is let in, and who hears the token.
 
+use std::ops::ControlFlow;
+
 use fm_hub::{Client, HubError, ModelName, Options, Repository};
 use fm_testkit::hub::{Fault, SIGNATURE};
 
@@ -53,6 +55,17 @@ fn an_error_of_the_cdn_shows_no_signature() {
 }
 
 #[test]
+fn who_gives_up_while_waiting_asks_no_more() {
+    let faults = [Fault::Status(503, ""), Fault::Status(503, "")];
+    let mut world = World::of(with_faults(WEIGHTS, faults), None);
+    let pause = Box::new(|_| ControlFlow::Break(()));
+    let options = Options { endpoint: world.hub.endpoint(), token: None, pause };
+    world.client = Client::new(options).unwrap();
+    assert!(matches!(world.pull().unwrap_err(), HubError::Cancelled));
+    assert_eq!(world.ranges_of(WEIGHTS).len(), 1);
+}
+
+#[test]
 fn nobody_at_the_address_is_said_at_once() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -67,7 +80,7 @@ fn nobody_at_the_address_is_said_at_once() {
 #[test]
 fn an_address_without_a_scheme_is_refused() {
     for endpoint in ["huggingface.co", "ftp://huggingface.co", "", "http://"] {
-        let pause = Box::new(|_| ());
+        let pause = Box::new(|_| ControlFlow::Continue(()));
         let options = Options { endpoint: endpoint.to_owned(), token: None, pause };
         let error = Client::new(options).unwrap_err();
         assert!(matches!(error, HubError::Endpoint { .. }), "{endpoint}: {error}");

@@ -60,7 +60,10 @@ impl World {
         let (hub, dir) = (Hub::serve(site), tempfile::tempdir().unwrap());
         let pauses = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&pauses);
-        let pause = Box::new(move |time| noted.lock().unwrap().push(time));
+        let pause = Box::new(move |time| {
+            noted.lock().unwrap().push(time);
+            ControlFlow::Continue(())
+        });
         let options =
             Options { endpoint: hub.endpoint(), token: token.and_then(Token::new), pause };
         let (client, cache) = (Client::new(options).unwrap(), Cache::new(dir.path().join("hub")));

@@ -11,14 +11,13 @@ impl Store {
     }
 
     /// Gives back chunks until `bytes` are reached or no more can be spared, see
-    /// [`Store::release_chunks`], and returns their bytes.
+    /// [`Store::release_chunk`], and returns their bytes.
     pub fn release(&mut self, bytes: u64) -> u64 {
         let mut released = 0;
-        while released < bytes {
-            match self.release_chunks(1) {
-                0 => break,
-                chunk => released += chunk,
-            }
+        while released < bytes
+            && let Some(chunk) = self.release_chunk()
+        {
+            released += chunk;
         }
         self.stats.released_bytes += released;
         released
@@ -28,11 +27,10 @@ impl Store {
     /// system has no memory for more, and returns their bytes. Fewer slots cost speed, at most.
     pub fn take_back(&mut self, bytes: u64) -> u64 {
         let mut taken = 0;
-        while taken < bytes {
-            match self.grow(1) {
-                Ok(0) | Err(_) => break,
-                Ok(chunk) => taken += chunk,
-            }
+        while taken < bytes
+            && let Ok(Some(chunk)) = self.grow_chunk()
+        {
+            taken += chunk;
         }
         self.stats.taken_back_bytes += taken;
         taken
@@ -52,49 +50,35 @@ impl Store {
         }
     }
 
-    /// Gives back up to `chunks` chunks of slots, evicting who lives there, and returns their
-    /// bytes. Chunks with slots in use stay, and so does the smallest working set.
-    pub fn release_chunks(&mut self, chunks: usize) -> u64 {
+    /// Gives back a chunk of slots, evicting who lives there, and returns its bytes. Chunks with slots in use stay,
+    /// and so does the smallest working set.
+    pub fn release_chunk(&mut self) -> Option<u64> {
         self.sweep();
         self.collect(Wait::Poll);
-        let mut released = 0;
-        for _ in 0..chunks {
-            let Self { classes, entries, map, stats, .. } = self;
-            let mut largest_first: Vec<&mut Class> = classes.iter_mut().collect();
-            largest_first.sort_unstable_by_key(|class| std::cmp::Reverse(class.bytes()));
-            let bytes = largest_first.into_iter().find_map(|class| {
-                let mut evicted = Vec::new();
-                let needed = |entry: EntryIndex| entries[entry].pins > 0;
-                let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
-                stats.evictions += evicted.len() as u64;
-                evicted.into_iter().for_each(|entry| entries.evicted(entry, map));
-                Some(bytes)
-            });
-            match bytes {
-                Some(bytes) => released += bytes,
-                None => break,
-            }
-        }
-        released
+        let Self { classes, entries, map, stats, .. } = self;
+        let mut largest_first: Vec<&mut Class> = classes.iter_mut().collect();
+        largest_first.sort_unstable_by_key(|class| std::cmp::Reverse(class.bytes()));
+        largest_first.into_iter().find_map(|class| {
+            let mut evicted = Vec::new();
+            let needed = |entry: EntryIndex| entries[entry].pins > 0;
+            let bytes = class.release_chunk(needed, |entry| evicted.push(entry))?;
+            stats.evictions += evicted.len() as u64;
+            evicted.into_iter().for_each(|entry| entries.evicted(entry, map));
+            Some(bytes)
+        })
     }
 
-    /// Takes back up to `chunks` chunks that were given back, and returns their bytes.
+    /// Takes back a chunk that was given back, if there is one, and returns its bytes.
     ///
     /// # Errors
     /// If the memory is not there.
-    pub fn grow(&mut self, chunks: usize) -> Result<u64, StoreError> {
-        let mut grown = 0;
-        for _ in 0..chunks {
-            let mut bytes = None;
-            for class in &mut self.classes {
-                bytes = class.grow_chunk()?;
-                if bytes.is_some() {
-                    break;
-                }
+    pub fn grow_chunk(&mut self) -> Result<Option<u64>, StoreError> {
+        for class in &mut self.classes {
+            let bytes = class.grow_chunk()?;
+            if bytes.is_some() {
+                return Ok(bytes);
             }
-            let Some(bytes) = bytes else { break };
-            grown += bytes;
         }
-        Ok(grown)
+        Ok(None)
     }
 }

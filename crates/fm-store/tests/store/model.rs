@@ -104,7 +104,7 @@ impl Caller {
             }
             Op::Release(chunks) => {
                 let before = self.store.bytes();
-                let released = self.store.release_chunks(chunks);
+                let released: u64 = (0..chunks).map_while(|_| self.store.release_chunk()).sum();
                 assert_eq!(self.store.bytes(), before - released);
             }
             Op::EvictAll => {
@@ -113,7 +113,7 @@ impl Caller {
             }
             Op::Grow(chunks) => {
                 let before = self.store.bytes();
-                let grown = self.store.grow(chunks).unwrap();
+                let grown: u64 = (0..chunks).map_while(|_| self.store.grow_chunk().unwrap()).sum();
                 assert_eq!(self.store.bytes(), before + grown);
             }
             _ => {}
@@ -213,7 +213,7 @@ impl Caller {
         assert_eq!(self.store.stats().io_errors, 0);
         self.store.wait_for_reads();
         // Nothing is pinned any more: everything beyond the smallest working set can go.
-        while self.store.release_chunks(1) > 0 {}
+        while self.store.release_chunk().is_some() {}
         let least = Plan::minimum(&self.world.catalog, 2, self.store.plan().staging_bytes).bytes();
         assert!(self.store.bytes() < least + 2 * CHUNK_BYTES as u64);
     }

@@ -121,10 +121,9 @@ impl About {
 
     /// With what is known only of an open model.
     pub(super) fn with_engine(self, engine: &Engine) -> Self {
-        let info = &engine.reader;
         Self {
             numerics: Some(engine.numerics.name()),
-            reader: Some(format!("{} {}", info.kind.name(), info.access.name())),
+            reader: Some(engine.reader.to_string()),
             lossy: engine.lossy.clone(),
             ..self
         }

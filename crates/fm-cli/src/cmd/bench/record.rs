@@ -1,8 +1,8 @@
 //! A table that grows by a line per figure: what was tried, and what came of it.
 
 use std::{
-    fs::OpenOptions,
-    io::{Seek, Write},
+    fs::{File, OpenOptions},
+    io::{BufRead, BufReader, Read, Seek, Write},
     path::Path,
 };
 
@@ -10,6 +10,9 @@ use anyhow::Context;
 use fm_engine::measure::Spread;
 
 use super::output::{About, Determinism, Output, RateTest, SpeedTest, Turn};
+
+/// The first line is no longer than this.
+const LINE_BYTES_MAX: u64 = 4096;
 
 const COLUMNS: [&str; 12] = [
     "commit",
@@ -25,6 +28,20 @@ const COLUMNS: [&str; 12] = [
     "logits hash",
     "description",
 ];
+
+/// Whether a file is such a table, or none yet, asked before the work.
+pub(super) fn check(file: &Path) -> anyhow::Result<()> {
+    let Ok(found) = File::open(file) else { return Ok(()) };
+    let mut first = String::new();
+    // A line that is no text is no line of ours.
+    let read = BufReader::new(found).take(LINE_BYTES_MAX).read_line(&mut first);
+    anyhow::ensure!(
+        read.is_ok() && (first.is_empty() || first.trim_end() == COLUMNS.join("\t")),
+        "{} is no table that `bench --record` has begun; choose another name",
+        file.display()
+    );
+    Ok(())
+}
 
 /// Adds a line for every figure, and the names of the columns to an empty file.
 pub(super) fn append(file: &Path, output: &Output, note: &str) -> anyhow::Result<()> {

@@ -1,18 +1,23 @@
 //! `profile record`: a text through the model, and what its routers chose into a file.
 
-use std::{ops::ControlFlow, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{ArgGroup, ArgMatches, Command, value_parser};
-use fm_engine::{Engine, EngineError, Load, options::ENGINE, trace::TraceWriter};
+use fm_engine::{
+    Engine, EngineError, Load,
+    options::ENGINE,
+    sampler::{Sampler, Sampling},
+    trace::TraceWriter,
+};
 use fm_model::runner::{Batch, Row, RowInput, SessionId, Wants};
 use fm_text::SpecialTokens;
 
 use crate::{
     cmd::{model_arg, model_path, switch, valued},
-    console::{self, Unit},
+    console::{self, Interrupt, Unit},
     flags::{self, Usage},
-    input, places,
+    input, places, results,
 };
 
 pub(super) fn command() -> Command {
@@ -58,8 +63,10 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let options = flags::engine_options(matches)?;
-    let mut engine =
-        Engine::open(&model_path(matches)?, &options, Load::default(), &places::places())?;
+    let model = model_path(matches)?;
+    let read = &[matches.get_one("prompt-file")];
+    let out = results::file(matches, "out", (&model, read))?.expect("clap requires it");
+    let mut engine = Engine::open(&model, &options, Load::default(), &places::places())?;
     let mut tokens = tokens(&engine, matches)?;
     if let Some(most) = matches.get_one::<usize>("tokens") {
         tokens.truncate(*most);
@@ -67,13 +74,13 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     check(&tokens, engine.runner.vocab())?;
     let mut header = engine.trace_header().clone();
     header.scores = matches.get_flag("scores");
-    let out: &PathBuf = matches.get_one("out").expect("clap requires it");
+    let interrupt = Interrupt::install();
     let writer = TraceWriter::create(out, &header).map_err(EngineError::from)?;
     engine.record(Some(writer)).map_err(EngineError::from)?;
     let chunk = usize::from(*matches.get_one::<u16>("chunk").expect("it has a default"));
     let generate = matches.get_one::<usize>("generate").copied().unwrap_or(0);
     // A trace that is not ended is never put in its place.
-    Walk::new(&mut engine, tokens.len() + generate)?
+    Walk::new(&mut engine, tokens.len() + generate, interrupt)?
         .along(&tokens, chunk, generate)
         .with_context(|| format!("recording {}", out.display()))?;
     Ok(engine.record(None).map_err(EngineError::from)?)
@@ -107,20 +114,23 @@ fn tokens(engine: &Engine, matches: &ArgMatches) -> anyhow::Result<Vec<u32>> {
 struct Walk<'a> {
     engine: &'a mut Engine,
     session: SessionId,
+    sampler: Sampler,
     bar: indicatif::ProgressBar,
+    interrupt: Interrupt,
 }
 
 impl<'a> Walk<'a> {
-    fn new(engine: &'a mut Engine, tokens: usize) -> anyhow::Result<Self> {
+    fn new(engine: &'a mut Engine, tokens: usize, interrupt: Interrupt) -> anyhow::Result<Self> {
         let context = engine.plan.context;
         let session = engine.runner.open(context).map_err(EngineError::from)?;
+        let sampler = Sampler::new(Sampling::default(), engine.runner.vocab(), &[]);
         let bar = console::progress("recording", Unit::Share);
         bar.set_length(tokens as u64);
-        Ok(Self { engine, session, bar })
+        Ok(Self { engine, session, sampler, bar, interrupt })
     }
 
     fn along(mut self, tokens: &[u32], chunk: usize, generate: usize) -> anyhow::Result<()> {
-        let rows_max = self.engine.runner.rows_max();
+        let rows_max = self.engine.runner.rows_max().min(self.engine.plan.context as usize);
         let mut next = 0;
         for tokens in tokens.chunks(chunk.min(rows_max)) {
             next = self.step(tokens)?;
@@ -150,12 +160,11 @@ impl<'a> Walk<'a> {
         });
         let batch = Batch { rows: rows.collect(), hidden_layer: None };
         let output =
-            runner.step(&batch, &mut |_| ControlFlow::Continue(())).map_err(EngineError::from)?;
+            runner.step(&batch, &mut |_| self.interrupt.flow()).map_err(EngineError::from)?;
         if let Some(spoiled) = output.spoiled.into_iter().next() {
             return Err(EngineError::from(spoiled.reason).into());
         }
         self.bar.inc(tokens.len() as u64);
-        let likeliest = output.logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-        Ok(likeliest.map_or(0, |(token, _)| token as u32))
+        Ok(self.sampler.sample(output.logits).map_err(EngineError::from)?)
     }
 }

@@ -1,6 +1,10 @@
 //! The conversation of `--session`: continued, and saved.
 
-use std::path::PathBuf;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use clap::ArgMatches;
 use fm_engine::{
@@ -11,26 +15,37 @@ use fm_engine::{
 use fm_text::Message;
 
 use super::input::Prompt;
-use crate::console;
+use crate::{cmd::model_path, console, results};
 
 pub(super) type Session = fm_model::runner::SessionId;
 
 /// Whether there will be a place for the conversation, asked before the work.
-pub(super) fn check(matches: &ArgMatches) -> Result<(), EngineError> {
-    matches.get_one::<PathBuf>("session").map_or(Ok(()), |path| Conversation::check(path))
+pub(super) fn check(matches: &ArgMatches) -> anyhow::Result<()> {
+    let path = results::file(matches, "session", (&model_path(matches)?, &[]))?;
+    Ok(path.map_or(Ok(()), |path| Conversation::check(path))?)
 }
 
-/// The conversation of `--session`, if the file is there, and its session.
+/// What tells a file from another that has taken its place.
+pub(super) type Stamp = Option<(u64, Option<SystemTime>)>;
+
+fn stamp(path: &Path) -> Stamp {
+    let found = fs::metadata(path).ok()?;
+    Some((found.len(), found.modified().ok()))
+}
+
+/// The conversation of `--session`, if the file is there, its session, and which file it was.
 pub(super) fn continue_or_open(
     engine: &mut Engine,
     matches: &ArgMatches,
-) -> anyhow::Result<(Conversation, Option<Session>)> {
-    match matches.get_one::<PathBuf>("session").filter(|path| path.exists()) {
+) -> anyhow::Result<(Conversation, Option<Session>, Stamp)> {
+    let path = matches.get_one::<PathBuf>("session");
+    let stamp = path.and_then(|path| stamp(path));
+    match path.filter(|_| stamp.is_some()) {
         Some(path) => {
             let (conversation, session) = Conversation::load(engine, path)?;
-            Ok((conversation, Some(session)))
+            Ok((conversation, Some(session), stamp))
         }
-        None => Ok((Conversation::default(), None)),
+        None => Ok((Conversation::default(), None, None)),
     }
 }
 
@@ -53,10 +68,11 @@ pub(super) fn reuse(
     Ok(engine.runner.open(engine.plan.context).map_err(EngineError::from)?)
 }
 
+/// Saves what has become of the conversation, unless another program has saved one there meanwhile.
 pub(super) fn save(
     engine: &mut Engine,
     matches: &ArgMatches,
-    mut conversation: Conversation,
+    (mut conversation, before): (Conversation, Stamp),
     (prompt, generated): (&[u32], &Generated),
     session: Session,
 ) -> anyhow::Result<()> {
@@ -81,6 +97,10 @@ pub(super) fn save(
         console::say!(
             "note: raw text is no part of the chat: a turn without --raw goes on before it"
         );
+    }
+    if stamp(path) != before {
+        let path = path.display();
+        anyhow::bail!("another program has saved {path} meanwhile, so this turn was not written");
     }
     let tokens = [prompt, &generated.tokens].concat();
     Conversation::new(conversation.messages, tokens).save(engine, session, path)?;
