@@ -8,10 +8,10 @@ use serde_json::Value;
 use crate::{flash_moe, stderr, stdout};
 
 fn record(out: &Path, tokens: &[u32]) {
-    record_in(out, tokens, "1");
+    record_in(out, tokens, ["64", "1"]);
 }
 
-fn record_in(out: &Path, tokens: &[u32], chunk: &str) {
+fn record_in(out: &Path, tokens: &[u32], [context, chunk]: [&str; 2]) {
     let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
     let (out, tokens) = (out.to_str().unwrap(), tokens.join(","));
     let output = flash_moe(&[
@@ -29,7 +29,7 @@ fn record_in(out: &Path, tokens: &[u32], chunk: &str) {
         "--threads",
         "1",
         "--context",
-        "64",
+        context,
         "--chunk",
         chunk,
     ]);
@@ -94,11 +94,11 @@ fn a_recorded_text_is_replayed_with_every_policy() {
 fn a_text_is_recorded_in_pieces_no_longer_than_the_context() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
-    record_in(&path, &fm_testkit::noise::Noise::new(1).tokens(150, 2000), "100");
+    record_in(&path, &fm_testkit::noise::Noise::new(1).tokens(150, 2000), ["100", "128"]);
     let tables = replay(&[path.to_str().unwrap(), "--slots", "64"]);
-    // Pieces of 64, 64 and 22 tokens, and 20 that are written.
+    // Pieces of 100 and 50 tokens, and 20 that are written.
     let policy = &tables["traces"][0]["capacities"][0]["policies"][0];
-    assert_eq!((&policy["steps"], &policy["tokens"]), (&23.into(), &170.into()));
+    assert_eq!((&policy["steps"], &policy["tokens"]), (&22.into(), &170.into()));
 }
 
 #[test]
