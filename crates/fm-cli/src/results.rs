@@ -9,14 +9,15 @@ use clap::ArgMatches;
 
 use crate::flags::Usage;
 
-/// The file that a flag names, if it is there, for something that is made of a model and of what `read` names.
+/// The file that a flag names, if it is there, for something that is made of what `read` names and of a model, which
+/// is left out where what is there is looked at before it is written over.
 ///
 /// # Errors
 /// If it is one of these, or `-`.
 pub(crate) fn file<'a>(
     matches: &'a ArgMatches,
     flag: &str,
-    (model, read): (&Path, &[Option<&PathBuf>]),
+    (model, read): (Option<&Path>, &[Option<&PathBuf>]),
 ) -> Result<Option<&'a PathBuf>, Usage> {
     let Some(path) = matches.get_one::<PathBuf>(flag) else { return Ok(None) };
     let shown = path.display();
@@ -27,7 +28,7 @@ pub(crate) fn file<'a>(
     if read.iter().flatten().any(|other| is_same(path, other)) {
         return Err(Usage(format!("--{flag} {shown}: this is what is read; choose another name")));
     }
-    if path.exists() && is_of(path, model) {
+    if model.is_some_and(|model| path.exists() && is_of(path, model)) {
         return Err(Usage(format!("--{flag} {shown}: this is the model's; choose another name")));
     }
     Ok(Some(path))
@@ -68,7 +69,7 @@ mod tests {
             let arg = Arg::new("out").long("out").value_parser(value_parser!(PathBuf));
             let matches = Command::new("it").arg(arg);
             let matches = matches.get_matches_from([Path::new("it"), Path::new("--out"), out]);
-            file(&matches, "out", (model, &[Some(&text), None])).is_ok()
+            file(&matches, "out", (Some(model), &[Some(&text), None])).is_ok()
         };
         let (dir_model, file_model) = (at("model"), at("a.gguf"));
         for out in ["new", "old", "model/new"] {

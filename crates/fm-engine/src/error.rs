@@ -217,6 +217,9 @@ impl EngineError {
             Self::Load(LoadError::MissingTensor { .. }) => {
                 "check that every shard of the checkpoint was downloaded"
             }
+            Self::Plan(PlanError::BudgetTooSmall { sessions: 2.., .. }) => {
+                "give it more with --memory, or lower --sessions, --prefill-chunk and --context"
+            }
             Self::Plan(PlanError::BudgetTooSmall { .. }) => {
                 "give it more with --memory, or lower --prefill-chunk and --context"
             }

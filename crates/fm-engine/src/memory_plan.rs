@@ -130,6 +130,8 @@ pub enum PlanError {
         experts: u64,
         /// The program.
         overhead: u64,
+        /// Sessions that are to be open at once, which all of it is for.
+        sessions: usize,
     },
     /// The context asked for does not fit beside the rest.
     #[error(
@@ -210,7 +212,7 @@ impl MemoryPlan {
         let left = budget.checked_sub(fixed + least + one_block).ok_or({
             let state = recurrent + scratch + one_block;
             let (trunk, experts) = (footprint.trunk, least);
-            PlanError::BudgetTooSmall { budget, trunk, state, experts, overhead }
+            PlanError::BudgetTooSmall { budget, trunk, state, experts, overhead, sessions }
         })? + one_block;
         let marks = marks(&demand, &footprint, left.saturating_sub(kv_least));
         let kept = marks as u64 * footprint.memories;

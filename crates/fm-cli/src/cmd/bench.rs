@@ -139,7 +139,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     // There is nothing to keep of what was measured so far.
     Interrupt::install_with(console::leave);
     let setup = Setup::new(matches)?;
-    let record = results::file(matches, "record", (&setup.path, &[matches.get_one("text")]))?;
+    let record = results::file(matches, "record", (None, &[matches.get_one("text")]))?;
     record.map_or(Ok(()), |file| record::check(file))?;
     let (output, verdict) = measure(setup, matches)?;
     if let Some(file) = record {

@@ -145,7 +145,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let read = read_text(text)?;
     let against = Against::of(matches)?;
     let path = model_path(matches)?;
-    results::file(matches, "dump", (&path, &[Some(text)]))?;
+    results::file(matches, "dump", (Some(&path), &[Some(text)]))?;
     let mut options = flags::engine_options(matches)?;
     let cutting = cut(matches, &path, &mut options, against.as_ref())?;
     let dumped = against.as_ref().and_then(Against::dumped).map(DumpHeader::tokens);

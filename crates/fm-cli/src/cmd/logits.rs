@@ -64,7 +64,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let options = flags::engine_options(matches)?;
     let load = Load { logits_rows: ROWS, ..Load::default() };
     let model = model_path(matches)?;
-    let path = results::file(matches, "out", (&model, &[]))?.expect("clap requires it");
+    let path = results::file(matches, "out", (Some(&model), &[]))?.expect("clap requires it");
     let mut engine = Engine::open(&model, &options, load, &places::places())?;
     let context = engine.plan.context;
     if tokens.len() > context as usize {

@@ -150,6 +150,18 @@ fn what_a_part_would_not_heed_is_refused() {
 }
 
 #[test]
+fn figures_are_added_to_no_other_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("notes");
+    std::fs::write(&file, "to buy\tmilk\n").unwrap();
+    let args = ["--io-only", "--repeats", "1", "--record", file.to_str().unwrap()];
+    let refused = flash_moe(&[&PLAN[..], &args].concat());
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("is no table"), "{}", stderr(&refused));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "to buy\tmilk\n");
+}
+
+#[test]
 fn every_figure_is_recorded_in_a_line() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("results.tsv");

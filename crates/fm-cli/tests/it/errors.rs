@@ -237,6 +237,8 @@ fn a_server_is_planned_before_it_is_started() {
         ["serve", "models/demo", "--port", "0", "--prefix-cache", prompts.path().to_str().unwrap()];
     for (sessions, planned) in [(&[] as &[&str], 1), (&["--sessions", "3"], 3)] {
         let plan = [&["plan", "models/demo", "--serve"], sessions].concat();
+        let refused = stderr(&flash_moe(&[&*plan, &["--memory", "50MB"]].concat()));
+        assert_eq!(refused.contains("or lower --sessions, "), planned > 1, "{refused}");
         let least = least_memory(&plan);
         assert_eq!(least, least_memory(&[&serve[..], sessions].concat()));
         let output = flash_moe(&[&*plan, &["--memory", &least, "--json"]].concat());

@@ -65,7 +65,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let options = flags::engine_options(matches)?;
     let model = model_path(matches)?;
     let read = &[matches.get_one("prompt-file")];
-    let out = results::file(matches, "out", (&model, read))?.expect("clap requires it");
+    let out = results::file(matches, "out", (Some(&model), read))?.expect("clap requires it");
     let mut engine = Engine::open(&model, &options, Load::default(), &places::places())?;
     let mut tokens = tokens(&engine, matches)?;
     if let Some(most) = matches.get_one::<usize>("tokens") {

@@ -15,13 +15,13 @@ use fm_engine::{
 use fm_text::Message;
 
 use super::input::Prompt;
-use crate::{cmd::model_path, console, results};
+use crate::{console, results};
 
 pub(super) type Session = fm_model::runner::SessionId;
 
 /// Whether there will be a place for the conversation, asked before the work.
 pub(super) fn check(matches: &ArgMatches) -> anyhow::Result<()> {
-    let path = results::file(matches, "session", (&model_path(matches)?, &[]))?;
+    let path = results::file(matches, "session", (None, &[]))?;
     Ok(path.map_or(Ok(()), |path| Conversation::check(path))?)
 }
 
@@ -98,7 +98,8 @@ pub(super) fn save(
             "note: raw text is no part of the chat: a turn without --raw goes on before it"
         );
     }
-    if stamp(path) != before {
+    let now = stamp(path);
+    if now.is_some() && now != before {
         let path = path.display();
         anyhow::bail!("another program has saved {path} meanwhile, so this turn was not written");
     }
