@@ -194,7 +194,7 @@ impl Interrupt {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Whether a step goes on, for who asks at every layer.
+    /// Whether the work goes on, for what asks again and again.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }

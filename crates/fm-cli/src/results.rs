@@ -34,20 +34,29 @@ pub(crate) fn file<'a>(
     Ok(Some(path))
 }
 
-/// Whether a file is the model, one of its parts, or in its directory.
+/// Whether a file is the model, one of its parts, or in its directory: by its name, or by what it is a link to, as the
+/// files of the hub's models are.
 fn is_of(path: &Path, model: &Path) -> bool {
-    let extension = |path: &Path| path.extension().map(ToOwned::to_owned);
     let home = if model.is_dir() { Some(model) } else { model.parent() };
-    let beside = home.zip(path.parent()).is_some_and(|(home, own)| is_same(own, home));
-    is_same(path, model) || beside && (model.is_dir() || extension(path) == extension(model))
+    let Some(home) = home.and_then(whole) else { return false };
+    let lies = |path: &Path| whole(path).is_some_and(|path| path.starts_with(&home));
+    if model.is_dir() {
+        let mut entries = fs::read_dir(model).into_iter().flatten().flatten();
+        return lies(path)
+            || path.parent().is_some_and(lies)
+            || entries.any(|entry| is_same(path, &entry.path()));
+    }
+    // Several files of one name may be one model.
+    is_same(path, model) || lies(path) && path.extension() == model.extension()
 }
 
 fn is_same(a: &Path, b: &Path) -> bool {
-    let whole = |path: &Path| {
-        // The directory of a name alone is the one that we are in.
-        fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { path }).ok()
-    };
     whole(a).is_some_and(|a| whole(b) == Some(a))
+}
+
+/// A path from the root, through all links. The directory of a name alone is the one that we are in.
+fn whole(path: &Path) -> Option<PathBuf> {
+    fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { path }).ok()
 }
 
 #[cfg(test)]
@@ -75,12 +84,23 @@ mod tests {
         for out in ["new", "old", "model/new"] {
             assert!(fits(&at(out), &dir_model) && fits(&at(out), &file_model), "{out}");
         }
-        for out in ["text", "model/config.json", "model/../text"] {
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(at("model/config.json"), at("link")).unwrap();
+        fs::create_dir(at("model/parts")).unwrap();
+        fs::write(at("model/parts/0"), "x").unwrap();
+        for out in ["text", "model/config.json", "model/parts/0", "model/../text"] {
             assert!(!fits(&at(out), &dir_model), "{out}");
         }
         for out in ["a.gguf", "a-2.gguf", "text"] {
             assert!(!fits(&at(out), &file_model), "{out}");
         }
         assert!(!fits(Path::new("-"), &dir_model));
+        #[cfg(unix)]
+        {
+            assert!(!fits(&at("link"), &dir_model), "it would be written where the link leads");
+            // As the hub's cache has them.
+            std::os::unix::fs::symlink(&text, at("model/blob")).unwrap();
+            assert!(is_of(&at("model/blob"), &dir_model) && is_of(&text, &dir_model));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! `convert`: a published checkpoint into flash-moe's container.
 
-use std::{ops::ControlFlow, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use fm_convert::{BUFFER_BYTES, Conversion, Outcome, Progress};
@@ -37,7 +37,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         bar.set_length(bytes_total);
         bar.set_position(bytes_done);
         bar.set_message(phase.to_string());
-        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.flow()
     })?;
     bar.finish_and_clear();
     match outcome {

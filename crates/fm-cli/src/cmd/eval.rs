@@ -143,6 +143,10 @@ impl Against {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let text: &PathBuf = matches.get_one("text").expect("clap requires it");
     let read = read_text(text)?;
+    let split = matches.get_one::<String>("split");
+    if let Some(between) = split.filter(|between| !read.contains(between.as_str())) {
+        console::say!("note: --split {between:?} is nowhere in the text, which is one document");
+    }
     let against = Against::of(matches)?;
     let path = model_path(matches)?;
     results::file(matches, "dump", (Some(&path), &[Some(text)]))?;
@@ -265,14 +269,7 @@ fn tokenize(
     let none = || EvalError::NoTokenizer { path: engine.path.clone() };
     let tokenizer = engine.tokenizer.as_ref().ok_or_else(none).map_err(EngineError::from)?;
     let parts: Vec<&str> = match matches.get_one::<String>("split") {
-        Some(between) => {
-            if !text.contains(between.as_str()) {
-                console::say!(
-                    "note: --split {between:?} is nowhere in the text, which is one document"
-                );
-            }
-            text.split(between.as_str()).collect()
-        }
+        Some(between) => text.split(between.as_str()).collect(),
         None => vec![text],
     };
     let mut left = most.unwrap_or(usize::MAX);

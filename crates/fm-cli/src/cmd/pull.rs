@@ -81,7 +81,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
             *unsaid.lock().expect("nothing panics with it") = Some(error);
             return ControlFlow::Break(());
         }
-        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.flow()
     });
     // Nobody has cancelled a pull that ended because nothing could be said of it.
     if let Some(error) = unsaid.into_inner().expect("nothing panics with it") {

@@ -325,7 +325,7 @@ fn generate(
                 }
             }
         }
-        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.flow()
     })?;
     bar.finish_and_clear();
     if shown != Shown::Nothing && failed.is_none() {

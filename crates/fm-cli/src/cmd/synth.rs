@@ -1,6 +1,6 @@
 //! `synth`: noise weights of a true geometry, so that true shapes can be measured.
 
-use std::{ops::ControlFlow, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, builder::PossibleValuesParser, value_parser};
 use fm_engine::bytes::Bytes;
@@ -60,7 +60,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     bar.set_length(synth.bytes());
     synth.write(out, &mut |Progress { bytes_done, .. }| {
         bar.set_position(bytes_done);
-        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.flow()
     })?;
     bar.finish_and_clear();
     console::say!("wrote {} to {}", Bytes(synth.bytes()), out.display());

@@ -1,6 +1,6 @@
 //! `verify`: re-reads a whole model and compares it with its checksums.
 
-use std::{ops::ControlFlow, path::Path};
+use std::path::Path;
 
 use anyhow::Context;
 use clap::{ArgMatches, Command};
@@ -41,7 +41,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         bar.set_length(bytes_total);
         bar.set_position(bytes_done);
         bar.set_message(phase.to_string());
-        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.flow()
     };
     let dir = &model_path(matches)?;
     if matches.get_flag("record") {

@@ -219,8 +219,14 @@ fn a_session_that_was_saved_meanwhile_is_not_written_over() {
     command.args(session);
     let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     running.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &running.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    };
+    signal("-STOP");
     let saved = fs::read(&later).unwrap();
     fs::rename(later, &file).unwrap();
+    signal("-CONT");
     let output = running.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("has saved "), "{}", stderr(&output));
