@@ -1,4 +1,4 @@
-"""Asks the library `tokenizers`, for the tests of fm-text (crates/fm-text/tests/oracle/library.rs).
+"""Asks the library `tokenizers`, for the tests of fm-text (crates/fm-text/tests/it/oracle/library.rs).
 
 Reads one question from standard input and writes its answer, both as JSON:
 

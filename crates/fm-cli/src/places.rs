@@ -63,9 +63,10 @@ pub(crate) fn program() -> Option<PathBuf> {
     env::current_exe().ok()
 }
 
-/// The key that requests to the server must carry.
+/// The key that requests to the server must carry. What is no text is no reason to do without one.
 pub(crate) fn server_key() -> Option<String> {
-    env::var("FLASH_MOE_API_KEY").ok().filter(|key| !key.is_empty())
+    let key = env::var_os("FLASH_MOE_API_KEY").filter(|key| !key.is_empty());
+    key.map(|key| key.to_string_lossy().into_owned())
 }
 
 /// The hub, if nobody says otherwise.

@@ -38,7 +38,7 @@ pub(crate) fn each_batch(
         for _ in 0..2 {
             empty_in.send(Vec::with_capacity(step * record_bytes)).expect("`empty` lives");
         }
-        scope.spawn(move || {
+        let read_ahead = move || {
             let mut run = Vec::new();
             for experts in ranges() {
                 // Either end is gone once the other side has failed.
@@ -50,7 +50,11 @@ pub(crate) fn each_batch(
                     return;
                 }
             }
-        });
+        };
+        if thread::Builder::new().spawn_scoped(scope, read_ahead).is_err() {
+            // The system has no thread to give.
+            return in_turn(files, layer, ranges(), &mut take);
+        }
         for experts in ranges() {
             let batch = filled.recv().expect("the reader sends every range")?;
             take(experts.start, &batch)?;
@@ -59,6 +63,23 @@ pub(crate) fn each_batch(
         }
         Ok(())
     })
+}
+
+/// Reads and hands over by turns.
+fn in_turn(
+    files: &Files,
+    layer: &LayerRecords,
+    ranges: impl Iterator<Item = Range<usize>>,
+    take: &mut impl FnMut(usize, &[u8]) -> Result<(), ConvertError>,
+) -> Result<(), ConvertError> {
+    let (mut run, mut batch) = (Vec::new(), Vec::new());
+    for experts in ranges {
+        batch.clear();
+        batch.resize(experts.len() * layer.layout.bytes(), 0);
+        read_batch(files, layer, experts.clone(), &mut run, &mut batch)?;
+        take(experts.start, &batch)?;
+    }
+    Ok(())
 }
 
 /// Reads the pieces of some records in the order in which they lie in their files.

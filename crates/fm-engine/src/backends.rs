@@ -1,12 +1,16 @@
 //! The devices this build can compute on: the only place that lists them.
 
+use std::path::Path;
+
 use fm_format::{
     quant::QuantFormat,
     record::{Catalog, LayerRecords, MatrixRole},
 };
 pub use fm_kernels::backend::{KvFormat, Numerics};
 
-/// A device by name.
+use crate::machine::physical_cores;
+
+/// A device, as users ask for one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// The fastest there is.
@@ -36,33 +40,14 @@ impl DeviceChoice {
         Self::ALL.iter().copied().find(|choice| choice.name() == name)
     }
 
-    /// The numerics of a model that does not ask for any: the fastest that keeps the bound of
-    /// invariant 13. Where experts are packed in a way that the CPU arranges, those are integers of
-    /// 15 bits, see `docs/experiments/0010-integer-numerics.md`.
-    pub fn default_numerics(self, catalog: &Catalog) -> Numerics {
-        let arranged = |layer: &LayerRecords| {
-            MatrixRole::ALL.iter().any(|role| fm_kernels::cpu::arranges(layer.layout.shape(*role)))
-        };
-        match self {
-            Self::Reference => Numerics::Reference,
-            _ if catalog.layers.iter().flatten().any(arranged) => Numerics::Int15,
-            _ => Numerics::F32,
-        }
-    }
-
-    fn computes_in(self, numerics: Numerics) -> bool {
-        (self == Self::Reference) == (numerics == Numerics::Reference)
-    }
-
     /// The device for a choice and a wish for numerics.
     ///
     /// # Errors
     /// If the device does not compute that way.
-    pub fn resolve(self, numerics: Option<Numerics>) -> Result<Self, NumericsMismatch> {
+    pub fn resolve(self, numerics: Option<Numerics>) -> Result<Device, NumericsMismatch> {
         let device = match (self, numerics) {
-            (Self::Auto, Some(Numerics::Reference)) => Self::Reference,
-            (Self::Auto, _) => Self::Cpu,
-            (device, _) => device,
+            (Self::Reference, _) | (Self::Auto, Some(Numerics::Reference)) => Device::Reference,
+            (Self::Auto | Self::Cpu, _) => Device::Cpu,
         };
         match numerics {
             Some(numerics) if !device.computes_in(numerics) => {
@@ -73,12 +58,77 @@ impl DeviceChoice {
     }
 }
 
+/// A device that computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// See [`DeviceChoice::Reference`].
+    Reference,
+    /// See [`DeviceChoice::Cpu`].
+    Cpu,
+}
+
+/// Opens the device of a [`Planned`](crate::engine::Planned) model, under a name for the expression that computes
+/// on it. The expression is compiled for every device.
+macro_rules! on_device {
+    ($planned:expr, $device:ident => $computed:expr) => {
+        match $planned.device {
+            $crate::backends::Device::Reference => {
+                let $device = fm_kernels::reference::Reference::open();
+                $computed
+            }
+            $crate::backends::Device::Cpu => {
+                let $device = fm_kernels::cpu::Cpu::open($planned.threads);
+                let $device = $device.in_numerics($planned.numerics);
+                $computed
+            }
+        }
+    };
+}
+
+pub(crate) use on_device;
+
+impl Device {
+    /// The word of the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reference => DeviceChoice::Reference.name(),
+            Self::Cpu => DeviceChoice::Cpu.name(),
+        }
+    }
+
+    /// Threads that compute, of those that are wanted.
+    pub(crate) fn threads(self, wanted: Option<usize>, root: &Path) -> usize {
+        match self {
+            Self::Reference => 1,
+            Self::Cpu => wanted.unwrap_or_else(|| physical_cores(root)),
+        }
+    }
+
+    /// The numerics of a model that does not ask for any: the fastest that keeps the bound of
+    /// invariant 13. Where experts are packed in a way that the CPU arranges, those are integers of
+    /// 15 bits, see `docs/experiments/0010-integer-numerics.md`.
+    pub(crate) fn default_numerics(self, catalog: &Catalog) -> Numerics {
+        let arranged = |layer: &LayerRecords| {
+            MatrixRole::ALL.iter().any(|role| fm_kernels::cpu::arranges(layer.layout.shape(*role)))
+        };
+        match self {
+            Self::Reference => Numerics::Reference,
+            Self::Cpu if catalog.layers.iter().flatten().any(arranged) => Numerics::Int15,
+            Self::Cpu => Numerics::F32,
+        }
+    }
+
+    fn computes_in(self, numerics: Numerics) -> bool {
+        (self == Self::Reference) == (numerics == Numerics::Reference)
+    }
+}
+
 /// A device was asked for numerics that it does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("device `{}` does not compute in numerics `{numerics}`", device.name())]
 pub struct NumericsMismatch {
     /// The device.
-    pub device: DeviceChoice,
+    pub device: Device,
     /// What was wished.
     pub numerics: Numerics,
 }

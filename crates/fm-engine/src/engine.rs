@@ -12,8 +12,6 @@ use fm_format::source::{Checkpoint, Files, TensorChecksum, gguf::Metadata};
 use fm_kernels::{
     Backend,
     backend::{KvFormat, Numerics},
-    cpu::Cpu,
-    reference::Reference,
 };
 use fm_model::{
     Runner,
@@ -31,16 +29,17 @@ use fm_store::{
 use fm_text::{ChatTemplate, Tokenizer};
 
 use crate::{
-    backends::{self, DeviceChoice},
+    backends::{self, Device, on_device},
     error::EngineError,
     generation_config::GenerationConfig,
     limits::Limits,
     local::{Handles, Local, SharedStats},
     look_ahead::{InForce, LookAhead},
-    machine::{MemoryLimits, physical_cores},
+    machine::MemoryLimits,
     memory_plan::{Demand, MemoryPlan},
     options::EngineOptions,
-    pressure::Guard,
+    prefix::fingerprint::Arithmetic,
+    pressure::MemoryGuard,
     text_parts::{self, TextParts},
     warm_start::{HeatFile, HeatIgnored, WarmStart},
 };
@@ -92,7 +91,7 @@ pub struct Planned {
     /// Who gets how many bytes.
     pub plan: MemoryPlan,
     /// Where it will compute.
-    pub device: DeviceChoice,
+    pub device: Device,
     /// Arithmetic in force.
     pub numerics: Numerics,
     /// Threads that will compute.
@@ -194,23 +193,11 @@ pub fn plan(
         Some(metadata) => text_parts::tokenizer_json_bytes(metadata, path)?,
         None => text_parts::tokenizer_file_bytes(path)?,
     };
-    let demand = Demand {
-        spec: &spec,
-        options,
-        sessions: load.sessions,
-        logits_rows: load.logits_rows,
-        marks: load.marks,
-        grammars: load.grammars,
-        prefix_disk: load.prefix_disk,
-        tokenizer_bytes,
-    };
+    let demand = Demand { spec: &spec, options, load, tokenizer_bytes };
     let plan = MemoryPlan::new(demand, &limits)?;
     let device = options.device.resolve(options.numerics)?;
     let numerics = options.numerics.unwrap_or_else(|| device.default_numerics(&spec.catalog));
-    let threads = match device {
-        DeviceChoice::Reference => 1,
-        _ => options.threads.unwrap_or_else(|| physical_cores(&places.root)),
-    };
+    let threads = device.threads(options.threads, &places.root);
     let footprint = Footprint::of(&spec, options.top_k, options.kv);
     let (options, Checkpoint { path, metadata, files, .. }) = (options.clone(), checkpoint);
     Ok(Planned {
@@ -230,11 +217,6 @@ pub fn plan(
 }
 
 impl Planned {
-    /// The CPU, as it would compute.
-    pub(crate) fn cpu(&self) -> Cpu {
-        Cpu::open(self.threads).in_numerics(self.numerics)
-    }
-
     /// How its experts are read. Looks at the disk, if it matters and nobody has lately.
     pub(crate) fn reader_options(&self, cache_dir: Option<&Path>) -> reader::ReaderOptions {
         // Free memory that the plan does not use is what the page cache can have.
@@ -287,21 +269,21 @@ impl Engine {
         let cache_dir = places.cache_dir.as_deref();
         // A large vocabulary takes as long as a trunk in the page cache: they do not wait for each
         // other.
-        let (built, text) = thread::scope(|scope| {
-            let text = scope.spawn(|| {
-                let model = (planned.path.as_path(), planned.spec.vocab);
-                let parts = match &planned.metadata {
-                    Some(metadata) => TextParts::of_metadata(metadata, model, cache_dir),
-                    None => TextParts::of_directory(model, cache_dir),
-                };
-                parts.map(|parts| (parts, started.elapsed()))
-            });
-            let built = if planned.device == DeviceChoice::Reference {
-                build(Reference::open(), &planned, places)
-            } else {
-                build(planned.cpu(), &planned, places)
+        let text = || {
+            let model = (planned.path.as_path(), planned.spec.vocab);
+            let parts = match &planned.metadata {
+                Some(metadata) => TextParts::of_metadata(metadata, model, cache_dir),
+                None => TextParts::of_directory(model, cache_dir),
             };
-            (built, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            parts.map(|parts| (parts, started.elapsed()))
+        };
+        let (built, text) = thread::scope(|scope| {
+            let beside = thread::Builder::new().spawn_scoped(scope, text);
+            let built = on_device!(planned, device => build(device, &planned, places));
+            // Where the system has no thread to give, one after the other.
+            let joined =
+                beside.map(|text| text.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            (built, joined.unwrap_or_else(|_| text()))
         });
         let (built, (text, text_time)) = (built?, text?);
         let TextParts { tokenizer, template, generation, eos } = text;
@@ -345,12 +327,12 @@ impl Engine {
     }
 
     /// Where it can be watched what becomes of every expert while the runner works.
-    pub fn map_handle(&self) -> Arc<ExpertMap> {
+    pub(crate) fn map_handle(&self) -> Arc<ExpertMap> {
         Arc::clone(&self.handles.map)
     }
 
     /// How the next layer's experts are guessed just now.
-    pub fn looks_ahead(&self) -> InForce {
+    pub(crate) fn looks_ahead(&self) -> InForce {
         let in_force = self.handles.in_force.lock();
         in_force.map_or_else(|broken| *broken.into_inner(), |in_force| *in_force)
     }
@@ -408,7 +390,7 @@ where
     let store = Store::open(&spec.catalog, options, reader)?;
     let local = Local::new(Arc::clone(&spec.catalog), store)
         .looking_ahead(planned.options.look_ahead)
-        .guarded(Guard::of_machine(&places.root));
+        .guarded(MemoryGuard::of_machine(&places.root));
     let weights = fingerprint(&files, spec)?;
     let remembers = planned.options.warm_start == Some(WarmStart::On);
     let (local, heat_ignored) = match places.cache_dir.as_deref().filter(|_| remembers) {
@@ -422,11 +404,9 @@ where
     spec.model_type.clone_into(&mut trace_header.model_type);
     trace_header.fingerprint = format!("{weights:032x}");
     numerics.name().clone_into(&mut trace_header.numerics);
-    // Another arithmetic, or other experts, and the state would not be this model's.
     let kv = planned.options.kv;
-    let mut identity = identity(&files, spec)?;
-    identity ^= (kv as u128) << 96 | (numerics as u128) << 64;
-    identity ^= plan.decoder.top_k.unwrap_or(0) as u128;
+    let arithmetic = Arithmetic { numerics, kv, top_k: plan.decoder.top_k };
+    let identity = arithmetic.identity(identity(&files, spec)?, spec);
     let runner_options = RunnerOptions {
         decoder: plan.decoder,
         sessions_max: plan.sessions,

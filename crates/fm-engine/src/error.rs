@@ -227,6 +227,9 @@ impl EngineError {
                 "lower --context, raise --memory, or keep keys and values in half the bytes with --kv f16 (lossy)"
             }
             Self::Plan(PlanError::LongerThanModel { .. }) => "lower --context",
+            Self::Plan(PlanError::ChunkTooSmall { .. }) => {
+                "lower --sessions, or raise --prefill-chunk and --memory"
+            }
             Self::PromptTooLong { .. } => {
                 "shorten the prompt, or raise --context if `flash-moe inspect` says that the model has more"
             }
@@ -249,13 +252,20 @@ impl EngineError {
             Self::Store(StoreError::NoScores) => "record it again with `profile record --scores`",
             Self::Store(StoreError::BudgetTooSmall { .. })
             | Self::Plan(PlanError::Store(StoreError::BudgetTooSmall { .. })) => {
-                "raise --memory, or --slots to no fewer than the experts that a token takes of a layer"
+                "raise --memory, or --slots: there is to be room for the experts that a token takes of a layer, in every size that experts have"
             }
             Self::Store(StoreError::Truncated { .. }) => {
                 "download the file again, or convert again into the same directory"
             }
-            Self::Spoiled(_) | Self::Store(_) if ring_failed(self) => {
+            Self::Spoiled(_) | Self::Store(_)
+                if is_because(self, |cause| matches!(cause, StoreError::RingFailed { .. })) =>
+            {
                 "start again; `--io buffered` reads without an io_uring"
+            }
+            Self::Spoiled(_) | Self::Store(_)
+                if is_because(self, |cause| matches!(cause, StoreError::Changed { .. })) =>
+            {
+                "start again, when whoever writes into the model has ended"
             }
             Self::Spoiled(_) | Self::Store(StoreError::Corrupt { .. }) => MEND,
             Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",
@@ -266,9 +276,8 @@ impl EngineError {
     }
 }
 
-/// Whether experts are missing because the kernel failed, and not the disk.
-fn ring_failed(error: &EngineError) -> bool {
-    let is_it = |error: &StoreError| matches!(error, StoreError::RingFailed { .. });
+/// Whether experts are missing for such a reason.
+fn is_because(error: &EngineError, is_it: fn(&StoreError) -> bool) -> bool {
     let mut causes = iter::successors(error.source(), |cause| (*cause).source());
     matches!(error, EngineError::Store(error) if is_it(error))
         || causes.any(|cause| cause.downcast_ref().is_some_and(is_it))
@@ -282,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_ring_sends_nobody_to_check_the_disk() {
+    fn what_is_not_the_disks_fault_sends_nobody_to_check_the_disk() {
         let (layer, expert) = (LayerIndex(3), ExpertIndex(7));
         let key = ExpertKey { layer, expert };
         let ring = || StoreError::RingFailed {
@@ -296,6 +305,8 @@ mod tests {
         for error in [ring().into(), lost(ring())] {
             assert!(error.hint().is_some_and(|hint| hint.contains("--io buffered")), "{error}");
         }
+        let changed = lost(StoreError::Changed { path: "x".into() });
+        assert!(changed.hint().is_some_and(|hint| hint.contains("start again, when")));
         let disk = lost(StoreError::ReaderPanicked { key });
         assert!(disk.hint().is_some_and(|hint| hint.contains("verify")));
     }

@@ -227,6 +227,10 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
+    /// All of [`FinishReason::name`].
+    pub const NAMES: [&'static str; 8] =
+        ["stop", "length", "context", "repetition", "noise", "deadline", "grammar", "cancelled"];
+
     /// The word of the report.
     pub fn name(self) -> &'static str {
         match self {

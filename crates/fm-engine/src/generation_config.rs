@@ -43,7 +43,7 @@ pub enum OneOrMany {
 
 impl OneOrMany {
     /// All of them.
-    pub fn into_vec(self) -> Vec<u32> {
+    pub(crate) fn into_vec(self) -> Vec<u32> {
         match self {
             Self::One(token) => vec![token],
             Self::Many(tokens) => tokens,

@@ -50,7 +50,7 @@ use crate::bytes::Bytes;
 pub const BYTES_MAX: usize = 64 << 10;
 
 /// The same of a grammar of calls, which has the schemas of all tools in it.
-pub const CALLS_BYTES_MAX: usize = fm_text::tools::GRAMMAR_BYTES_MAX;
+pub(crate) const CALLS_BYTES_MAX: usize = fm_text::tools::GRAMMAR_BYTES_MAX;
 
 /// Levels of a schema.
 pub const DEPTH_MAX: usize = 64;

@@ -35,7 +35,7 @@ mod writing;
 
 pub use engine::{Engine, Load, Places};
 pub use error::EngineError;
-pub use fm_store::{ExpertMap, Glance, PolicyKind, replay, trace};
+pub use fm_store::{ExpertMap, Glance, PolicyKind, Stats, replay, trace};
 
 /// Tokens of a block of keys and values.
 pub const KV_BLOCK_TOKENS: u64 = fm_kernels::backend::KV_BLOCK_TOKENS as u64;

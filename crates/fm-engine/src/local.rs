@@ -1,6 +1,7 @@
 //! Routed experts of this machine: bytes from the store, arithmetic on the device.
 
 mod handles;
+mod same_files;
 
 use std::{
     ops::ControlFlow,
@@ -24,9 +25,10 @@ use fm_model::experts::{
 use fm_store::{Arrived, Lease, Order, Store, StoreError, Ticket};
 
 pub use self::handles::{Handles, SharedStats, Tap, read_stats};
+use self::same_files::SameFiles;
 use crate::{
-    look_ahead::{Chosen, Foresight, GUESSED_RECORDS, LookAhead, SWEPT_RECORDS, sweeps},
-    pressure::Guard,
+    look_ahead::{Foresight, GUESSED_RECORDS, LookAhead, RouterChoice, SWEPT_RECORDS, sweeps},
+    pressure::MemoryGuard,
     warm_start::{HeatFile, HeatIgnored, HeatKeeper},
 };
 
@@ -39,8 +41,9 @@ pub struct Local {
     /// Records in the device's hands. Bound: [`EXPERTS_TOGETHER_MAX`].
     leases: Vec<(ExpertIndex, Lease)>,
     foresight: Foresight,
+    same_files: SameFiles,
     /// Whether it may have too much memory.
-    guard: Option<Guard>,
+    guard: Option<MemoryGuard>,
     /// Room for the experts of a layer.
     everyone: Vec<ExpertIndex>,
     /// Keeps what was foreseen until its layer has asked for itself.
@@ -57,6 +60,7 @@ impl Local {
         let foresight = Foresight::new(LookAhead::Off, catalog.layers.len());
         let grouped = RowsByExpert::default();
         Self {
+            same_files: SameFiles::of(&catalog, Instant::now()),
             catalog,
             store,
             grouped,
@@ -82,7 +86,7 @@ impl Local {
 
     /// Lets the store give memory back when the machine runs short of it.
     #[must_use]
-    pub fn guarded(mut self, guard: Guard) -> Self {
+    pub fn guarded(mut self, guard: MemoryGuard) -> Self {
         self.guard = Some(guard);
         self
     }
@@ -152,7 +156,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
 
     fn foresee(&mut self, layer: LayerIndex, guess: &Routes<B>) {
         let Routes { ids, weights, top_k, .. } = guess;
-        let chosen = Chosen { ids, weights, top_k: *top_k };
+        let chosen = RouterChoice { ids, weights, top_k: *top_k };
         let wanted = self.foresight.guessed(layer, chosen);
         // A forecast that cannot be made costs speed, at most.
         self.forecast = self.store.foresee(layer, wanted, GUESSED_RECORDS).ok();
@@ -179,10 +183,10 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
             guard.tend(&mut self.store);
         }
         let union = &self.grouped.union;
-        let ticket = if few {
-            self.store.request(layer, union)
-        } else {
-            self.store.request_rows(layer, union, (&routes.ids, top_k))
+        let ticket = match self.same_files.look(now, self.store.stats().records_read) {
+            Err(changed) => Err(changed),
+            Ok(()) if few => self.store.request(layer, union),
+            Ok(()) => self.store.request_rows(layer, union, (&routes.ids, top_k)),
         };
         // What was foreseen is held by the request now, or was foreseen wrongly.
         self.forecast = None;
@@ -190,7 +194,7 @@ impl<B: Backend<Bytes = [u8]>> RoutedExperts<B> for Local {
             let Self { foresight, store, forecast, .. } = self;
             foresight.happened(layer, &routes.ids);
             let Routes { ids, weights, top_k, .. } = routes;
-            let chosen = Chosen { ids, weights, top_k: *top_k };
+            let chosen = RouterChoice { ids, weights, top_k: *top_k };
             if let Some((next, wanted)) = foresight.remember(layer, chosen) {
                 *forecast = store.foresee(next, wanted, GUESSED_RECORDS).ok();
             }

@@ -69,10 +69,10 @@ const UNION_SHARE: f64 = 0.9;
 
 /// Records of a guess that may be on their way at once: what a disk reads while a token passes from
 /// one layer's experts to the next one's, and what a wrong guess makes the next layer wait for.
-pub const GUESSED_RECORDS: usize = 3;
+pub(crate) const GUESSED_RECORDS: usize = 3;
 
 /// The same for a large batch, whose mixers take long and whose guess is nearly certain.
-pub const SWEPT_RECORDS: usize = 128;
+pub(crate) const SWEPT_RECORDS: usize = 128;
 
 /// What is done, and what it gains as far as that was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -85,7 +85,7 @@ pub struct InForce {
 
 /// Guesses of one model, and how they came out.
 #[derive(Debug)]
-pub struct Foresight {
+pub(crate) struct Foresight {
     mode: LookAhead,
     /// For [`LookAhead::Auto`].
     trial: Trial,
@@ -112,8 +112,8 @@ struct Ranked {
 }
 
 impl Ranked {
-    fn set(&mut self, chosen: Chosen<'_>) {
-        let Chosen { ids, weights, top_k } = chosen;
+    fn set(&mut self, chosen: RouterChoice<'_>) {
+        let RouterChoice { ids, weights, top_k } = chosen;
         self.top_k = top_k.max(1);
         self.ids.clear();
         for (ids, weights) in ids.chunks(self.top_k).zip(weights.chunks(self.top_k)) {
@@ -134,24 +134,24 @@ impl Ranked {
 
 /// What a router chose: experts ascending within each row, their weights, and how many per row.
 #[derive(Clone, Copy, Debug)]
-pub struct Chosen<'a> {
+pub(crate) struct RouterChoice<'a> {
     /// Experts.
-    pub ids: &'a [ExpertIndex],
+    pub(crate) ids: &'a [ExpertIndex],
     /// Their weights.
-    pub weights: &'a [f32],
+    pub(crate) weights: &'a [f32],
     /// Experts per row.
-    pub top_k: usize,
+    pub(crate) top_k: usize,
 }
 
 /// Whether a layer of a large batch that used `used` of its `count` experts says that the next one
 /// will need nearly all of its own: no guess, but what a sweep is. So it is read whatever the mode.
-pub fn sweeps(used: usize, count: usize) -> bool {
+pub(crate) fn sweeps(used: usize, count: usize) -> bool {
     used as f64 >= UNION_SHARE * count as f64
 }
 
 impl Foresight {
     /// Guesses for a model with this many layers.
-    pub fn new(mode: LookAhead, layers: usize) -> Self {
+    pub(crate) fn new(mode: LookAhead, layers: usize) -> Self {
         let latest = if mode == LookAhead::LastToken { layers } else { 0 };
         Self {
             mode,
@@ -168,7 +168,7 @@ impl Foresight {
     }
 
     /// Whether the next layer's router should be asked. Counts layers.
-    pub fn wants_guess(&mut self) -> bool {
+    pub(crate) fn wants_guess(&mut self) -> bool {
         let asks = match self.mode {
             LookAhead::Router => true,
             LookAhead::Auto => self.trial.looks_ahead(),
@@ -184,7 +184,7 @@ impl Foresight {
 
     /// A layer of a batch of so many rows begins now; with the first layer, a step. For those who want
     /// to know what is faster.
-    pub fn begins(&mut self, layer: LayerIndex, rows: usize, now: Instant) {
+    pub(crate) fn begins(&mut self, layer: LayerIndex, rows: usize, now: Instant) {
         let first = layer <= std::mem::replace(&mut self.latest_layer, layer);
         if self.mode != LookAhead::Auto || !first {
             return;
@@ -196,7 +196,7 @@ impl Foresight {
     }
 
     /// What is done.
-    pub fn in_force(&self) -> InForce {
+    pub(crate) fn in_force(&self) -> InForce {
         let mode = match self.mode {
             LookAhead::Auto if self.trial.prefers_ahead() => LookAhead::Router,
             LookAhead::Auto => LookAhead::Off,
@@ -206,14 +206,18 @@ impl Foresight {
     }
 
     /// Takes a guess, and gives back what of it should be read: ascending, each expert once.
-    pub fn guessed(&mut self, layer: LayerIndex, chosen: Chosen<'_>) -> &[ExpertIndex] {
+    pub(crate) fn guessed(
+        &mut self,
+        layer: LayerIndex,
+        chosen: RouterChoice<'_>,
+    ) -> &[ExpertIndex] {
         self.guess.set(chosen);
         self.guessed_layer = Some(layer);
         self.worth_reading()
     }
 
     /// Compares what a layer chose with what was guessed.
-    pub fn happened(&mut self, layer: LayerIndex, ids: &[ExpertIndex]) {
+    pub(crate) fn happened(&mut self, layer: LayerIndex, ids: &[ExpertIndex]) {
         let as_guessed = self.guess.ids.len() == ids.len();
         if self.guessed_layer.take() != Some(layer) || !as_guessed {
             return;
@@ -228,14 +232,15 @@ impl Foresight {
 
     /// Remembers what a layer chose. With [`LookAhead::LastToken`], the guess for the next layer is
     /// what that chose last.
-    pub fn remember(
+    pub(crate) fn remember(
         &mut self,
         layer: LayerIndex,
-        chosen: Chosen<'_>,
+        chosen: RouterChoice<'_>,
     ) -> Option<(LayerIndex, &[ExpertIndex])> {
         self.latest.get_mut(layer.index())?.set(chosen);
         let next = LayerIndex(layer.0 + 1);
-        let latest = self.latest.get(next.index())?;
+        // Nobody chose in a layer that has no experts, or that has not run yet.
+        let latest = self.latest.get(next.index()).filter(|latest| !latest.ids.is_empty())?;
         self.guess.clone_from(latest);
         self.guessed_layer = Some(next);
         Some((next, self.worth_reading()))
@@ -268,7 +273,7 @@ mod tests {
     }
 
     fn guess(foresight: &mut Foresight, layer: u16) -> Vec<ExpertIndex> {
-        let chosen = Chosen { ids: &ids([1, 4, 7]), weights: &[0.2, 0.1, 0.7], top_k: 3 };
+        let chosen = RouterChoice { ids: &ids([1, 4, 7]), weights: &[0.2, 0.1, 0.7], top_k: 3 };
         foresight.guessed(LayerIndex(layer), chosen).to_vec()
     }
 
@@ -318,11 +323,13 @@ mod tests {
         let mut foresight = Foresight::new(LookAhead::LastToken, 2);
         assert!(!foresight.wants_guess());
         let first = ids([2, 3]);
-        let chosen = |ids| Chosen { ids, weights: &[0.4, 0.6], top_k: 2 };
+        let chosen = |ids| RouterChoice { ids, weights: &[0.4, 0.6], top_k: 2 };
         assert_eq!(foresight.remember(LayerIndex(1), chosen(&first)), None);
         let other = ids([5, 6]);
         let guessed = foresight.remember(LayerIndex(0), chosen(&other));
         assert_eq!(guessed, Some((LayerIndex(1), &first[..])));
+        let mut foresight = Foresight::new(LookAhead::LastToken, 2);
+        assert_eq!(foresight.remember(LayerIndex(0), chosen(&other)), None, "nobody chose in 1");
     }
 
     #[test]

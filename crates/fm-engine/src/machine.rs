@@ -11,11 +11,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Linux says all of it in files.
+/// Linux says all of it in files, but in a container or a service that sees none but those of its processes.
 #[cfg(target_os = "linux")]
 mod system {
+    /// The page cache counts as used here: what programs have left may be more.
     pub(super) fn memory() -> Option<(u64, u64)> {
-        None
+        let system = rustix::system::sysinfo();
+        let bytes = |units| units * u64::from(system.mem_unit);
+        Some((bytes(system.totalram), bytes(system.freeram + system.bufferram)))
     }
 
     pub(super) fn cores() -> Option<usize> {
@@ -141,7 +144,7 @@ fn stat(dir: &Path, fields: &[&str]) -> u64 {
 
 /// Cores that this process may compute on: physical ones, because two threads of one core share its
 /// arithmetic. At least 1.
-pub fn physical_cores(root: &Path) -> usize {
+pub(crate) fn physical_cores(root: &Path) -> usize {
     let usable = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cpuinfo = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let mut cores = std::collections::BTreeSet::new();
@@ -186,7 +189,7 @@ fn status_less_files(root: &Path, name: &str) -> Option<u64> {
 
 /// Processes that ran or wanted to, on average over the last minute. `None` where the system does
 /// not tell.
-pub fn load_average(root: &Path) -> Option<f64> {
+pub(crate) fn load_average(root: &Path) -> Option<f64> {
     fs::read_to_string(root.join("proc/loadavg")).ok()?.split_whitespace().next()?.parse().ok()
 }
 

@@ -8,6 +8,7 @@ use fm_model::{
 use fm_store::{CHUNK_BYTES, Plan, StoreError, StoreOptions, reader};
 
 use crate::{
+    Load,
     bytes::Bytes,
     grammar::{self, Room},
     machine::MemoryLimits,
@@ -55,16 +56,8 @@ pub struct Demand<'a> {
     pub spec: &'a ModelSpec,
     /// The user's wishes.
     pub options: &'a EngineOptions,
-    /// Sessions that may be open at once.
-    pub sessions: usize,
-    /// Rows of a step whose logits may be wanted.
-    pub logits_rows: usize,
-    /// Recurrent memories that may be kept beside those of sessions.
-    pub marks: usize,
-    /// Whether texts may have grammars.
-    pub grammars: bool,
-    /// Whether prompts are kept on disk.
-    pub prefix_disk: bool,
+    /// What will be asked of it.
+    pub load: Load,
     /// Length of `tokenizer.json`.
     pub tokenizer_bytes: u64,
 }
@@ -166,6 +159,16 @@ pub enum PlanError {
         /// Experts of a layer.
         experts: usize,
     },
+    /// A step has no row for every session: the last ones would wait until others have ended.
+    #[error(
+        "--prefill-chunk {chunk} is less than the {sessions} sessions that are computed at once"
+    )]
+    ChunkTooSmall {
+        /// Rows of a step asked for.
+        chunk: usize,
+        /// Sessions asked for.
+        sessions: usize,
+    },
     /// The store cannot be planned.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -178,7 +181,7 @@ impl MemoryPlan {
     /// # Errors
     /// If it cannot work, with the numbers.
     pub fn new(demand: Demand<'_>, limits: &MemoryLimits) -> Result<Self, PlanError> {
-        let Demand { spec, options, sessions, logits_rows, .. } = demand;
+        let Demand { spec, options, load: Load { sessions, logits_rows, .. }, .. } = demand;
         check_top_k(spec, options.top_k)?;
         let allowed = limits.allowed();
         let budget = options.memory.unwrap_or_else(|| default_budget(limits));
@@ -199,14 +202,12 @@ impl MemoryPlan {
         let least = Plan::minimum(&spec.catalog, top_k, staging).bytes();
         let one_block = kv_bytes(&demand, &footprint, 1);
         let kv_least = kv_bytes(&demand, &footprint, options.context.unwrap_or(1));
-        let chunk = options.prefill_chunk.unwrap_or_else(|| {
-            let fits = resident + scratch(PREFILL_CHUNK) <= budget;
-            let context = options.context.unwrap_or(spec.context_max) as usize;
-            let most = if fits { PREFILL_CHUNK } else { PREFILL_CHUNK_STREAMED };
-            let others = overhead + footprint.trunk + recurrent + least + kv_least;
-            let room = budget.saturating_sub(others).min(budget / SCRATCH_SHARE);
-            prefill_chunk(most.min(context.next_power_of_two()), room, scratch)
-        });
+        let others = overhead + footprint.trunk + recurrent + least + kv_least;
+        let room = WorkRoom {
+            beside_all: budget.saturating_sub(resident),
+            beside_least: budget.saturating_sub(others).min(budget / SCRATCH_SHARE),
+        };
+        let chunk = prefill_chunk(&demand, room, scratch)?;
         let scratch = scratch(chunk);
         let fixed = overhead + footprint.trunk + recurrent + scratch;
         let left = budget.checked_sub(fixed + least + one_block).ok_or({
@@ -278,38 +279,62 @@ fn overhead(demand: &Demand<'_>, room: Room) -> u64 {
     let pieces: u64 = records.map(|record| record.pieces.len() as u64 + 2).sum();
     // 29 bytes per token and session: the sampler's counts, candidates and logits, the likeliest tokens, and logits
     // that wait for a mask.
-    let sampling = 32 * (demand.spec.vocab * demand.sessions) as u64;
+    let sampling = 32 * (demand.spec.vocab * demand.load.sessions) as u64;
     // The catalog is there twice while the store takes over.
     let catalog = 2 * pieces * PIECE_BYTES;
     let tries = grammar::TRIE_TOKEN_BYTES * demand.spec.vocab as u64;
-    let grammars = if demand.grammars { tries + room.bytes(demand.sessions) } else { 0 };
+    let grammars = if demand.load.grammars { tries + room.bytes(demand.load.sessions) } else { 0 };
     OVERHEAD_BYTES + demand.tokenizer_bytes * TOKENIZER_FACTOR + catalog + sampling + grammars
 }
 
 /// What moves sessions between memory and disk: a part is in every buffer, and on both sides of them.
 fn disk_buffers(demand: &Demand<'_>, footprint: &Footprint) -> u64 {
     let parts = (BUFFERS as u64 + 2) * footprint.state_part;
-    if demand.prefix_disk { BUFFERS_BYTES + parts } else { 0 }
+    if demand.load.prefix_disk { BUFFERS_BYTES + parts } else { 0 }
 }
 
-/// The largest chunk of at most `most` whose work space has room.
-fn prefill_chunk(most: usize, room: u64, scratch: impl Fn(usize) -> u64) -> usize {
-    let mut chunk = most;
-    while chunk > 16 && scratch(chunk) > room {
+/// Bytes that may go to work space.
+#[derive(Clone, Copy, Debug)]
+struct WorkRoom {
+    /// Where all experts stay in memory.
+    beside_all: u64,
+    /// Where as few of them stay as may be.
+    beside_least: u64,
+}
+
+/// The chunk asked for, or the largest one whose work space has room. Every session has a row of it.
+fn prefill_chunk(
+    demand: &Demand<'_>,
+    room: WorkRoom,
+    scratch: impl Fn(usize) -> u64,
+) -> Result<usize, PlanError> {
+    let sessions = demand.load.sessions;
+    match demand.options.prefill_chunk {
+        Some(chunk) if chunk < sessions => {
+            return Err(PlanError::ChunkTooSmall { chunk, sessions });
+        }
+        Some(chunk) => return Ok(chunk),
+        None => {}
+    }
+    let context = demand.options.context.unwrap_or(demand.spec.context_max) as usize;
+    let fits = scratch(PREFILL_CHUNK) <= room.beside_all;
+    let most = if fits { PREFILL_CHUNK } else { PREFILL_CHUNK_STREAMED };
+    let mut chunk = most.min(context.next_power_of_two());
+    while chunk > 16 && scratch(chunk) > room.beside_least {
         chunk /= 2;
     }
-    chunk
+    Ok(chunk.max(sessions))
 }
 
 /// As many as are asked for, within their share.
 fn marks(demand: &Demand<'_>, footprint: &Footprint, left: u64) -> usize {
     let fitting = (left / MARKS_SHARE).checked_div(footprint.memories);
-    fitting.map_or(0, |fitting| demand.marks.min(fitting as usize))
+    fitting.map_or(0, |fitting| demand.load.marks.min(fitting as usize))
 }
 
 /// Keys and values of all sessions.
 fn kv_bytes(demand: &Demand<'_>, footprint: &Footprint, context: u32) -> u64 {
-    footprint.kv_blocks(context) * footprint.kv_block * demand.sessions as u64
+    footprint.kv_blocks(context) * footprint.kv_block * demand.load.sessions as u64
 }
 
 fn context(
@@ -318,7 +343,7 @@ fn context(
     (budget, left, least): (u64, u64, u64),
 ) -> Result<u32, PlanError> {
     let model = demand.spec.context_max;
-    let sessions = demand.sessions as u64;
+    let sessions = demand.load.sessions as u64;
     let fitting = |bytes: u64| {
         let blocks = bytes.checked_div(footprint.kv_block * sessions);
         blocks

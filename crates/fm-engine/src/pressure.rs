@@ -65,7 +65,7 @@ const STRAINED_READINGS: u32 = 2;
 const CALM_READINGS: u32 = 120;
 
 /// Watches the memory of the machine for an expert store.
-pub struct Guard {
+pub struct MemoryGuard {
     signals: Box<dyn Signals>,
     interval: Duration,
     due: Instant,
@@ -74,15 +74,15 @@ pub struct Guard {
     calm: u32,
 }
 
-impl fmt::Debug for Guard {
+impl fmt::Debug for MemoryGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("last", &self.last).finish_non_exhaustive()
+        f.debug_struct("MemoryGuard").field("last", &self.last).finish_non_exhaustive()
     }
 }
 
-impl Guard {
+impl MemoryGuard {
     /// Watches the machine under `root`, which is `/` outside of tests.
-    pub fn of_machine(root: &Path) -> Self {
+    pub(crate) fn of_machine(root: &Path) -> Self {
         Self::new(Box::new(Machine::open(root)), INTERVAL)
     }
 
@@ -94,7 +94,7 @@ impl Guard {
 
     /// Looks if it is time to, and lets the store give back or take back what one token uses. Memory
     /// that cannot be taken back is tried again after another calm.
-    pub fn tend(&mut self, store: &mut Store) {
+    pub(crate) fn tend(&mut self, store: &mut Store) {
         let now = Instant::now();
         if now < self.due {
             return;
@@ -245,7 +245,7 @@ mod tests {
                 Reading::default()
             }
         }
-        let mut guard = Guard::new(Box::new(Nothing), INTERVAL);
+        let mut guard = MemoryGuard::new(Box::new(Nothing), INTERVAL);
         let mut before = Reading { left: u64::MAX, ..Reading::default() };
         let judge = |now| {
             let advice = guard.judge(INTERVAL, before, now, SET);

@@ -302,11 +302,17 @@ fn verdict(
         let gain = 100.0 * saved / (1.0 - saved);
         return format!("bound by disk; {} more memory would give about +{gain:.0} %", Bytes(more));
     }
-    match (memory, limits.memory_bytes_per_s) {
-        (Some(used), Some(limit)) if used > MEMORY_SHARE * limit => {
-            "bound by memory bandwidth; fewer bits per weight would help".to_owned()
+    verdict_in_memory(memory, limits.memory_bytes_per_s).to_owned()
+}
+
+/// The same of a run that waited for no disk, and read memory so fast where so much is possible.
+fn verdict_in_memory(reached: Option<f64>, limit: Option<f64>) -> &'static str {
+    match (reached, limit) {
+        (Some(reached), Some(limit)) if reached > MEMORY_SHARE * limit => {
+            "bound by memory bandwidth; fewer bits per weight would help"
         }
-        _ => "bound by arithmetic; more or faster cores would help".to_owned(),
+        (Some(_), Some(_)) => "bound by arithmetic; more or faster cores would help",
+        _ => "bound by memory or arithmetic; the budget left no room to measure memory",
     }
 }
 
@@ -385,5 +391,15 @@ mod tests {
         // What was read before a window may be used in it.
         let store = Stats { foreseen_records: 7, foreseen_used: 19, ..Stats::default() };
         assert_eq!(came_true(&store), 7);
+    }
+
+    #[test]
+    fn arithmetic_is_blamed_only_where_memory_was_measured() {
+        assert!(verdict_in_memory(Some(7e9), Some(10e9)).starts_with("bound by memory bandwidth"));
+        assert!(verdict_in_memory(Some(5e9), Some(10e9)).starts_with("bound by arithmetic"));
+        for unknown in [(Some(5e9), None), (None, Some(10e9))] {
+            let verdict = verdict_in_memory(unknown.0, unknown.1);
+            assert!(verdict.starts_with("bound by memory or arithmetic"), "{verdict}");
+        }
     }
 }

@@ -39,8 +39,10 @@ pub(crate) struct TextStream<'t> {
     undecided: String,
     /// Whether the answer has begun that way.
     is_answer: bool,
-    /// See [`Self::closed_with`].
-    closed_with: Option<u32>,
+    /// The tokens that close a thinking block.
+    close: Vec<u32>,
+    /// Whether they were written in the model's place.
+    closed: bool,
     pub(crate) told: Told,
 }
 
@@ -71,6 +73,8 @@ impl<'t> TextStream<'t> {
     ) -> Result<Self, EngineError> {
         let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE)?;
         let channels = request.answer.dialect.and_then(Dialect::channels);
+        let close = channels.map_or(thinking::CLOSE, |channels| channels.end);
+        let close = tokenizer.encode(close, fm_text::SpecialTokens::Parse)?;
         let mut marks = request.answer.dialect.map_or_else(Vec::new, |own| own.marks().to_vec());
         if channels.is_none() && request.thinking != ThinkingState::Absent {
             marks.extend([thinking::OPEN, thinking::CLOSE]);
@@ -88,7 +92,8 @@ impl<'t> TextStream<'t> {
             constrained: request.constraint.as_ref().map(|_| request.constrained),
             undecided: String::new(),
             is_answer: false,
-            closed_with: None,
+            close,
+            closed: false,
             told: Told {
                 bytes: 0,
                 stop: StopStrings::new(request.stop.iter().cloned())?,
@@ -121,8 +126,7 @@ impl<'t> TextStream<'t> {
     /// call chooses which comes, but once, as it may choose to think on.
     pub(crate) fn think_end(&mut self) -> Result<Vec<u32>, EngineError> {
         let Some(Channels { end, again, answer, .. }) = self.channels else {
-            let close = self.tokenizer.encode(thinking::CLOSE, fm_text::SpecialTokens::Parse)?;
-            self.closed_with = if let [token] = *close { Some(token) } else { None };
+            self.closed = true;
             return self.tokens(&[thinking::CLOSE_LINES]);
         };
         let chooses = std::mem::take(&mut self.chooses);
@@ -137,13 +141,12 @@ impl<'t> TextStream<'t> {
     /// The token that a thinking block was closed with in the model's place. It may not know that it has ended, and
     /// is not to end it again, in the answer.
     pub(crate) fn closed_with(&self) -> Option<u32> {
-        self.closed_with
+        if let ([token], true) = (&*self.close, self.closed) { Some(*token) } else { None }
     }
 
     /// The token that a thinking block is closed with; where that is spelled with several, their first.
-    pub(crate) fn closer(&self) -> Result<Option<u32>, EngineError> {
-        let close = self.channels.map_or(thinking::CLOSE, |channels| channels.end);
-        Ok(self.tokenizer.encode(close, fm_text::SpecialTokens::Parse)?.first().copied())
+    pub(crate) fn closer(&self) -> Option<u32> {
+        self.close.first().copied()
     }
 
     /// The tokens before a text that a grammar knows nothing of, where it has a channel of its own;

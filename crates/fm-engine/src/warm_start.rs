@@ -3,6 +3,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -71,7 +72,10 @@ impl HeatFile {
 
     /// Replaces it as a whole. Two runs that end at once leave what one of them used.
     pub(crate) fn write(&self, heat: &Heat) -> io::Result<()> {
-        let temporary = self.path.with_extension(format!("{}.new", std::process::id()));
+        // Engines of one process write files of their own, too.
+        static WRITTEN: AtomicU64 = AtomicU64::new(0);
+        let (process, written) = (std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
+        let temporary = self.path.with_extension(format!("{process}.{written}.new"));
         fs::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
         let written = fs::write(&temporary, heat.to_bytes(self.model))
             .and_then(|()| fs::rename(&temporary, &self.path));

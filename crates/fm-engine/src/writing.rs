@@ -142,7 +142,7 @@ impl<'t, S: Hear> Writing<'t, S> {
                 .transpose()?;
             let start = text.as_mut().map(|text| text.start(&request)).transpose()?;
             let forced = start.unwrap_or_default().into_iter().rev().collect();
-            let closer = text.as_ref().map(TextStream::closer).transpose()?.flatten();
+            let closer = text.as_ref().and_then(TextStream::closer);
             let closers = request.eos.iter().copied().chain(closer).collect();
             Ok((text, (forced, closers), runner.position(session)? as usize))
         });

@@ -11,5 +11,6 @@ pub mod new_file;
 pub mod quant;
 pub mod record;
 pub mod source;
+pub mod together;
 
 pub use error::FormatError;

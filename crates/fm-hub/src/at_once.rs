@@ -1,12 +1,11 @@
 //! Work on several things at once, up to the first failure.
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
-    thread,
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
+
+use fm_format::together::together;
 
 use crate::error::HubError;
 
@@ -32,11 +31,7 @@ pub(crate) fn at_once<T: Sync>(
             };
         }
     };
-    thread::scope(|scope| {
-        for _ in 0..threads.min(items.len()) {
-            scope.spawn(worker);
-        }
-    });
+    together(threads.min(items.len()), worker);
     let failed = failed.into_inner().expect("nothing panics with it");
     failed.map_or_else(|| Ok(sum.into_inner()), Err)
 }

@@ -295,6 +295,10 @@ impl Download<'_> {
         let mut piece = vec![0; PIECE_BYTES];
         while partial.here < here {
             let read = partial.opened.read(&mut piece).map_err(at(*path))?;
+            if read == 0 {
+                // Somebody has cut it meanwhile: the rest comes again.
+                break;
+            }
             partial.sum.add(&piece[..read]);
             partial.here += read as u64;
             self.tell(&Event::Bytes { file, here })?;

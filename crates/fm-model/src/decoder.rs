@@ -15,7 +15,7 @@ use crate::{
         delta_net::{DeltaNet, DeltaScratch},
         mla::{Mla, MlaScratch},
         mlp::Mlp,
-        moe::{FfnScratch, Foresight, Moe},
+        moe::{FfnScratch, GuessInputs, Moe},
     },
     load::{Loader, Matrix},
     spec::{FfnSpec, MixerSpec, ModelSpec},
@@ -131,13 +131,13 @@ impl ModelSpec {
 
 impl<B: Backend> Layer<B> {
     /// What it takes to guess what this layer will route, from the stream of the one before it.
-    fn foresight<'a>(
+    fn guess_inputs<'a>(
         &'a self,
         norm_eps: f32,
         hidden: View<'a, B::Buf>,
-    ) -> Option<Foresight<'a, B>> {
+    ) -> Option<GuessInputs<'a, B>> {
         let Ffn::Moe(next) = &self.ffn else { return None };
-        Some(Foresight { next, norm: &self.ffn_norm, norm_eps, hidden })
+        Some(GuessInputs { next, norm: &self.ffn_norm, norm_eps, hidden })
     }
 }
 
@@ -278,15 +278,15 @@ impl<B: Backend> Decoder<B> {
         self.normalise(device, &layer.ffn_norm, rows, workspace)?;
         let Workspace { hidden, branch, acts, ffn, .. } = workspace;
         let stream = View::new(&*hidden, rows, self.hidden);
-        let foresight = next.filter(|_| rows <= ARRIVAL_ROWS_MAX && experts.wants_guess());
-        let foresight = foresight.and_then(|next| next.foresight(self.norm_eps, stream));
+        let guess_inputs = next.filter(|_| rows <= ARRIVAL_ROWS_MAX && experts.wants_guess());
+        let guess_inputs = guess_inputs.and_then(|next| next.guess_inputs(self.norm_eps, stream));
         let out = ViewMut::new(&mut *branch, rows, self.hidden);
         let result = match &layer.ffn {
             Ffn::Mlp(mlp) => {
                 mlp.forward(device, acts, &mut ffn.moe.expert, out)?;
                 LayerResult::Complete
             }
-            Ffn::Moe(moe) => match moe.forward(device, experts, acts, ffn, (out, foresight)) {
+            Ffn::Moe(moe) => match moe.forward(device, experts, acts, ffn, (out, guess_inputs)) {
                 Ok(()) => LayerResult::Complete,
                 Err(ExpertsFailed::Lost(lost)) => LayerResult::Lost(lost),
                 Err(ExpertsFailed::Device(error)) => return Err(error),

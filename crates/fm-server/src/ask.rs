@@ -15,7 +15,7 @@ use fm_engine::{
 use tokio::sync::mpsc;
 
 use crate::{
-    answer::{Answer, Tally, listener},
+    answer::{Answer, listener},
     fields::Fields,
     kept::CallIds,
     model::{Model, Prompt},
@@ -23,6 +23,7 @@ use crate::{
     progress::Progress,
     serve::App,
     structured,
+    tally::{Asked, Tally},
 };
 
 /// Tokens that may be asked for; the context ends a text long before.
@@ -209,8 +210,8 @@ impl Ask {
         let choices = jobs.len();
         app.submit.submit(jobs)?;
         // Not before: it tells the log of itself, and what is refused is no request.
-        let of = (tokens, manner.choices, choices);
-        let tally = Tally::new((Arc::clone(app), progress), path, of, arrived);
+        let asked = Asked { prompt_tokens: tokens, choices: manner.choices, answers: choices };
+        let tally = Tally::new((Arc::clone(app), progress), path, asked, arrived);
         Ok(Answer::new(receiver, choices, tally, ids))
     }
 }

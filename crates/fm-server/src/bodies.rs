@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use fm_engine::schedule::Refused;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::problem::Problem;
+use crate::{problem::Problem, workers::Workers};
 
 /// Bytes of a body.
 pub(crate) const BODY_MAX: usize = 16 << 20;
@@ -44,11 +44,11 @@ impl Taken {
         self.bytes.len()
     }
 
-    /// Reads it in this place, beside the thread of the network. Who waits for that and leaves is forgotten, but
-    /// place and share are taken until it has been read all the same.
+    /// Reads it in this place. Who waits for that and leaves is forgotten, but place and share are taken until it has
+    /// been read all the same.
     pub(crate) async fn read<T: Send + 'static>(
         self,
-        place: OwnedSemaphorePermit,
+        (workers, place): (&Workers, OwnedSemaphorePermit),
         read: impl FnOnce(&[u8]) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let work = move || {
@@ -56,7 +56,7 @@ impl Taken {
             let (Self { bytes, share: _share }, _place) = (self, place);
             read(&bytes)
         };
-        tokio::task::spawn_blocking(work).await.map_err(|_| Problem::Gone)?
+        workers.done(work).await.ok_or(Problem::Gone)?
     }
 }
 
@@ -150,7 +150,8 @@ mod tests {
             let left = || (bodies.room.available_permits(), places.available_permits());
             let place = Arc::clone(&places).acquire_owned().await.unwrap();
             let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
-            let mut reading = Box::pin(body.read(place, move |bytes| {
+            let workers = Workers::start(1).unwrap();
+            let mut reading = Box::pin(body.read((&workers, place), move |bytes| {
                 begin.send(bytes.len()).unwrap();
                 let _ = ended.recv();
                 Ok(())

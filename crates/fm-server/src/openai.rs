@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 use crate::{
-    answer::Requested,
     ask::{Manner, TOKENS_MAX},
     fields::Fields,
     model::Conversation,
     problem::{Problem, Wrong},
     serve::{App, RETRY_AFTER_SECONDS},
     stream::Out,
+    tally::Requested,
 };
 
 /// Fields that say something about the client, or about a place where answers are kept; none of them

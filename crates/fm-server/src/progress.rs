@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fm_engine::gauges::Gauges;
 use fm_text::Channel;
 
 /// See the module. The scheduler's thread writes it, and nobody reads it before the answer is given up.
@@ -41,34 +40,5 @@ impl Progress {
 
     pub(crate) fn written(&self) -> Written {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What the store has done, or did between two moments.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stored {
-    pub(crate) hits: u64,
-    pub(crate) misses: u64,
-    pub(crate) read_bytes: u64,
-}
-
-impl Stored {
-    pub(crate) fn now(gauges: &Gauges) -> Self {
-        let stats = gauges.stats();
-        Self { hits: stats.hits, misses: stats.misses(), read_bytes: stats.read_bytes }
-    }
-
-    pub(crate) fn since(self, before: Self) -> Self {
-        Self {
-            hits: self.hits - before.hits,
-            misses: self.misses - before.misses,
-            read_bytes: self.read_bytes - before.read_bytes,
-        }
-    }
-
-    /// The share of what was asked for that was there.
-    pub(crate) fn hit_rate(self) -> f64 {
-        let asked = self.hits + self.misses;
-        if asked == 0 { 1.0 } else { self.hits as f64 / asked as f64 }
     }
 }

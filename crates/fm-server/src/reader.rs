@@ -10,6 +10,7 @@ use crate::{
     problem::Problem,
     serve::{self, App},
     tokens,
+    workers::Workers,
 };
 
 /// See the module.
@@ -37,7 +38,7 @@ fn counted(app: &Arc<App>, fields: Fields) -> Result<(), Problem> {
 impl Reader {
     /// Reads as the service would.
     pub fn new(service: Service) -> Self {
-        Self(serve::app(service))
+        Self(serve::app(service, Workers::none()))
     }
 
     /// The paths whose bodies are read.

@@ -51,6 +51,7 @@ use crate::{
     texts::Texts,
     tokens,
     watch::{Log, Watch},
+    workers::Workers,
 };
 
 /// Letters of a path in the log.
@@ -90,6 +91,7 @@ pub(crate) struct App {
     pub(crate) started_unix: u64,
     pub(crate) bounds: Bounds,
     places: Places,
+    workers: Workers,
     bodies: Bodies,
     door: Door,
     pub(crate) patience: Patience,
@@ -202,13 +204,10 @@ impl Server {
     /// # Errors
     /// If the network fails.
     pub fn run(self, service: Service) -> Result<(), ServeError> {
-        let app = app(service);
+        let app = app(service, Workers::start(Places::ALL)?);
         let patience = app.patience;
         // One thread for the network: the cores belong to the model.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(Places::ALL)
-            .build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
             let waiting = self.early.end().into_iter().map(tokio::net::TcpStream::from_std);
@@ -226,7 +225,7 @@ impl Server {
 }
 
 /// What handlers share, at the start.
-pub(crate) fn app(service: Service) -> Arc<App> {
+pub(crate) fn app(service: Service, workers: Workers) -> Arc<App> {
     let Service { model, submit, activity, gauges, door, patience, bounds, log } = service;
     let watch = Watch::new(log, activity, gauges);
     let (started_unix, texts, watchers) = (now_unix(), Arc::default(), feed::watchers());
@@ -241,6 +240,7 @@ pub(crate) fn app(service: Service) -> Arc<App> {
         started_unix,
         bounds,
         places: Places::default(),
+        workers,
         bodies: Bodies::default(),
         door,
         patience,
@@ -384,15 +384,15 @@ pub(crate) async fn prepare<T: Send + 'static>(
         .acquire_owned()
         .await
         .map_err(|_| Problem::Gone)?;
-    let (app, address) = (Arc::clone(app), peer.map(|peer| peer.address));
+    let (shared, address) = (Arc::clone(app), peer.map(|peer| peer.address));
     let read = move |body: &[u8]| {
         let mut fields = Fields::parse(body)?.of_peer(address, arrived);
         if let Some(session) = session {
             fields.add(SESSION_FIELD, &session);
         }
-        read(&app, fields)
+        read(&shared, fields)
     };
-    body.read(place, read).await
+    body.read((&app.workers, place), read).await
 }
 
 /// A whole answer.

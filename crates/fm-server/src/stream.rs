@@ -20,8 +20,9 @@ use serde_json::Value;
 use tokio::time::{Interval, interval};
 
 use crate::{
-    answer::{Answer, Piece, Requested},
+    answer::{Answer, Piece},
     serve::App,
+    tally::Requested,
 };
 
 /// nginx passes on what it has collected, unless a response says otherwise.

@@ -1,7 +1,7 @@
 //! What the server has done: for `/metrics`, and one line per request for whoever logs.
 
-mod help;
 mod histogram;
+mod metrics;
 
 use std::{
     fmt::{self, Write as _},
@@ -11,10 +11,13 @@ use std::{
     },
 };
 
-use fm_engine::{gauges::Gauges, schedule::Activity};
+use fm_engine::{gauges::Gauges, generate::FinishReason, schedule::Activity};
 
-use self::{help::heading, histogram::Histogram};
-use crate::answer::{Requested, Submit};
+use self::{histogram::Histogram, metrics::heading};
+use crate::{
+    answer::Submit,
+    tally::{FAILED, GONE, Requested},
+};
 
 /// Hears of every request that has ended.
 pub type Log = Box<dyn Fn(&dyn fmt::Display) + Send + Sync>;
@@ -25,7 +28,7 @@ pub(crate) struct Watch {
     pub(crate) activity: Arc<Activity>,
     pub(crate) gauges: Gauges,
     /// Requests by the way they ended.
-    ended: [(&'static str, AtomicU64); 10],
+    ended: Vec<(&'static str, AtomicU64)>,
     refused: AtomicU64,
     thinking_tokens: AtomicU64,
     times: Times,
@@ -49,19 +52,8 @@ impl fmt::Debug for Watch {
 
 impl Watch {
     pub(crate) fn new(log: Log, activity: Arc<Activity>, gauges: Gauges) -> Self {
-        let ends = [
-            "stop",
-            "length",
-            "context",
-            "repetition",
-            "noise",
-            "deadline",
-            "grammar",
-            "cancelled",
-            "gone",
-            "error",
-        ];
-        let ended = ends.map(|end| (end, AtomicU64::new(0)));
+        let ends = FinishReason::NAMES.into_iter().chain([GONE, FAILED]);
+        let ended = ends.map(|end| (end, AtomicU64::new(0))).collect();
         let (refused, thinking_tokens) = (AtomicU64::new(0), AtomicU64::new(0));
         let times = Times::default();
         Self { log, activity, gauges, ended, refused, thinking_tokens, times }
@@ -89,14 +81,16 @@ impl Watch {
         line.into_iter().for_each(|line| (self.log)(line));
     }
 
-    /// What the machine can do; nothing of what was not measured, as a limit of 0 would be one.
-    fn limits(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    /// What the machine can do and the process takes; nothing of what is not known, as 0 would be a number.
+    fn measured(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let limits = &self.gauges.limits;
+        let bytes = |limit: Option<f64>| limit.map(|limit| limit as u64);
         let rows = [
-            ("disk_limit_bytes_per_second", limits.disk_bytes_per_s),
-            ("memory_limit_bytes_per_second", limits.memory_bytes_per_s),
+            ("disk_limit_bytes_per_second", bytes(limits.disk_bytes_per_s)),
+            ("memory_limit_bytes_per_second", bytes(limits.memory_bytes_per_s)),
+            ("memory_held_bytes", self.gauges.held_bytes()),
         ];
-        rows.into_iter().filter_map(|(name, limit)| Some((name, "gauge", limit? as u64)))
+        rows.into_iter().filter_map(|(name, value)| Some((name, value?)))
     }
 
     /// All counters as Prometheus reads them.
@@ -106,41 +100,40 @@ impl Watch {
         let prefixes = &activity.prefixes;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let rows = [
-            ("steps_total", "counter", count(&activity.steps)),
-            ("prompt_tokens_total", "counter", count(&activity.prompt_tokens)),
-            ("prompt_rests_total", "counter", count(&activity.rests)),
-            ("prefix_reused_tokens_total", "counter", count(&prefixes.reused_tokens)),
-            ("prefix_restored_tokens_total", "counter", count(&prefixes.restored_tokens)),
-            ("prefix_spilled_bytes_total", "counter", count(&prefixes.spilled_bytes)),
-            ("prefix_damaged_total", "counter", count(&prefixes.damaged)),
-            ("prefix_write_failures_total", "counter", count(&prefixes.write_failures)),
-            ("prefix_on_disk", "gauge", prefixes.on_disk.load(Ordering::Relaxed) as u64),
-            ("prefix_disk_bytes", "gauge", count(&prefixes.disk_bytes)),
-            ("prefix_evicted_total", "counter", count(&prefixes.evicted)),
-            ("prefix_kept", "gauge", prefixes.kept.load(Ordering::Relaxed) as u64),
-            ("calls_kept_bytes", "gauge", kept_bytes as u64),
-            ("written_tokens_total", "counter", count(&activity.written_tokens)),
-            ("longest_wait_us", "gauge", count(&activity.longest_wait_us)),
-            ("thinking_tokens_total", "counter", count(&self.thinking_tokens)),
-            ("requests_refused_total", "counter", count(&self.refused)),
-            ("expert_hits_total", "counter", stats.hits),
-            ("expert_misses_total", "counter", stats.misses()),
-            ("expert_read_bytes_total", "counter", stats.read_bytes),
-            ("expert_io_errors_total", "counter", stats.io_errors),
-            ("expert_foreseen_total", "counter", stats.foreseen_records),
-            ("expert_foreseen_used_total", "counter", stats.foreseen_used),
-            ("slots_released_bytes_total", "counter", stats.released_bytes),
-            ("slots_taken_back_bytes_total", "counter", stats.taken_back_bytes),
-            ("memory_budget_bytes", "gauge", self.gauges.budget_bytes),
-            ("memory_held_bytes", "gauge", self.gauges.held_bytes().unwrap_or(0)),
-            ("sessions", "gauge", activity.sessions.load(Ordering::Relaxed) as u64),
-            ("queue_waiting", "gauge", submit.waiting() as u64),
+            ("steps_total", count(&activity.steps)),
+            ("prompt_tokens_total", count(&activity.prompt_tokens)),
+            ("prompt_rests_total", count(&activity.rests)),
+            ("prefix_reused_tokens_total", count(&prefixes.reused_tokens)),
+            ("prefix_restored_tokens_total", count(&prefixes.restored_tokens)),
+            ("prefix_spilled_bytes_total", count(&prefixes.spilled_bytes)),
+            ("prefix_damaged_total", count(&prefixes.damaged)),
+            ("prefix_write_failures_total", count(&prefixes.write_failures)),
+            ("prefix_on_disk", prefixes.on_disk.load(Ordering::Relaxed) as u64),
+            ("prefix_disk_bytes", count(&prefixes.disk_bytes)),
+            ("prefix_evicted_total", count(&prefixes.evicted)),
+            ("prefix_kept", prefixes.kept.load(Ordering::Relaxed) as u64),
+            ("calls_kept_bytes", kept_bytes as u64),
+            ("written_tokens_total", count(&activity.written_tokens)),
+            ("longest_wait_us", count(&activity.longest_wait_us)),
+            ("thinking_tokens_total", count(&self.thinking_tokens)),
+            ("requests_refused_total", count(&self.refused)),
+            ("expert_hits_total", stats.hits),
+            ("expert_misses_total", stats.misses()),
+            ("expert_read_bytes_total", stats.read_bytes),
+            ("expert_io_errors_total", stats.io_errors),
+            ("expert_foreseen_total", stats.foreseen_records),
+            ("expert_foreseen_used_total", stats.foreseen_used),
+            ("slots_released_bytes_total", stats.released_bytes),
+            ("slots_taken_back_bytes_total", stats.taken_back_bytes),
+            ("memory_budget_bytes", self.gauges.budget_bytes),
+            ("sessions", activity.sessions.load(Ordering::Relaxed) as u64),
+            ("queue_waiting", submit.waiting() as u64),
         ];
         let mut text = String::new();
-        for (name, kind, value) in rows.into_iter().chain(self.limits()) {
-            let _ = writeln!(text, "{}flash_moe_{name} {value}", heading(name, kind));
+        for (name, value) in rows.into_iter().chain(self.measured()) {
+            let _ = writeln!(text, "{}flash_moe_{name} {value}", heading(name));
         }
-        text.push_str(&heading("requests_total", "counter"));
+        text.push_str(&heading("requests_total"));
         for (end, count) in &self.ended {
             let count = count.load(Ordering::Relaxed);
             let _ = writeln!(text, "flash_moe_requests_total{{finish=\"{end}\"}} {count}");

@@ -49,6 +49,13 @@ pub enum StoreError {
         found: u64,
     },
 
+    /// Somebody has written into a file since it was opened: nothing that is read of it can be trusted.
+    #[error("{} has changed since the model was loaded", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// Direct reads were asked for, and the file system does not offer them.
     #[error("{} cannot be read directly; choose buffered or automatic reading", path.display())]
     DirectRefused {

@@ -31,7 +31,7 @@ pub enum Unusable {
 
 impl Heat {
     /// Whether anything was used.
-    pub fn is_something(&self) -> bool {
+    pub(crate) fn is_something(&self) -> bool {
         self.layers.iter().flatten().any(|heat| *heat > 0.0)
     }
 

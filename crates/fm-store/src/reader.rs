@@ -178,10 +178,6 @@ impl fmt::Display for ReaderInfo {
 const IO_MODES: [(IoMode, &str); 3] =
     [(IoMode::Auto, "auto"), (IoMode::Direct, "direct"), (IoMode::Buffered, "buffered")];
 
-/// Names of [`ReaderKind`], in its order.
-const READERS: [(ReaderKind, &str); 3] =
-    [(ReaderKind::Auto, "auto"), (ReaderKind::Pread, "pread"), (ReaderKind::IoUring, "io_uring")];
-
 impl IoMode {
     /// All names, for help.
     pub fn names() -> impl Iterator<Item = &'static str> {
@@ -200,19 +196,13 @@ impl IoMode {
 }
 
 impl ReaderKind {
-    /// All names, for help.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        READERS.iter().map(|row| row.1)
-    }
-
-    /// Finds a reader by name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        READERS.iter().find(|row| row.1 == name).map(|row| row.0)
-    }
-
     /// Its name.
     pub fn name(self) -> &'static str {
-        READERS[self as usize].1
+        match self {
+            Self::Auto => "auto",
+            Self::Pread => "pread",
+            Self::IoUring => "io_uring",
+        }
     }
 }
 
@@ -264,7 +254,6 @@ mod tests {
     #[test]
     fn names_lead_back_to_what_they_name() {
         assert!(IoMode::names().all(|name| IoMode::by_name(name).unwrap().name() == name));
-        assert!(ReaderKind::names().all(|name| ReaderKind::by_name(name).unwrap().name() == name));
-        assert_eq!((IoMode::by_name("mmap"), ReaderKind::by_name("aio")), (None, None));
+        assert_eq!(IoMode::by_name("mmap"), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Replay: what a store would have had to read for a trace, with no disk and no bytes.
 //!
 //! The policies are those of the store, and so are the plan and the order of evictions: the hits of
-//! a request are kept until they are handed out, up to `READ_AHEAD` reads make room whatever it
+//! a request are kept until they are handed out, up to `BUSY_READS` reads make room whatever it
 //! costs, further ones only at the expense of what is worth less; rows of prompts count one by one. Reads take
 //! no time here, so the store may differ where requests overlap.
 
@@ -16,7 +16,7 @@ use crate::{
     StoreError,
     plan::{CHUNK_BYTES, ClassPlan, Plan, StoreOptions},
     policy::{Policy, PolicyKind, PolicyScope, Standing, Turn},
-    store::READ_AHEAD,
+    store::BUSY_READS,
     trace::{Frame, Trace},
 };
 
@@ -368,7 +368,7 @@ impl<'a> Cache<'a> {
         let under_way = self.states.iter().filter(|state| **state == State::Loaded).count();
         let member = first + union[at].index();
         let class = &mut self.classes[class];
-        let newcomer = (under_way >= READ_AHEAD).then_some(&self.members[member].standing);
+        let newcomer = (under_way >= BUSY_READS).then_some(&self.members[member].standing);
         let slot = class.free.pop().or_else(|| class.policy.take(newcomer, &|_| true));
         let Some(slot) = slot else { return false };
         if let Some(evicted) = class.occupants[slot as usize].replace(member) {

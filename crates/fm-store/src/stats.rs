@@ -8,11 +8,11 @@ use std::{
 /// Counters since the store was opened, or between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Experts requested that were resident or already on their way.
+    /// Experts requested that were there, or on their way for another request.
     pub hits: u64,
-    /// Experts requested that had never been loaded.
+    /// Experts requested that were read, for the request or on a forecast, for the first time.
     pub cold_misses: u64,
-    /// Experts requested that had been loaded and evicted since.
+    /// Experts requested that were read, for the request or on a forecast, and had been there before.
     pub capacity_misses: u64,
     /// Residents that gave way to another expert.
     pub evictions: u64,
@@ -48,9 +48,10 @@ impl Stats {
         self.cold_misses + self.capacity_misses
     }
 
-    /// Share of requested experts that needed no read; 0 before the first request.
+    /// Share of requested experts that needed no read; 1 where none was requested.
     pub fn hit_rate(&self) -> f64 {
-        self.hits as f64 / (self.hits + self.misses()).max(1) as f64
+        let requested = self.hits + self.misses();
+        if requested == 0 { 1.0 } else { self.hits as f64 / requested as f64 }
     }
 
     /// Counter by counter.

@@ -38,7 +38,7 @@ pub(crate) const FETCHES_MAX: usize = 128;
 /// With this many records on their way a disk is busy. Reading further ahead is no reason to evict
 /// an expert that is more popular than the one it would make room for: a long scan takes slots in
 /// turn and leaves the rest of the cache as it is.
-pub(crate) const READ_AHEAD: usize = 8;
+pub(crate) const BUSY_READS: usize = 8;
 
 /// Reads that an ascending walk keeps under way even if it has to give up hits it needs later:
 /// one travels while one is computed with.
@@ -228,7 +228,7 @@ impl Store {
             let Some((_, entry)) = self.next_absent(ticket) else { return };
             let class = self.entries.layer(self.tickets.get(ticket).layer).class;
             let standing = &self.entries[entry].standing;
-            let newcomer = (self.under_way >= READ_AHEAD).then_some(standing);
+            let newcomer = (self.under_way >= BUSY_READS).then_some(standing);
             let Some(taken) = self.classes[class].take(entry, newcomer) else { return };
             self.start(entry, class, taken);
         }

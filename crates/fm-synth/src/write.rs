@@ -166,8 +166,9 @@ impl<'a> NewFiles<'a> {
         fill: impl FnOnce(&mut File) -> Result<(), Stop>,
     ) -> Result<(), SynthError> {
         let (path, temporary) = (self.dir.join(name), self.dir.join(format!("{name}.partial")));
-        self.paths.push(temporary.clone());
         let written = File::create_new(&temporary).map_err(Stop::Failed).and_then(|mut file| {
+            // Not before: it may be somebody else's.
+            self.paths.push(temporary.clone());
             fill(&mut file)?;
             file.sync_all()?;
             leave_page_cache(&file);

@@ -14,11 +14,13 @@ mod written;
 
 use std::{
     collections::HashMap,
+    panic::resume_unwind,
     path::{Path, PathBuf},
+    thread,
     time::SystemTime,
 };
 
-use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
+use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig, value::Serde};
 use serde_json::Map;
 
 pub use self::{message::Message, python::RaisedException};
@@ -28,6 +30,13 @@ use crate::{error::TextError, files, tools::Dialect, vocabulary::Vocabulary};
 /// hundred for each message.
 const FUEL: u64 = 20_000_000;
 
+/// The longest template; published ones have up to 20 KB.
+const BYTES_MAX: usize = 256 << 10;
+
+/// A chain of operators (`1+1+1…`) is parsed, compiled and dropped by recursion, a level for each, which the parser's own
+/// limit does not count: so much is enough for a template that is nothing else. What is not touched takes no memory.
+const STACK_BYTES: usize = 256 << 20;
+
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// The directory of all templates but the default one.
@@ -35,6 +44,19 @@ const ADDITIONAL: &str = "additional_chat_templates";
 
 /// Names for whether the model shall think: in most templates, and in those of `DeepSeek` since V3.1.
 const THINKING_NAMES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// Works in a thread with [`STACK_BYTES`]; in this one where the system gives none.
+fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let (mut work, mut done) = (Some(work), None);
+    thread::scope(|scope| {
+        let run = || done = work.take().map(|work| work());
+        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run);
+        if let Ok(thread) = thread {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        }
+    });
+    done.or_else(|| work.map(|work| work())).expect("it is done here or there")
+}
 
 /// The chat template of a model.
 #[derive(Debug)]
@@ -153,6 +175,18 @@ impl ChatTemplate {
     }
 
     fn new(
+        sources: Vec<Source>,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<ChatTemplate, TextError> {
+        if let Some(long) = sources.iter().find(|source| source.text.len() > BYTES_MAX) {
+            let why = format!("it is longer than {BYTES_MAX} bytes");
+            let source = minijinja::Error::new(ErrorKind::SyntaxError, why);
+            return Err(TextError::TemplateSyntax { path: long.path.clone(), source });
+        }
+        on_a_large_stack(|| Self::parse(sources, special_tokens))
+    }
+
+    fn parse(
         mut sources: Vec<Source>,
         special_tokens: Vec<(String, String)>,
     ) -> Result<ChatTemplate, TextError> {

@@ -147,16 +147,16 @@ impl Tokenizer {
         path: &Path,
         convert: impl FnOnce() -> Result<Parts, TextError>,
     ) -> Result<Tokenizer, TextError> {
-        let cache_path = cache.dir.map(|dir| cache::path(dir, cache.hash));
-        if let Some(parts) = cache_path.as_deref().and_then(cache::read)
+        let Cache { dir, hash } = cache;
+        if let Some(parts) = dir.and_then(|dir| cache::read(dir, hash))
             && let Ok(tokenizer) = Tokenizer::from_parts(parts, path)
         {
             return Ok(tokenizer);
         }
         let parts = convert()?;
-        if let Some(cache_path) = cache_path {
+        if let Some(dir) = dir {
             // The next start is slower, nothing else.
-            let _ = cache::write(&cache_path, &parts);
+            let _ = cache::write(dir, hash, &parts);
         }
         Tokenizer::from_parts(parts, path)
     }

@@ -142,16 +142,14 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let record = results::file(matches, "record", (None, &[matches.get_one("text")]))?;
     record.map_or(Ok(()), |file| record::check(file))?;
     let (output, verdict) = measure(setup, matches)?;
-    if let Some(file) = record {
-        let note = matches.get_one::<String>("note").map_or("", String::as_str);
-        record::append(file, &output, note)?;
-    }
     let printed = if matches.get_flag("json") {
         console::print_json(&output)
     } else {
         writeln!(io::stdout().lock(), "{output}").map_err(Into::into)
     };
-    verdict.and(printed)
+    let note = matches.get_one::<String>("note").map_or("", String::as_str);
+    let recorded = record.map_or(Ok(()), |file| record::append(file, &output, note));
+    verdict.and(printed).and(recorded)
 }
 
 /// The figures, and whether what they are of is right.

@@ -3,8 +3,7 @@
 mod found;
 
 use std::{
-    fs::File,
-    io::{self, Read, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -31,11 +30,8 @@ use super::{json_arg, model_arg, model_path, resolve, run::warn, valued};
 use crate::{
     console::{self, Interrupt, Unit},
     flags::{self, Usage},
-    places, results,
+    input, places, results,
 };
-
-/// Longest text: it is in memory as a whole, twice.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 const LOAD: Load =
     Load { sessions: 1, logits_rows: ROWS, marks: 0, grammars: false, prefix_disk: false };
@@ -204,22 +200,8 @@ impl Other {
 }
 
 fn read_text(path: &Path) -> anyhow::Result<String> {
-    let mut bytes = Vec::new();
-    let limit = TEXT_BYTES_MAX + 1;
-    let read = if path == Path::new("-") {
-        io::stdin().take(limit).read_to_end(&mut bytes)
-    } else {
-        File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
-    };
-    read.with_context(|| format!("reading {}", path.display()))?;
-    if bytes.len() as u64 == limit {
-        let most = Bytes(TEXT_BYTES_MAX);
-        anyhow::bail!("{} is longer than {most}: give a part of it", path.display());
-    }
-    if bytes.is_empty() {
-        return Err(EngineError::from(EvalError::EmptyText).into());
-    }
-    String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8", path.display()))
+    let text = input::text(path)?;
+    if text.is_empty() { Err(EngineError::from(EvalError::EmptyText).into()) } else { Ok(text) }
 }
 
 /// The cutting that was asked for, that of the dump, or what suits the model. Sets the context.

@@ -12,7 +12,7 @@ use fm_format::{key::LayerIndex, new_file::NewFile};
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use serde_json::json;
 
-use super::{model_arg, model_path};
+use super::{model_arg, model_path, run::warn};
 use crate::{
     console::Interrupt,
     flags::{self, Usage},
@@ -66,6 +66,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let model = model_path(matches)?;
     let path = results::file(matches, "out", (Some(&model), &[]))?.expect("clap requires it");
     let mut engine = Engine::open(&model, &options, load, &places::places())?;
+    warn(&engine);
     let context = engine.plan.context;
     if tokens.len() > context as usize {
         return Err(EngineError::PromptTooLong { tokens: tokens.len(), context }.into());

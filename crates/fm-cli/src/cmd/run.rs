@@ -14,7 +14,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValuePars
 use fm_engine::{
     Engine, EngineError, Load, Places,
     bytes::Bytes,
-    engine::LoadTimes,
+    engine::{Checks, LoadTimes},
     generate::{Event, FinishReason, Generated, Generation, Request},
     limits::{Limits, MEMORY_PROBE_BYTES, ProbeMemory, Watched},
     machine::peak_held_bytes,
@@ -247,7 +247,14 @@ fn warnings(engine: &Engine) -> Vec<String> {
         Bytes(planned),
         Bytes(allowed)
     );
-    let said = [(!ignored.is_empty(), generation), (planned > allowed, memory)];
+    let stale = "the checksums that were recorded of this model are of other files, or damaged: only lengths are \
+                 checked; `flash-moe verify` says what has changed, `verify --record` records it anew"
+        .to_owned();
+    let said = [
+        (!ignored.is_empty(), generation),
+        (planned > allowed, memory),
+        (engine.checks == Checks::Stale, stale),
+    ];
     said.into_iter().filter_map(|(holds, warning)| holds.then_some(warning)).collect()
 }
 

@@ -183,7 +183,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let sampling = flags::sampling(matches, of_requests(), engine.generation.sampling())?;
     let number = |name: &str| *matches.get_one::<u32>(name).expect("it has a default") as usize;
     let schedule = ScheduleOptions {
-        sessions: engine.plan.sessions.min(engine.runner.rows_max()),
+        sessions: engine.plan.sessions,
         queue: number("queue"),
         stall_max: *matches.get_one("stall-max").expect("it has a default"),
     };

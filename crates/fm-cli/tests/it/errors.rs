@@ -247,6 +247,19 @@ fn a_server_is_planned_before_it_is_started() {
     }
 }
 
+#[test]
+fn a_step_has_a_row_for_every_session() {
+    let rows = ["--sessions", "9", "--prefill-chunk", "8"];
+    for command in [&["plan", "models/demo", "--serve"] as &[&str], &["bench", "models/demo"]] {
+        let output = flash_moe(&[command, &rows].concat());
+        assert!(!output.status.success());
+        let refused = stderr(&output);
+        assert!(refused.contains("--prefill-chunk 8 is less than the 9 sessions"), "{refused}");
+    }
+    let few = ["plan", "models/demo", "--serve", "--sessions", "9", "--context", "4"];
+    assert!(flash_moe(&few).status.success());
+}
+
 /// `flash-moe plan … | head -1`, with a reader that has gone before the first line.
 #[test]
 fn a_reader_that_goes_away_is_no_error() {

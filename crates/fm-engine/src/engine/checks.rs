@@ -23,6 +23,8 @@ pub enum Checks {
     Recorded,
     /// Only that all of them arrive.
     Lengths,
+    /// The same, though `verify --record` made checksums: they are of other files, or damaged.
+    Stale,
 }
 
 impl Checks {
@@ -32,6 +34,7 @@ impl Checks {
             Self::Container => "checksums of the container",
             Self::Recorded => "recorded checksums",
             Self::Lengths => "lengths only",
+            Self::Stale => "lengths only, as the recorded checksums are of other files",
         }
     }
 }
@@ -54,13 +57,15 @@ pub(super) fn checksums(
         return Ok((Checks::Container, of(&container.manifest.trunk.tensors)));
     }
     let Some(cache_dir) = cache_dir else { return Ok((Checks::Lengths, Vec::new())) };
-    let Found::Current(recorded) = Recorded::find(cache_dir, checkpoint)? else {
-        return Ok((Checks::Lengths, Vec::new()));
+    let recorded = match Recorded::find(cache_dir, checkpoint)? {
+        Found::Current(recorded) => recorded,
+        Found::Stale => return Ok((Checks::Stale, Vec::new())),
+        Found::Absent => return Ok((Checks::Lengths, Vec::new())),
     };
     recorded.check_small_files(checkpoint)?;
     Ok(if recorded.fill(Arc::make_mut(&mut spec.catalog)) {
         (Checks::Recorded, of(&recorded.tensors))
     } else {
-        (Checks::Lengths, Vec::new())
+        (Checks::Stale, Vec::new())
     })
 }

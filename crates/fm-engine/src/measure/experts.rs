@@ -27,7 +27,7 @@ use fm_model::{
 use fm_store::{Plan, Store, StoreOptions, reader};
 
 use super::{Rate, Rated, activations};
-use crate::{backends::DeviceChoice, engine::Planned, error::EngineError, local::Local};
+use crate::{backends::on_device, engine::Planned, error::EngineError, local::Local};
 
 /// Rows of the comparison: as many as are computed in order of arrival, and more.
 const ROWS: [usize; 2] = [3, ARRIVAL_ROWS_MAX + 8];
@@ -51,10 +51,7 @@ pub fn has_experts(planned: &Planned, layer: LayerIndex) -> bool {
 /// # Panics
 /// If the layer has no routed experts.
 pub fn round(planned: &Planned, layer: LayerIndex) -> Result<Rated, EngineError> {
-    match planned.device {
-        DeviceChoice::Reference => round_on(Reference::open(), planned, layer),
-        _ => round_on(planned.cpu(), planned, layer),
-    }
+    on_device!(planned, device => round_on(device, planned, layer))
 }
 
 fn round_on<B: Backend<Bytes = [u8]>>(
@@ -109,10 +106,7 @@ impl Verified {
 /// If the layer has no routed experts.
 pub fn verify(planned: &Planned, layer: LayerIndex) -> Result<Verified, EngineError> {
     let want = outputs(Reference::in_numerics(planned.numerics), planned, layer)?.1;
-    let (numerics, got) = match planned.device {
-        DeviceChoice::Reference => outputs(Reference::open(), planned, layer)?,
-        _ => outputs(planned.cpu(), planned, layer)?,
-    };
+    let (numerics, got) = on_device!(planned, device => outputs(device, planned, layer)?);
     Ok(Verified {
         numerics,
         values: got.len(),

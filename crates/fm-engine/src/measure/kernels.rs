@@ -5,14 +5,13 @@ use std::time::Instant;
 use fm_format::record::{MatrixRole, MatrixShape};
 use fm_kernels::{
     Backend, WeightBytes,
-    backend::{QMatrix, View, ViewMut},
+    backend::{Numerics, QMatrix, View, ViewMut},
     conformance::noise_weights,
-    reference::Reference,
 };
 use fm_model::spec::{ModelSpec, for_each_tensor};
 
 use super::{Rate, Rated, activations};
-use crate::{backends::DeviceChoice, engine::Planned, error::EngineError};
+use crate::{backends::on_device, engine::Planned, error::EngineError};
 
 /// Bytes of weights that a round walks through, far more than a cache holds.
 const SET_BYTES: usize = 1 << 28;
@@ -51,10 +50,7 @@ pub fn shapes(spec: &ModelSpec) -> Vec<MatrixShape> {
 /// # Errors
 /// If the device fails.
 pub fn matvec(planned: &Planned, shape: MatrixShape) -> Result<Rated, EngineError> {
-    match planned.device {
-        DeviceChoice::Reference => on(Reference::open(), shape),
-        _ => on(planned.cpu(), shape),
-    }
+    on_device!(planned, device => on(device, shape))
 }
 
 fn on<B: Backend<Bytes = [u8]>>(device: B, shape: MatrixShape) -> Result<Rated, EngineError> {
@@ -75,7 +71,11 @@ fn on<B: Backend<Bytes = [u8]>>(device: B, shape: MatrixShape) -> Result<Rated, 
     device.prepare(View::new(&x, 1, shape.cols), &mut acts)?;
     let mut y = device.alloc(shape.rows)?;
     let mut result = vec![0.0; shape.rows];
-    let numerics = device.numerics();
+    let numerics = match device.numerics() {
+        // What is not arranged is multiplied in floats.
+        Numerics::Int15 | Numerics::Int8 if !arranged => Numerics::F32,
+        own => own,
+    };
     let round = move || {
         let started = Instant::now();
         for matrix in &set {

@@ -70,7 +70,8 @@ impl Crew<'_> {
         self.writings.iter().any(|writing| !writing.has_ended() && writing.need() == Need::Next)
     }
 
-    /// One row of every text that is being written; false if nobody wants one now.
+    /// One row of every text that is being written; false if nobody wants one now. A step has a row for every
+    /// session ([`crate::memory_plan::PlanError::ChunkTooSmall`]), so that nobody comes away empty.
     fn step_of_texts(&mut self) -> bool {
         self.batch.rows.clear();
         let mut room = self.runner.rows_max();

@@ -1,12 +1,12 @@
 //! Watches a text for what no model writes that is well: circles, and noise.
 
-use super::{loops::Loops, noise::Noise};
+use super::{loops::LoopFinder, noise::Noise};
 use crate::generate::FinishReason;
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
-    loops: Loops,
+    loops: LoopFinder,
     /// None where who asked has made tokens likelier than the model thinks they are.
     noise: Option<Noise>,
 }
@@ -32,7 +32,7 @@ impl Found {
 impl Guard {
     pub(super) fn new(vocab: usize, bias: &[(u32, f32)]) -> Self {
         let own = bias.iter().all(|(_, bias)| *bias <= 0.0);
-        Self { loops: Loops::new(), noise: own.then(|| Noise::new(vocab)) }
+        Self { loops: LoopFinder::new(), noise: own.then(|| Noise::new(vocab)) }
     }
 
     /// Looks at what the model thought of a token that was chosen freely.

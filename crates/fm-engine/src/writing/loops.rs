@@ -14,14 +14,14 @@ const REPEATS_MIN: usize = 8;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Loops {
+pub(super) struct LoopFinder {
     /// By length of the circle, less one: how many tokens up to the latest repeat it.
     runs: Box<[u32; PERIOD_MAX]>,
     /// Tokens that are no longer looked at.
     start: usize,
 }
 
-impl Loops {
+impl LoopFinder {
     pub(super) fn new() -> Self {
         Self { runs: Box::new([0; PERIOD_MAX]), start: 0 }
     }
@@ -52,7 +52,7 @@ mod tests {
 
     /// Tokens until a loop is found.
     fn found(tokens: impl IntoIterator<Item = u32>) -> Option<usize> {
-        let (mut loops, mut text) = (Loops::new(), Vec::new());
+        let (mut loops, mut text) = (LoopFinder::new(), Vec::new());
         for token in tokens {
             text.push(token);
             if loops.found(&text).is_some() {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn what_was_before_is_forgotten() {
-        let (mut loops, mut text) = (Loops::new(), vec![1; TOKENS_MIN]);
+        let (mut loops, mut text) = (LoopFinder::new(), vec![1; TOKENS_MIN]);
         loops.forget(&text);
         for _ in 0..TOKENS_MIN {
             text.push(1);

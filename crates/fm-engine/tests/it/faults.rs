@@ -17,7 +17,7 @@ use fm_engine::{
     generate::Request,
     local::{Local, SharedStats, read_stats},
     look_ahead::LookAhead,
-    pressure::{Guard, Reading, Signals},
+    pressure::{MemoryGuard, Reading, Signals},
     schedule::{Driven, Job, ScheduleOptions, Scheduler, Update},
 };
 use fm_format::{
@@ -137,7 +137,7 @@ impl Model {
         disk: impl Disk + 'static,
         choose: fn(usize) -> usize,
         experts: u64,
-        guard: Option<Guard>,
+        guard: Option<MemoryGuard>,
     ) -> (Box<dyn Runner>, SharedStats) {
         let device = Cpu::open(1);
         let decoder =
@@ -449,7 +449,7 @@ fn a_cache_that_shrinks_under_pressure_changes_nothing_else() {
     for look_ahead in [LookAhead::Off, LookAhead::Router] {
         let model = Model { look_ahead, ..Model::open(false) };
         let (want, _) = undisturbed(&model);
-        let guard = Guard::new(Box::new(Short(0)), Duration::ZERO);
+        let guard = MemoryGuard::new(Box::new(Short(0)), Duration::ZERO);
         let (mut runner, stats) = model.guarded(model.disk(), |_| 0, 40, Some(guard));
         for _ in 0..60 {
             let session = runner.open(64).unwrap();

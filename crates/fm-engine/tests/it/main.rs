@@ -7,6 +7,7 @@ mod cancelled;
 mod channels;
 mod eval;
 mod faults;
+mod fingerprint;
 mod generation;
 mod grammar;
 mod harness;

@@ -26,7 +26,7 @@ A variable that is empty is as good as not set.
 
 | what | where |
 |---|---|
-| `config.toml`, `system.md` (`serve`) | `$XDG_CONFIG_HOME/flash-moe`, or `~/.config/flash-moe` |
+| `config.toml`, `system.md` (`serve`) | `$XDG_CONFIG_HOME/flash-moe`, or `~/.config/flash-moe`; `system.md` also `~/.flash-moe` |
 | the cache directory | `$XDG_CACHE_HOME/flash-moe`, or `~/.cache/flash-moe` |
 | `checksums/` in it | what `verify --record` has recorded |
 | `heat/` in it | which experts earlier runs used (`--warm-start`) |

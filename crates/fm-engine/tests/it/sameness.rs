@@ -8,7 +8,7 @@ use fm_store::{PolicyKind, reader::IoMode};
 use fm_testkit::{
     golden::demo_dir,
     oracle::Family,
-    tiny_checkpoint::{GgufLayout, TinyModel},
+    tiny_checkpoint::{GgufLayout, Layout, TinyModel},
 };
 
 use crate::harness::{bits, open, open_at, prompt};
@@ -53,6 +53,24 @@ fn with_and_without_look_ahead() {
                 assert!(got == want, "{} {slots} slots, chunks of {chunk}", look_ahead.name());
             }
         }
+    }
+}
+
+/// Nobody chooses in a layer without experts, and nothing is read for it.
+#[test]
+fn look_ahead_passes_layers_without_experts() {
+    let dir = tempfile::tempdir().unwrap();
+    let model =
+        TinyModel { layers: 4, mlp_only_layers: vec![1], ..TinyModel::new(Family::Qwen3Moe) };
+    model.write(dir.path(), &Layout::Hf, 1);
+    let prompt: Vec<u32> = prompt().into_iter().map(|token| token % 300).collect();
+    let run_with = |look_ahead, slots| {
+        let options = EngineOptions { look_ahead, slots, ..EngineOptions::default() };
+        run_at(dir.path(), &options, &prompt, 64)
+    };
+    let want = run_with(LookAhead::Off, None);
+    for look_ahead in LookAhead::names().filter_map(LookAhead::by_name) {
+        assert!(run_with(look_ahead, Some(3)) == want, "{}", look_ahead.name());
     }
 }
 

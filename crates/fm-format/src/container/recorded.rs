@@ -9,7 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     time::UNIX_EPOCH,
 };
@@ -100,10 +100,14 @@ impl Recorded {
     /// Looks up what was recorded of `checkpoint`.
     ///
     /// # Errors
-    /// If a file of the checkpoint cannot be read. A damaged record counts as stale.
+    /// If a file of the checkpoint cannot be read. A record that is damaged, or cannot be read, counts as stale.
     pub fn find(cache_dir: &Path, checkpoint: &Checkpoint) -> Result<Found, FormatError> {
         let path = Self::path(cache_dir, &checkpoint.path)?;
-        let Ok(text) = fs::read(&path) else { return Ok(Found::Absent) };
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Absent),
+            Err(_) => return Ok(Found::Stale),
+        };
         let Ok(recorded) = serde_json::from_slice::<Self>(&text) else { return Ok(Found::Stale) };
         let current = recorded.version == VERSION && recorded.files == identify(checkpoint)?;
         Ok(if current { Found::Current(recorded) } else { Found::Stale })

@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::{
     error::FormatError,
     record::{Extent, FileIndex},
+    together::together,
 };
 
 /// Bytes that are read for a checksum at once: they stay in the cache of a core.
@@ -145,15 +146,7 @@ impl Files {
             }
             Ok(())
         };
-        std::thread::scope(|scope| {
-            let others = (1..threads.min(rest.len())).map(|_| scope.spawn(check_some));
-            let others: Vec<_> = others.collect();
-            let own = check_some();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            others.into_iter().map(join).fold(own, Result::and)
-        })
+        together(threads.min(rest.len()), check_some).into_iter().collect()
     }
 
     fn check_again(&self, extent: Extent, buffer: &mut Vec<u8>) -> Result<(), FormatError> {

@@ -56,7 +56,7 @@ struct GuessScratch<B: Backend> {
 
 /// What it takes to guess the routes of the next layer: its router and norm, and the residual stream
 /// as it is now. What this layer's feed-forward network and the next one's mixer will add is missing.
-pub(crate) struct Foresight<'a, B: Backend> {
+pub(crate) struct GuessInputs<'a, B: Backend> {
     pub(crate) next: &'a Moe<B>,
     pub(crate) norm: &'a B::Buf,
     pub(crate) norm_eps: f32,
@@ -131,14 +131,14 @@ impl<B: Backend> Moe<B> {
         experts: &mut E,
         x: &B::Acts,
         scratch: &mut FfnScratch<B>,
-        (out, foresight): (ViewMut<'_, B::Buf>, Option<Foresight<'_, B>>),
+        (out, guess_inputs): (ViewMut<'_, B::Buf>, Option<GuessInputs<'_, B>>),
     ) -> Result<(), ExpertsFailed> {
         let ViewMut { buf, offset, rows, cols, stride } = out;
         self.route(device, (x, rows), &mut scratch.logits, &mut scratch.routes)?;
         let ticket = experts.begin(self.layer, &scratch.routes)?;
-        if let Some(foresight) = foresight {
-            foresight.guess(device, &mut scratch.guess)?;
-            experts.foresee(foresight.next.layer, &scratch.guess.routes);
+        if let Some(guess_inputs) = guess_inputs {
+            guess_inputs.guess(device, &mut scratch.guess)?;
+            experts.foresee(guess_inputs.next.layer, &scratch.guess.routes);
         }
         self.shared(device, x, scratch, ViewMut { buf: &mut *buf, offset, rows, cols, stride })?;
         let out = ViewMut { buf, offset, rows, cols, stride };
@@ -182,7 +182,7 @@ impl<B: Backend> Moe<B> {
     }
 }
 
-impl<B: Backend> Foresight<'_, B> {
+impl<B: Backend> GuessInputs<'_, B> {
     /// The next layer's routes, if nothing came between.
     fn guess(&self, device: &B, scratch: &mut GuessScratch<B>) -> DeviceResult {
         let View { rows, cols, .. } = self.hidden;

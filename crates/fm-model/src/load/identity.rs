@@ -11,6 +11,7 @@ use std::{
 use fm_format::{
     record::{Extent, LayerRecords, MatrixRole, Place, Record},
     source::Files,
+    together::together,
 };
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
@@ -24,7 +25,7 @@ use crate::{
 const THREADS: usize = 8;
 
 /// Experts of a layer that are looked into.
-const EXPERTS: usize = 2;
+const EXPERTS: usize = 4;
 
 /// Tells apart models that must not continue each other's sessions: the whole description, every
 /// layer of it, all small tensors, and samples of all matrices and of some experts of every layer, of
@@ -67,10 +68,10 @@ fn samples(spec: &ModelSpec) -> Vec<Extent> {
     for_each_tensor(
         spec,
         &mut |matrix| match matrix.source {
-            MatrixSource::Plain(extent) => extents.push(first_bytes(extent)),
+            MatrixSource::Plain(extent) => extents.extend(places(extent)),
             MatrixSource::Planar { codes, scales, biases, .. } => {
                 let parts = [codes, scales].into_iter().chain(biases);
-                extents.extend(parts.map(first_bytes));
+                extents.extend(parts.flat_map(places));
             }
         },
         &mut |_| {},
@@ -86,10 +87,10 @@ fn samples(spec: &ModelSpec) -> Vec<Extent> {
     extents
 }
 
-/// The beginning of every piece, and of every matrix within one that holds several.
+/// Places of every piece, and of every matrix within one that holds several.
 fn sample_record(layer: &LayerRecords, record: &Record, extents: &mut Vec<Extent>) {
     for piece in &record.pieces {
-        extents.push(first_bytes(piece.extent));
+        extents.extend(places(piece.extent));
         let Place::Copy { at } = piece.place else { continue };
         for role in MatrixRole::ALL {
             let inside = layer.layout.offset(role).checked_sub(at).map(|inside| inside as u64);
@@ -99,13 +100,18 @@ fn sample_record(layer: &LayerRecords, record: &Record, extents: &mut Vec<Extent
                 bytes: piece.extent.bytes - inside,
                 ..piece.extent
             };
-            extents.extend(inside.map(from).map(first_bytes));
+            extents.extend(inside.map(from).into_iter().flat_map(places));
         }
     }
 }
 
-fn first_bytes(extent: Extent) -> Extent {
-    Extent { bytes: extent.bytes.min(SAMPLE_BYTES), ..extent }
+/// The beginning, the middle and the end, as far as they do not overlap.
+fn places(extent: Extent) -> impl Iterator<Item = Extent> {
+    let bytes = extent.bytes.min(SAMPLE_BYTES);
+    let last = extent.bytes - bytes;
+    let mut starts = vec![0, last / 2, last];
+    starts.dedup_by(|start, before| *start < *before + bytes);
+    starts.into_iter().map(move |start| Extent { offset: extent.offset + start, bytes, ..extent })
 }
 
 /// Of all of them, in their order, read by several threads: those of experts wait for the disk. Vectors
@@ -121,12 +127,7 @@ fn hashes(files: &Files, extents: &[Extent]) -> Result<Vec<u128>, LoadError> {
             found.lock().expect("no reader panics")[index] = hash;
         }
     };
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
-        let mut results =
-            readers.into_iter().map(|reader| reader.join().expect("no reader panics"));
-        results.try_for_each(|result| result)
-    })?;
+    together(THREADS, work).into_iter().collect::<Result<(), _>>()?;
     Ok(found.into_inner().expect("no reader panics"))
 }
 

@@ -8,15 +8,13 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
-    panic::resume_unwind,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
 };
 
-use fm_format::source::Files;
+use fm_format::{source::Files, together::together};
 use fm_kernels::{WeightBytes, WeightSlab};
 
 use super::read_into;
@@ -48,12 +46,8 @@ impl Staged {
         let places: Vec<_> = sizes().map(|bytes| slab.take(bytes)).collect();
         let left = Mutex::new(wanted.iter().zip(places).enumerate());
         let queue = Queue { files, left, failed: AtomicBool::new(false) };
-        let parts = thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| queue.work())).collect();
-            let own = queue.work();
-            let others = others.into_iter().map(|t| t.join().unwrap_or_else(|p| resume_unwind(p)));
-            std::iter::once(own).chain(others).collect::<Result<Vec<_>, LoadError>>()
-        })?;
+        let parts = together(threads, || queue.work()).into_iter();
+        let parts = parts.collect::<Result<Vec<_>, LoadError>>()?;
         files.check_rest(threads)?;
         let mut waiting: HashMap<String, Vec<_>> = HashMap::new();
         for (index, bytes) in parts.into_iter().flatten() {

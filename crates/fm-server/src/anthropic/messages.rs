@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{TOLERATED, conversation, error, refuse, refuse_unsupported};
 use crate::{
-    answer::{CallPiece, Piece, Requested},
+    answer::{CallPiece, Piece},
     ask::{Ask, Manner, TOKENS_MAX, stops},
     count::Waits,
     fields::{Fields, plain},
@@ -23,6 +23,7 @@ use crate::{
     serve::{self, App, Part, Whole},
     stream::{self, Encode, Out},
     structured,
+    tally::Requested,
 };
 
 const PATH: &str = "/v1/messages";

@@ -16,7 +16,7 @@ use super::{
     refuse, thinking, usage,
 };
 use crate::{
-    answer::{Answer, CallPiece, Piece, Requested, TokenOdds},
+    answer::{Answer, CallPiece, Piece, TokenOdds},
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::{CallIds, Kept},
@@ -26,6 +26,7 @@ use crate::{
     serve::{self, App, Whole},
     stream::{self, Encode, Out},
     structured,
+    tally::Requested,
     tools::Tools,
 };
 

@@ -14,7 +14,7 @@ use super::{
     legacy_odds::LegacyOdds, refuse, usage,
 };
 use crate::{
-    answer::{Piece, Requested},
+    answer::Piece,
     ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::CallIds,
@@ -23,6 +23,7 @@ use crate::{
     problem::{Problem, Wrong},
     serve::{self, App, Part},
     stream::{self, Encode, Out},
+    tally::Requested,
     tokens,
 };
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::help::heading;
+use super::metrics::heading;
 
 /// Ends of the buckets in seconds: from a token of a small model to a prompt that is read from a slow disk.
 const ENDS: [f64; 14] =
@@ -32,7 +32,7 @@ impl Histogram {
 
     pub(super) fn write(&self, name: &str, to: &mut String) -> fmt::Result {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        to.push_str(&heading(name, "histogram"));
+        to.push_str(&heading(name));
         let mut count = 0;
         for (end, counter) in ENDS.iter().zip(&self.counts) {
             count += load(counter);
@@ -55,11 +55,11 @@ mod tests {
         for ms in [5, 10, 150, 400_000] {
             histogram.note(Duration::from_millis(ms));
         }
-        histogram.write("x_seconds", &mut text).unwrap();
+        histogram.write("token_seconds", &mut text).unwrap();
         for line in ["le=\"0.01\"} 2\n", "le=\"0.1\"} 2\n", "le=\"0.2\"} 3\n", "le=\"300\"} 3\n"] {
             assert!(text.contains(line), "{line} in {text}");
         }
         assert!(text.contains("le=\"+Inf\"} 4\n") && text.contains("_count 4\n"), "{text}");
-        assert!(text.contains("x_seconds_sum 400.165\n"), "{text}");
+        assert!(text.contains("token_seconds_sum 400.165\n"), "{text}");
     }
 }

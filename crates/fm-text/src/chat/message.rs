@@ -56,20 +56,8 @@ impl Message {
         }
     }
 
-    /// Turns the arguments of tool calls from the JSON text that the OpenAI interface sends into
-    /// the objects that templates expect. What is not the text of an object stays as it is.
-    pub fn parse_tool_arguments(&mut self) {
-        for function in self.functions_mut() {
-            let Some(arguments) = function.get_mut("arguments") else { continue };
-            let parsed = arguments.as_str().map(serde_json::from_str::<Map<String, Value>>);
-            if let Some(Ok(object)) = parsed {
-                *arguments = Value::Object(object);
-            }
-        }
-    }
-
-    /// The opposite of [`parse_tool_arguments`](Self::parse_tool_arguments), in the words of Python.
-    /// Returns whether there were any.
+    /// Turns the arguments of tool calls from objects, which most templates expect, into JSON text as Python writes
+    /// it. Returns whether there were any.
     pub(super) fn write_tool_arguments(&mut self) -> bool {
         let mut any = false;
         for function in self.functions_mut() {
@@ -140,20 +128,5 @@ mod tests {
             "role": "assistant", "reasoning": "hm", "thinking": "hm", "reasoning_content": "hm",
         });
         assert_eq!(seen, expected);
-    }
-
-    #[test]
-    fn arguments_sent_as_text_become_objects() {
-        let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
-        let mut message = Message {
-            tool_calls: Some(
-                json!([call(json!("{\"b\": 1, \"a\": 2}")), call(json!("[1]")), {"arguments": "{}"}]),
-            ),
-            ..Message::new("assistant", "")
-        };
-        message.parse_tool_arguments();
-        let expected =
-            json!([call(json!({"b": 1, "a": 2})), call(json!("[1]")), {"arguments": {}}]);
-        assert_eq!(message.tool_calls, Some(expected));
     }
 }

@@ -5,11 +5,12 @@
 //! an error: the JSON is always there.
 //!
 //! ```text
-//! file = magic (8) | xxh3-128 of the rest (16) | kitoken bytes (u64) | about bytes (u64)
+//! file = magic (8) | xxh3-128 of key and rest (16) | kitoken bytes (u64) | about bytes (u64)
 //!      | kitoken definition | about (JSON: added tokens, whole pieces, frame, start) | token table
 //! ```
 //!
-//! The hash is checked because a flipped bit in a vocabulary gives wrong ids and no error.
+//! The hash is checked because a flipped bit in a vocabulary gives wrong ids and no error, and so does the vocabulary of
+//! another model under this one's name: the key, which the name says, is in it.
 
 use std::{
     fs, io,
@@ -19,7 +20,7 @@ use std::{
 
 use kitoken::Definition;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{
     added::AddedToken, decoder::Start, file::Parts, frame::Frame, token_table::TokenTable,
@@ -27,7 +28,7 @@ use super::{
 
 /// Names format and version. Change the last digits whenever the conversion in `file.rs` or the
 /// version of `kitoken` changes: old caches then go unused.
-const MAGIC: &[u8; 8] = b"fmtext04";
+const MAGIC: &[u8; 8] = b"fmtext05";
 
 #[derive(Serialize, Deserialize)]
 struct About {
@@ -37,25 +38,24 @@ struct About {
     start: Start,
 }
 
-/// Where the cache of what has this hash lies.
-pub(crate) fn path(cache_dir: &Path, hash: u128) -> PathBuf {
+/// Where the cache of what has this key lies.
+fn path(cache_dir: &Path, key: u128) -> PathBuf {
     let version = String::from_utf8_lossy(MAGIC);
-    cache_dir.join(format!("tokenizer-{hash:032x}.{version}"))
+    cache_dir.join(format!("tokenizer-{key:032x}.{version}"))
 }
 
-/// The cached tokenizer, or nothing if there is none that is whole.
-pub(crate) fn read(path: &Path) -> Option<Parts> {
-    decode(&fs::read(path).ok()?)
+/// The cached tokenizer of this key, or nothing if there is none that is whole.
+pub(crate) fn read(cache_dir: &Path, key: u128) -> Option<Parts> {
+    decode(key, &fs::read(path(cache_dir, key)).ok()?)
 }
 
 /// Writes the cache under a name of its own and renames it, so that nobody reads half a file.
-pub(crate) fn write(path: &Path, parts: &Parts) -> io::Result<()> {
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)?;
-    }
+pub(crate) fn write(cache_dir: &Path, key: u128, parts: &Parts) -> io::Result<()> {
+    fs::create_dir_all(cache_dir)?;
+    let path = path(cache_dir, key);
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     let mut file = fs::File::create_new(&temporary)?;
-    let written = file.write_all(&encode(parts)?).and_then(|()| fs::rename(&temporary, path));
+    let written = file.write_all(&encode(key, parts)?).and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
         // The error to report is the first one.
         let _ = fs::remove_file(&temporary);
@@ -63,7 +63,14 @@ pub(crate) fn write(path: &Path, parts: &Parts) -> io::Result<()> {
     written
 }
 
-fn encode(parts: &Parts) -> io::Result<Vec<u8>> {
+fn hash(key: u128, body: &[u8]) -> u128 {
+    let mut hash = Xxh3Default::new();
+    hash.update(&key.to_le_bytes());
+    hash.update(body);
+    hash.digest128()
+}
+
+fn encode(key: u128, parts: &Parts) -> io::Result<Vec<u8>> {
     let kit = parts.definition.to_vec();
     let about = About {
         added: parts.added.clone(),
@@ -78,12 +85,12 @@ fn encode(parts: &Parts) -> io::Result<Vec<u8>> {
     body.extend_from_slice(&kit);
     body.extend_from_slice(&about);
     parts.table.write(&mut body);
-    Ok([&MAGIC[..], &xxh3_128(&body).to_le_bytes(), &body].concat())
+    Ok([&MAGIC[..], &hash(key, &body).to_le_bytes(), &body].concat())
 }
 
-fn decode(data: &[u8]) -> Option<Parts> {
-    let (hash, body) = data.strip_prefix(MAGIC)?.split_first_chunk::<16>()?;
-    if xxh3_128(body) != u128::from_le_bytes(*hash) {
+fn decode(key: u128, data: &[u8]) -> Option<Parts> {
+    let (found, body) = data.strip_prefix(MAGIC)?.split_first_chunk::<16>()?;
+    if hash(key, body) != u128::from_le_bytes(*found) {
         return None;
     }
     let (kit_bytes, rest) = body.split_first_chunk::<8>()?;

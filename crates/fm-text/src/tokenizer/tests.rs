@@ -1,6 +1,6 @@
 //! Tokenizers as they are opened: caches, names and kinds of tokens, and what spells them.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, time::UNIX_EPOCH};
 
 use super::*;
 
@@ -46,13 +46,18 @@ fn ids(tokenizer: &Tokenizer) -> Vec<u32> {
 fn the_second_start_reads_the_cache() {
     let case = Case::new(9);
     let first = case.open();
+    let path = case.cache_file();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(UNIX_EPOCH).unwrap();
     assert_eq!(ids(&case.open()), ids(&first));
+    let is_as_it_was = || fs::metadata(&path).unwrap().modified().unwrap() == UNIX_EPOCH;
+    assert!(is_as_it_was(), "it was read, or it would have been written again");
 
-    // The cache of another tokenizer in its place is believed: so it is read.
     let other = Case::new(0);
-    other.open();
-    fs::copy(other.cache_file(), case.cache_file()).unwrap();
-    assert_eq!(case.open().token_id("<think>"), None);
+    assert_eq!(other.open().token_id("<think>"), None);
+    fs::copy(other.cache_file(), &path).unwrap();
+    assert_eq!(ids(&case.open()), ids(&first), "another tokenizer's in its place is not believed");
+    assert_ne!(fs::read(&path).unwrap(), fs::read(other.cache_file()).unwrap());
 }
 
 #[test]

@@ -31,6 +31,14 @@ const COLUMNS: [&str; 12] = [
 
 /// Whether a file is such a table, or none yet, asked before the work.
 pub(super) fn check(file: &Path) -> anyhow::Result<()> {
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    if let Some(dir) = dir {
+        anyhow::ensure!(
+            dir.is_dir(),
+            "recording in {}: there is no such directory",
+            file.display()
+        );
+    }
     let Ok(found) = File::open(file) else { return Ok(()) };
     let mut first = String::new();
     // A line that is no text is no line of ours.

@@ -125,17 +125,7 @@ impl Setup {
             Err(EngineError::Plan(PlanError::LongerThanModel { wanted, model })) => {
                 Err(too_short(wanted as usize, model))
             }
-            planned => {
-                let planned = planned?;
-                let rows = planned.plan.decoder.rows_max;
-                if sessions > rows {
-                    let words = "computed at once; lower it, or raise --prefill-chunk and --memory";
-                    return Err(
-                        Usage(format!("--sessions {sessions}: {rows} rows are {words}")).into()
-                    );
-                }
-                Ok(planned)
-            }
+            planned => Ok(planned?),
         }
     }
 }

@@ -14,7 +14,7 @@ use fm_model::runner::{Batch, Row, RowInput, SessionId, Wants};
 use fm_text::SpecialTokens;
 
 use crate::{
-    cmd::{model_arg, model_path, switch, valued},
+    cmd::{model_arg, model_path, run::warn, switch, valued},
     console::{self, Interrupt, Unit},
     flags::{self, Usage},
     input, places, results,
@@ -67,6 +67,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let read = &[matches.get_one("prompt-file")];
     let out = results::file(matches, "out", (Some(&model), read))?.expect("clap requires it");
     let mut engine = Engine::open(&model, &options, Load::default(), &places::places())?;
+    warn(&engine);
     let mut tokens = tokens(&engine, matches)?;
     if let Some(most) = matches.get_one::<usize>("tokens") {
         tokens.truncate(*most);

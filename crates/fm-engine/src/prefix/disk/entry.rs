@@ -5,7 +5,7 @@
 //!          | token u32 … | mark: position u32, place … | span: first u32, blocks u32, place …
 //!          | name, UTF-8 | XXH3-64
 //! place:   segment u64, offset u64
-//! segment: magic | fingerprint u128 | pieces, as `Runner::save_part` writes them
+//! segment: magic | fingerprint u128 | its own name u64 | pieces, as `Runner::save_part` writes them
 //! ```
 //! All numbers are little-endian. The next turn of a conversation has a segment of its own with what is
 //! new, and shares those before: nothing is written twice.
@@ -14,10 +14,10 @@ use fm_model::runner::{Piece, PieceBytes};
 use xxhash_rust::xxh3::xxh3_64;
 
 const ENTRY_MAGIC: [u8; 8] = *b"fm-pre\x00\x01";
-const SEGMENT_MAGIC: [u8; 8] = *b"fm-seg\x00\x01";
+const SEGMENT_MAGIC: [u8; 8] = *b"fm-seg\x00\x02";
 
 /// What stands before the pieces of a segment.
-pub(super) const SEGMENT_HEAD: usize = 24;
+pub(super) const SEGMENT_HEAD: usize = 32;
 
 /// Marks and spans of an entry, and bytes of its name: bounds for what a damaged one can ask for.
 const PARTS_MAX: usize = 1 << 16;
@@ -50,11 +50,12 @@ pub(super) struct Entry {
     pub(super) name: Option<String>,
 }
 
-/// The head of a segment.
-pub(super) fn segment_head(fingerprint: u128) -> [u8; SEGMENT_HEAD] {
+/// The head of a segment. It has the name, too: files that have changed places hold other conversations.
+pub(super) fn segment_head(fingerprint: u128, segment: u64) -> [u8; SEGMENT_HEAD] {
     let mut head = [0; SEGMENT_HEAD];
     head[..8].copy_from_slice(&SEGMENT_MAGIC);
-    head[8..].copy_from_slice(&fingerprint.to_le_bytes());
+    head[8..24].copy_from_slice(&fingerprint.to_le_bytes());
+    head[24..].copy_from_slice(&segment.to_le_bytes());
     head
 }
 

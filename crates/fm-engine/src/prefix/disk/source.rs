@@ -103,7 +103,7 @@ impl Source {
         let mut file = BufReader::with_capacity(READ_BYTES, file);
         let mut head = [0; SEGMENT_HEAD];
         file.read_exact(&mut head)?;
-        if head != segment_head(self.fingerprint) {
+        if head != segment_head(self.fingerprint, place.segment) {
             return Err(Damage::Foreign);
         }
         file.seek(SeekFrom::Start(place.offset))?;

@@ -201,7 +201,7 @@ impl Disk {
         if !spill.has_begun && !spill.pieces.is_empty() {
             spill.has_begun = true;
             writer.order(Order::Begin(segment_path(&self.dir, spill.segment)));
-            buffer.extend(segment_head(self.fingerprint));
+            buffer.extend(segment_head(self.fingerprint, spill.segment));
         }
         while buffer.len() < BUFFER_BYTES
             && let Some(&piece) = spill.pieces.last()

@@ -15,11 +15,12 @@ use serde_json::{Value, json};
 
 use super::{Form, repeated::Repeated};
 use crate::{
-    answer::{CallPiece, Piece, Requested, TokenOdds},
+    answer::{CallPiece, Piece, TokenOdds},
     openai::{error, odds::Entries},
     problem::Problem,
     serve,
     stream::{Encode, Out},
+    tally::Requested,
 };
 
 /// See the module.

@@ -1,11 +1,6 @@
 //! Whatever a grammar is, it takes no more memory than is planned for grammars.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use fm_engine::{
     Engine, Load, Places,
@@ -16,17 +11,13 @@ use fm_engine::{
     sampler::Sampling,
 };
 use fm_testkit::{
-    counting_alloc::{CountingAlloc, live_bytes, peak_bytes, reset_peak},
+    counting_alloc::{live_bytes, peak_bytes, reset_peak},
     golden::demo_dir,
 };
 use fm_text::{ThinkingState, Tokenizer};
 use serde_json::{Value, json};
 
-#[global_allocator]
-static ALLOCATOR: CountingAlloc = CountingAlloc;
-
-/// One test at a time: they share the allocator.
-static ALONE: Mutex<()> = Mutex::new(());
+use crate::alone;
 
 fn grammars(room: Room) -> Arc<Grammars> {
     let tokenizer = Tokenizer::open(&demo_dir(), None).unwrap();
@@ -111,7 +102,7 @@ fn hostile() -> Vec<(&'static str, Grammar)> {
 
 #[test]
 fn no_grammar_takes_more_to_compile_than_there_is_for_all() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     for shared in [16_000_000, Room::default().shared] {
         let room = Room { shared, ..Room::default() };
         let grammars = grammars(room);
@@ -146,7 +137,7 @@ fn tools(count: usize) -> String {
 
 #[test]
 fn what_people_write_is_taken_within_what_it_was_said_to_take() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let grammars = grammars(Room::default());
     let large: serde_json::Map<String, Value> = (0..150)
         .map(|at| {
@@ -176,7 +167,7 @@ fn what_people_write_is_taken_within_what_it_was_said_to_take() {
 
 #[test]
 fn a_text_holds_no_more_than_its_allowance() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let options = EngineOptions {
         memory: Some(300_000_000),
         context: Some(1024),
@@ -217,7 +208,7 @@ fn a_text_holds_no_more_than_its_allowance() {
 
 #[test]
 fn many_grammars_that_wait_take_no_more_than_there_is_for_all() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let room = Room { shared: 16_000_000, ..Room::default() };
     let grammars = grammars(room);
     let before = live_bytes();

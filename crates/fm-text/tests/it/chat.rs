@@ -1,8 +1,5 @@
 //! Chat templates: the demonstration model's, and small ones for every way to find one.
 
-// A test fails by panicking, in its helpers too.
-#![allow(clippy::unwrap_used)]
-
 use std::{
     collections::HashMap,
     fs,
@@ -269,6 +266,19 @@ fn a_template_cannot_run_for_ever() {
          {% endfor %}{% endfor %}{% endfor %}",
     );
     assert!(matches!(render(&endless), Err(TextError::Render { .. })));
+}
+
+/// Each operator is a level of a tree that is walked by recursion; a stack that overflows ends the program.
+#[test]
+fn long_chains_of_operators_overflow_no_stack() {
+    for operator in ["+1", ".a", "|list", " if b else c", "[0]", "~1", " and b", " not in b"] {
+        let chain = operator.repeat((256 << 10) / operator.len() - 8);
+        let _ = opened(Some(&format!("{{{{ 1{chain} }}}}")), &json!({}));
+    }
+    let long = "x".repeat((256 << 10) + 1);
+    let refused = opened(Some(&long), &json!({})).unwrap_err();
+    assert!(matches!(refused, TextError::TemplateSyntax { .. }), "{refused}");
+    assert!(opened(Some(&long[1..]), &json!({})).is_ok());
 }
 
 #[test]

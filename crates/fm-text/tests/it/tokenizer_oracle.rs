@@ -4,18 +4,13 @@
 //! tokenizers have: other split patterns, other added tokens, vocabularies with tokens that no
 //! merge reaches, the Llama lineage.
 
-// A test fails by panicking, in its helpers too.
-#![allow(clippy::unwrap_used)]
-
-mod oracle;
-
 use std::{env, fs, path::PathBuf};
 
 use fm_text::{SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
-use self::oracle::{
-    Pair, demo_json,
+use crate::oracle::{
+    self, Pair, demo_json,
     families::{CL100K, DEEPSEEK_V3, O200K, QWEN2},
     library::{self, Way},
     lines,

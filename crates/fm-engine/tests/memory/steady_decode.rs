@@ -1,5 +1,4 @@
 //! A steady step allocates nothing: scratch is planned, guards are pooled, batches are reused.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::{ops::ControlFlow, path::Path};
 
@@ -13,12 +12,11 @@ use fm_engine::{
 };
 use fm_model::runner::{Batch, Row, RowInput, Wants};
 use fm_testkit::{
-    counting_alloc::{CountingAlloc, global_allocations},
+    counting_alloc::global_allocations,
     golden::{demo_dir, golden_dir},
 };
 
-#[global_allocator]
-static ALLOCATOR: CountingAlloc = CountingAlloc;
+use crate::alone;
 
 fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>, sessions: u32) -> u64 {
     let options = EngineOptions {
@@ -105,6 +103,7 @@ fn allocations_of_forty_tokens() -> u64 {
 
 #[test]
 fn a_steady_step_allocates_nothing() {
+    let _alone = alone();
     assert_eq!(allocations_of_forty_tokens(), 0, "a text");
     let latent = golden_dir("deepseek_v3").join("mlx-4bit");
     for (dir, few) in [(demo_dir(), 40), (latent, 5)] {

@@ -1,8 +1,5 @@
 //! Calls in every dialect: what a text comes to, in whatever pieces it arrives.
 
-// A test fails by panicking, in its helpers too.
-#![allow(clippy::unwrap_used)]
-
 use std::{env, fmt::Write, fs, path::PathBuf, sync::Arc};
 
 use fm_text::{

@@ -1,6 +1,5 @@
 //! What it takes to write prompts to disk while others are answered: a step allocates nothing for it, and
 //! nothing piles up.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::{
     ops::ControlFlow,
@@ -14,14 +13,9 @@ use fm_engine::{
     options::EngineOptions,
     schedule::{DiskOptions, Driven, Job, ScheduleOptions, Scheduler, Update},
 };
-use fm_testkit::{
-    counting_alloc::{CountingAlloc, thread_allocations},
-    golden::golden_dir,
-    noise::Noise,
-};
+use fm_testkit::{counting_alloc::thread_allocations, golden::golden_dir, noise::Noise};
 
-#[global_allocator]
-static ALLOCATOR: CountingAlloc = CountingAlloc;
+use crate::alone;
 
 /// Tokens of the text that is kept, and of the one that is written meanwhile.
 const KEPT: usize = 7900;
@@ -102,6 +96,7 @@ fn written(scheduler: &Scheduler, seen: &Arc<Mutex<Vec<Seen>>>) -> (Job, mpsc::R
 
 #[test]
 fn a_step_allocates_nothing_for_what_is_written_to_disk() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let scheduler = start(dir.path());
     let seen = Arc::new(Mutex::new(Vec::with_capacity(WRITTEN)));

@@ -1,5 +1,4 @@
 //! Grammars come and go, and leave nothing behind.
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::{ops::ControlFlow, sync::Arc, thread};
 
@@ -11,15 +10,11 @@ use fm_engine::{
     options::EngineOptions,
     sampler::Sampling,
 };
-use fm_testkit::{
-    counting_alloc::{CountingAlloc, live_bytes},
-    golden::demo_dir,
-};
+use fm_testkit::{counting_alloc::live_bytes, golden::demo_dir};
 use fm_text::ThinkingState;
 use serde_json::json;
 
-#[global_allocator]
-static ALLOCATOR: CountingAlloc = CountingAlloc;
+use crate::alone;
 
 /// Writes a few tokens under a schema of its own.
 fn write(engine: &mut Engine, grammars: &Arc<Grammars>, seed: u64) {
@@ -47,6 +42,7 @@ fn write(engine: &mut Engine, grammars: &Arc<Grammars>, seed: u64) {
 
 #[test]
 fn three_hundred_schemas_take_no_more_memory_than_a_hundred() {
+    let _alone = alone();
     let options = EngineOptions {
         memory: Some(300_000_000),
         context: Some(256),

@@ -37,7 +37,7 @@ impl Way {
 }
 
 fn here(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/oracle").join(name)
 }
 
 /// The library's answer, if there is one to ask.

@@ -4,9 +4,6 @@
 //! template made of them. `FLASH_MOE_CHAT_TEMPLATES` names the folder with the templates of other
 //! people; without it only the goldens' own template is checked.
 
-// A test fails by panicking, in its helpers too.
-#![allow(clippy::unwrap_used)]
-
 use std::{
     env, fs,
     path::{Path, PathBuf},
