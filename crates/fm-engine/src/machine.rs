@@ -15,6 +15,7 @@ use std::{
 #[cfg(target_os = "linux")]
 mod system {
     /// The page cache counts as used here: what programs have left may be more.
+    #[expect(clippy::unnecessary_wraps, reason = "other systems may not tell")]
     pub(super) fn memory() -> Option<(u64, u64)> {
         let system = rustix::system::sysinfo();
         let bytes = |units| units * u64::from(system.mem_unit);
