@@ -253,6 +253,17 @@ mod tests {
     }
 
     #[test]
+    fn what_somebody_else_writes_meanwhile_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = dir.path().join("a.partial");
+        fs::write(&theirs, "theirs").unwrap();
+        let mut files = NewFiles::begin(dir.path()).unwrap();
+        assert!(files.add("a", |_| Ok(())).is_err());
+        drop(files);
+        assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
+    }
+
+    #[test]
     fn an_expert_has_the_bytes_of_a_published_one() {
         // Sizes of the files that flash-moe's first version packs from the published models.
         for (name, bits, bytes) in [

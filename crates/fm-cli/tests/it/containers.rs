@@ -201,6 +201,30 @@ fn an_edited_configuration_is_named_after_recording() {
     assert!(logits().status.success(), "the edit is meant");
 }
 
+#[test]
+fn checksums_of_other_files_are_no_secret() {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("model");
+    fs::create_dir(&model).unwrap();
+    fm_testkit::golden::copy_files(&fm_testkit::golden::demo_dir(), &model);
+    let run = |args: &[&str]| {
+        let output = program(home.path()).args(args).args(["--memory", "300MB"]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let model = model.to_str().unwrap();
+    let answer = ["run", model, "--prompt-tokens", "5,6", "--max-tokens", "2"];
+    let recorded = program(home.path()).args(["verify", model, "--record"]).output().unwrap();
+    assert!(recorded.status.success(), "{}", stderr(&recorded));
+    let said = run(&answer);
+    assert!(said.contains("recorded checksums") && !said.contains("warning: "), "{said}");
+    let weights = fs::File::options().append(true).open(Path::new(model).join("model.safetensors"));
+    weights.unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+    let said = run(&answer);
+    assert!(said.contains("warning: the checksums that were recorded of this model"), "{said}");
+    assert!(said.contains("lengths only, as the recorded checksums"), "{said}");
+}
+
 /// Slots are padded; files are what people compare.
 #[test]
 fn sizes_are_those_of_the_files() {

@@ -247,6 +247,23 @@ fn a_server_is_planned_before_it_is_started() {
     }
 }
 
+/// What grows without an end, as `/dev/zero` does, ends here.
+#[test]
+fn texts_have_a_longest_length() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = dir.path().join("long.txt");
+    fs::File::create(&long).unwrap().set_len((64 << 20) + 1).unwrap();
+    let long = long.to_str().unwrap();
+    for args in [
+        &["run", "models/demo", "--prompt-file", long] as &[&str],
+        &["run", "models/demo", "--prompt", "x", "--json-schema", long],
+        &["eval", "models/demo", "--text", long],
+    ] {
+        let refused = stderr(&flash_moe(args));
+        assert!(refused.contains("is longer than 67.11 MB: give a part of it"), "{refused}");
+    }
+}
+
 #[test]
 fn a_step_has_a_row_for_every_session() {
     let rows = ["--sessions", "9", "--prefill-chunk", "8"];

@@ -15,7 +15,7 @@ use fm_testkit::golden::workspace_dir;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{flash_moe, stderr};
+use crate::{flash_moe, program, stderr};
 
 /// A server that is told to end when its test does.
 struct Serving {
@@ -154,6 +154,19 @@ fn a_taken_port_and_an_open_door_are_refused_before_the_model_is_read() {
         let unheard = flash_moe(&["serve", "models/nothing", "--port", "0", "--api-key", key]);
         assert_eq!(unheard.status.code(), Some(2), "{key:?} is one that no client can send");
     }
+}
+
+/// It is a key that was meant, and no reason to let everybody in.
+#[cfg(unix)]
+#[test]
+fn a_key_that_is_no_text_is_refused() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    let home = tempfile::tempdir().unwrap();
+    let mut serve = program(home.path());
+    serve.args(["serve", "models/nothing", "--port", "0"]);
+    serve.env("FLASH_MOE_API_KEY", OsStr::from_bytes(b"secret\xff"));
+    let refused = serve.output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn segments_that_have_changed_places_are_found_out() {
     let is_segment = |file: &PathBuf| file.extension().unwrap() == "segment";
     let segments: Vec<PathBuf> = shelf.files().into_iter().filter(is_segment).collect();
     let [a, b] = [0, 1].map(|at| fs::read(&segments[at]).unwrap());
-    [(0, b), (1, a)].map(|(at, bytes)| fs::write(&segments[at], bytes).unwrap());
+    [(0, b), (1, a)].iter().for_each(|(at, bytes)| fs::write(&segments[*at], bytes).unwrap());
     let scheduler = shelf.start(&dir);
     for text in texts {
         let asked = request([text, tokens(3, 9)].concat());
