@@ -124,16 +124,16 @@ const LINES_MAX: usize = 1024;
 const LINES_END: Duration = Duration::from_secs(1);
 
 impl Lines {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new() -> io::Result<Self> {
         let (to, lines) = mpsc::sync_channel::<Option<String>>(LINES_MAX);
         let (end, ended) = mpsc::channel();
-        thread::spawn(move || {
+        thread::Builder::new().spawn(move || {
             let _end: Sender<()> = end;
             while let Ok(Some(line)) = lines.recv() {
                 let _ = writeln!(io::stderr(), "{line}");
             }
-        });
-        Self { to, ended }
+        })?;
+        Ok(Self { to, ended })
     }
 
     /// What says a line.

@@ -268,6 +268,9 @@ impl EngineError {
                 "start again, when whoever writes into the model has ended"
             }
             Self::Spoiled(_) | Self::Store(StoreError::Corrupt { .. }) => MEND,
+            Self::Store(StoreError::Threads { .. }) => {
+                "raise the limit on threads (`ulimit -u`, or that of the container or service)"
+            }
             Self::Store(_) => "check the disk; `flash-moe verify` re-reads the whole model",
             Self::Eval(error) => return error.hint(),
             Self::Numerics(_) => "leave --device out: it follows from --numerics",

@@ -113,21 +113,9 @@ impl Model {
     ) -> Result<(String, Prompt), Problem> {
         let template = self.template.as_ref().ok_or(Problem::NoTemplate)?;
         let tools = std::mem::take(&mut conversation.tools);
-        let dialect = check(template, &tools)?;
+        let dialect = tools.dialect(template)?;
         let messages = &mut conversation.messages;
-        // To a template, a message of nothing is a turn of its own.
-        messages.retain(|message| message.role != "system" || !message.says_nothing());
-        let has_system = messages.iter().any(|message| message.role == "system");
-        if let (Some(system), false) = (&self.system, has_system) {
-            messages.insert(0, Message::new("system", system.as_str()));
-        }
-        if late_system::are_in(messages) && !template.keeps_system_in_place() {
-            late_system::tell(messages);
-        }
-        turns::join_refused(messages, template);
-        let written = self.written(messages, kept);
-        place_results(messages);
-        messages.iter_mut().for_each(|message| message.guard(&self.tokenizer));
+        let written = self.prepare(messages, template, kept);
         let mut list = tools.list.clone();
         let values = conversation.variables.values_mut().chain(&mut list);
         values.for_each(|value| self.tokenizer.guard_value(value));
@@ -159,7 +147,7 @@ impl Model {
             _ if list.is_empty() => {}
             choice => {
                 prompt.answer.calls = Some(Arc::new(Definitions::new(&tools.list)));
-                prompt.opening = opening(choice, dialect);
+                prompt.opening = choice.opening(dialect);
             }
         }
         // Who was told not to think shall not begin to.
@@ -176,6 +164,30 @@ impl Model {
         }
         rendered.push_str(&prompt.opening);
         Ok((rendered, prompt))
+    }
+
+    /// Makes messages such that the template takes them and they spell no control token. Gives the arguments of their
+    /// calls as the model wrote them.
+    fn prepare(
+        &self,
+        messages: &mut Vec<Message>,
+        template: &ChatTemplate,
+        kept: &Kept,
+    ) -> HashMap<String, String> {
+        // To a template, a message of nothing is a turn of its own.
+        messages.retain(|message| message.role != "system" || !message.says_nothing());
+        let has_system = messages.iter().any(|message| message.role == "system");
+        if let (Some(system), false) = (&self.system, has_system) {
+            messages.insert(0, Message::new("system", system.as_str()));
+        }
+        if late_system::are_in(messages) && !template.keeps_system_in_place() {
+            late_system::tell(messages);
+        }
+        turns::join_refused(messages, template);
+        let written = self.written(messages, kept);
+        place_results(messages);
+        messages.iter_mut().for_each(|message| message.guard(&self.tokenizer));
+        written
     }
 
     /// Arguments of calls as the model wrote them, by the ids of those that are still known. What they
@@ -230,26 +242,6 @@ fn unthinking(channels: &Channels, calls: bool, (rendered, opening): (&mut Strin
     } else {
         channels.answer.clone_into(opening);
     }
-}
-
-/// Whether the model can be told of tools, and how it writes calls.
-fn check(template: &ChatTemplate, tools: &Tools) -> Result<Option<&'static Dialect>, Problem> {
-    let dialect = template.dialect();
-    match tools.list.is_empty() {
-        false if !template.takes_tools() => Err(Problem::NoTools),
-        false if dialect.is_none() && tools.choice != Choice::None => Err(Problem::NoDialect),
-        _ => Ok(dialect),
-    }
-}
-
-/// What the answer begins with if it shall be a call.
-pub(crate) fn opening(choice: &Choice, dialect: Option<&'static Dialect>) -> String {
-    let name = match choice {
-        Choice::Auto | Choice::None => return String::new(),
-        Choice::Required => None,
-        Choice::Named(name) => Some(name.as_str()),
-    };
-    dialect.map_or_else(String::new, |dialect| dialect.opening(name))
 }
 
 #[cfg(test)]

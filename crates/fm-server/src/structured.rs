@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::{
     ask::Manner,
     fields::{Fields, plain},
-    model::{Conversation, Model, opening},
+    model::{Conversation, Model},
     problem::{Problem, Wrong},
     tools::{Choice, Tools},
 };
@@ -143,7 +143,7 @@ pub(crate) fn with_tools(
         let calls = Calls { functions: &functions, json: json_rule, thoughts };
         match &answer {
             Some(answer) => dialect.calls_or(calls, answer),
-            None if forced => dialect.calls_alone(calls, &opening(&tools.choice, Some(dialect))),
+            None if forced => dialect.calls_alone(calls, &tools.choice.opening(Some(dialect))),
             None => Some(dialect.calls_in_text(calls)),
         }
     };

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use fm_engine::grammar::{DEPTH_MAX, depth};
 use fm_text::{
-    Message,
+    ChatTemplate, Dialect, Message,
     tools::{Callable, valid_name},
 };
 
@@ -86,6 +86,16 @@ impl Choice {
         }
     }
 
+    /// What the answer begins with if it shall be a call.
+    pub(crate) fn opening(&self, dialect: Option<&'static Dialect>) -> String {
+        let name = match self {
+            Self::Auto | Self::None => return String::new(),
+            Self::Required => None,
+            Self::Named(name) => Some(name.as_str()),
+        };
+        dialect.map_or_else(String::new, |dialect| dialect.opening(name))
+    }
+
     /// Whether the answer begins with a call.
     pub(crate) fn is_forced(&self) -> bool {
         matches!(self, Self::Required | Self::Named(_))
@@ -93,6 +103,19 @@ impl Choice {
 }
 
 impl Tools {
+    /// How the model writes its calls, if it can be told of these tools.
+    pub(crate) fn dialect(
+        &self,
+        template: &ChatTemplate,
+    ) -> Result<Option<&'static Dialect>, Problem> {
+        let dialect = template.dialect();
+        match self.list.is_empty() {
+            false if !template.takes_tools() => Err(Problem::NoTools),
+            false if dialect.is_none() && self.choice != Choice::None => Err(Problem::NoDialect),
+            _ => Ok(dialect),
+        }
+    }
+
     /// Takes `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's interface.
     pub(crate) fn take_openai(fields: &mut Fields) -> Result<Self, Problem> {
         let (list, strict) = each(fields, |tool, field| {

@@ -14,6 +14,7 @@ pub mod detokenizer;
 pub mod error;
 mod files;
 mod held;
+mod meanwhile;
 pub mod stop;
 pub mod thinking;
 pub mod tokenizer;

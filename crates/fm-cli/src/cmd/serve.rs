@@ -209,7 +209,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         marks_turns: !engine.runner.forks_anywhere(),
     };
     let beginnings = prefixes::beginnings(matches, &model)?;
-    let lines = Lines::new();
+    let lines = Lines::new().context(NO_THREAD)?;
     let disk = prefixes.map(|dir| prefixes::disk(matches, dir, fingerprint, lines.teller()));
     let driven = Driven { runner: engine.runner, tokenizer: Some(tokenizer), stats, disk };
     let scheduler = prefixes::start(matches, driven, schedule)?;
@@ -235,6 +235,9 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     serve(server, scheduler, service, (&greeting, lines))
 }
 
+/// What the system refused.
+const NO_THREAD: &str = "starting a thread";
+
 /// Greets, and serves until it is told to end.
 fn serve(
     server: Server,
@@ -251,11 +254,12 @@ fn serve(
     console::say!("{greeting}");
     // A server without an engine would refuse everybody for ever.
     let stopper = server.stopper();
-    let engine_end = thread::spawn(move || {
+    let engine_end = thread::Builder::new().spawn(move || {
         let end = scheduler.wait();
         stopper.stop();
         end
     });
+    let engine_end = engine_end.context(NO_THREAD)?;
     server.run(service)?;
     let end = engine_end.join().expect("it only waits");
     lines.end();

@@ -14,7 +14,7 @@
 //!   [`AddedMatcher`](super::added::AddedMatcher) instead and never reach it;
 //! * it pads and truncates if the file says so, which `transformers` never does by itself.
 
-use std::{collections::HashMap, panic::resume_unwind, path::Path, thread};
+use std::{collections::HashMap, path::Path, thread};
 
 use kitoken::{
     Definition, Fallback, Model, Normalization, Processing, Regex, SpecialTokenKind, Split,
@@ -27,7 +27,7 @@ use super::{
     added::AddedToken, beside::Beside, decoder::Start, exact, frame::Frame, reach::Reached,
     token_table::TokenTable,
 };
-use crate::error::TextError;
+use crate::{error::TextError, meanwhile::meanwhile};
 
 /// Everything a tokenizer is made of; what the cache file stores.
 #[derive(Debug)]
@@ -101,9 +101,8 @@ impl Parts {
         let unsupported =
             |feature| TextError::UnsupportedTokenizer { path: path.to_owned(), feature };
         let (definition, json) = thread::scope(|scope| {
-            let parsed = scope.spawn(|| serde_json::from_slice::<TokenizerJson>(json));
-            let definition = Definition::from_tokenizers_slice(json);
-            (definition, parsed.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            let parsed = meanwhile(scope, || serde_json::from_slice::<TokenizerJson>(json));
+            (Definition::from_tokenizers_slice(json), parsed())
         });
         let mut definition =
             definition.map_err(|source| TextError::Convert { path: path.to_owned(), source })?;

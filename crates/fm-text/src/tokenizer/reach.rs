@@ -10,13 +10,13 @@
 use std::{
     collections::{HashMap, HashSet},
     num::NonZero,
-    panic::resume_unwind,
     thread,
 };
 
 use kitoken::{Token, Vocab};
 
 use super::file::{BpeJson, byte_bytes, byte_of};
+use crate::meanwhile::meanwhile;
 
 /// A vocabulary in merging order.
 pub(super) struct Reached {
@@ -48,12 +48,9 @@ impl Reached {
         // Each token is merged by itself, which is most of the work.
         let parts: Vec<Ranked> = thread::scope(|scope| {
             let merges = &merges;
-            let spawn = |tokens| scope.spawn(move || Ranked::of(tokens, model, merges, chars));
-            let workers: Vec<_> = tokens.chunks(share).map(spawn).collect();
-            let join = |worker: thread::ScopedJoinHandle<'_, Ranked>| {
-                worker.join().unwrap_or_else(|panic| resume_unwind(panic))
-            };
-            workers.into_iter().map(join).collect()
+            let rank = |tokens| meanwhile(scope, move || Ranked::of(tokens, model, merges, chars));
+            let ranked: Vec<_> = tokens.chunks(share).map(rank).collect();
+            ranked.into_iter().map(|ranked| ranked()).collect()
         });
         let mut ranked = Vec::with_capacity(tokens.len());
         let mut whole_pieces = Vec::new();
