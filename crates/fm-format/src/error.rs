@@ -43,8 +43,8 @@ pub enum FormatError {
         path: PathBuf,
     },
 
-    /// A file that is no model by itself.
-    #[error("{} is a file, and no GGUF file", path.display())]
+    /// A file, or a pipe or device, that is no model by itself.
+    #[error("{} is neither a directory nor a GGUF file", path.display())]
     PlainFile {
         /// The file.
         path: PathBuf,

@@ -83,14 +83,13 @@ impl Checkpoint {
             {
                 Err(FormatError::NotThere { path: path.into() })
             }
-            Ok(found) if found.is_file() => {
-                if gguf::is_gguf(path) || gguf::has_magic(path) {
-                    gguf::open(path)
-                } else {
-                    Err(FormatError::PlainFile { path: path.into() })
-                }
+            Err(source) => Err(FormatError::Io { path: path.into(), source }),
+            Ok(found) if found.is_dir() => Self::open_dir(path, open_container),
+            Ok(found) if found.is_file() && (gguf::is_gguf(path) || gguf::has_magic(path)) => {
+                gguf::open(path)
             }
-            _ => Self::open_dir(path, open_container),
+            // Nor a pipe, which would be waited for.
+            Ok(_) => Err(FormatError::PlainFile { path: path.into() }),
         }
     }
 

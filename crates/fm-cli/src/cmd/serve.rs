@@ -5,7 +5,7 @@ mod prefixes;
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::Duration,
@@ -32,7 +32,7 @@ use super::{model_arg, model_path, run::warn, switch, valued};
 use crate::{
     console::{self, Interrupt, Lines},
     flags::{self, Usage},
-    places,
+    hub, places,
 };
 
 /// Sessions that are planned for if nobody says how many, the first that leaves each enough room.
@@ -188,7 +188,8 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         stall_max: *matches.get_one("stall-max").expect("it has a default"),
     };
     let named = matches.get_one::<String>("served-name").cloned();
-    let name = named.unwrap_or_else(|| name_of(&path));
+    let given: &PathBuf = matches.get_one("model").expect("clap requires it");
+    let name = named.unwrap_or_else(|| name_of(given, &path));
     let greeting = greeting(&engine, &name, (address, door.key.is_some()), schedule);
     let fingerprint = engine.state_fingerprint(places::program().as_deref());
     let (stats, gauges) = (engine.stats_handle(), Gauges::of(&engine, limits, &places));
@@ -336,8 +337,11 @@ pub(super) fn planned(
     roomy.map_or_else(|| plan_for(fewest), Ok)
 }
 
-/// The last part of a path, which is what people call a model.
-fn name_of(path: &Path) -> String {
+/// What people call a model: its name at the hub, or the last part of its path.
+fn name_of(given: &Path, path: &Path) -> String {
+    if hub::name_of(given).is_some() {
+        return given.display().to_string();
+    }
     let name = path.file_stem().filter(|_| path.extension().is_some_and(|ending| ending == "gguf"));
     let name = name.or_else(|| path.file_name()).unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
@@ -397,4 +401,21 @@ fn greeting(
         Bytes(plan.total()),
         Bytes(plan.budget),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_of_the_hub_is_called_as_it_is_there() {
+        let snapshot = "/cache/models--org--name/snapshots/0123456789abcdef";
+        for (given, path, name) in [
+            ("org/name", snapshot, "org/name"),
+            ("/models/Pebble-Q4_K.gguf", "/models/Pebble-Q4_K.gguf", "Pebble-Q4_K"),
+            ("/models/pebble", "/models/pebble", "pebble"),
+        ] {
+            assert_eq!(name_of(Path::new(given), Path::new(path)), name);
+        }
+    }
 }
