@@ -57,7 +57,7 @@ fn refusal(args: &[&str]) -> String {
 fn a_file_that_is_no_model_says_what_to_give() {
     for file in ["models/demo/model.safetensors", "models/demo/config.json", "README.md"] {
         let said = refusal(&["run", file, "--prompt", "x"]);
-        assert!(said.contains(&format!("error: {file} is a file")), "{said}");
+        assert!(said.contains(&format!("error: {file} is neither a directory")), "{said}");
         assert!(said.contains("hint: give the directory"), "{said}");
         assert!(refusal(&["verify", file]).contains("hint: give the directory"));
     }
