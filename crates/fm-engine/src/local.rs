@@ -59,8 +59,9 @@ impl Local {
         let handles = Handles::of(&store);
         let foresight = Foresight::new(LookAhead::Off, catalog.layers.len());
         let grouped = RowsByExpert::default();
+        let read_once = store.plan().holds_everything();
         Self {
-            same_files: SameFiles::of(&catalog, Instant::now()),
+            same_files: SameFiles::of(&catalog, read_once, Instant::now()),
             catalog,
             store,
             grouped,

@@ -1,9 +1,10 @@
 //! What a run used, kept for the next run of the same model: `docs/experiments/0032-warm-start.md`.
 
 use std::{
-    fs, io,
+    fs,
+    hash::{BuildHasher, RandomState},
+    io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -72,10 +73,9 @@ impl HeatFile {
 
     /// Replaces it as a whole. Two runs that end at once leave what one of them used.
     pub(crate) fn write(&self, heat: &Heat) -> io::Result<()> {
-        // Engines of one process write files of their own, too.
-        static WRITTEN: AtomicU64 = AtomicU64::new(0);
-        let (process, written) = (std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
-        let temporary = self.path.with_extension(format!("{process}.{written}.new"));
+        // A name of its own: other engines write too, in this process as well.
+        let name = RandomState::new().hash_one(0);
+        let temporary = self.path.with_extension(format!("{name:016x}.new"));
         fs::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
         let written = fs::write(&temporary, heat.to_bytes(self.model))
             .and_then(|()| fs::rename(&temporary, &self.path));

@@ -30,7 +30,7 @@ use crate::{error::TextError, files, tools::Dialect, vocabulary::Vocabulary};
 /// hundred for each message.
 const FUEL: u64 = 20_000_000;
 
-/// The longest template; published ones have up to 20 KB.
+/// The longest template, many times as long as those that we met.
 const BYTES_MAX: usize = 256 << 10;
 
 /// A chain of operators (`1+1+1…`) is parsed, compiled and dropped by recursion, a level for each, which the parser's own

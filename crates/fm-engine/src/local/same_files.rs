@@ -20,6 +20,8 @@ type Stamp = (u64, Option<SystemTime>);
 #[derive(Debug)]
 pub(super) struct SameFiles {
     files: Vec<(PathBuf, File, Stamp)>,
+    /// Whether every expert is read once: then what is in memory is good, whatever becomes of the files.
+    read_once: bool,
     due: Instant,
     /// Records that had been read when it was looked last.
     read: u64,
@@ -28,21 +30,21 @@ pub(super) struct SameFiles {
 
 impl SameFiles {
     /// The files of a catalog. Those that cannot be opened are whoever's who reads them.
-    pub(super) fn of(catalog: &Catalog, now: Instant) -> Self {
+    pub(super) fn of(catalog: &Catalog, read_once: bool, now: Instant) -> Self {
         let files = catalog.files.iter().filter_map(|path| {
             let file = File::open(path).ok()?;
             let stamp = stamp(&file.metadata().ok()?);
             Some((path.clone(), file, stamp))
         });
-        Self { files: files.collect(), due: now + INTERVAL, read: 0, changed: None }
+        Self { files: files.collect(), read_once, due: now + INTERVAL, read: 0, changed: None }
     }
 
-    /// Looks if it is time to and records have been read since, of which there are `read` now.
+    /// Looks if it is time to. `read` records have been read by now.
     ///
     /// # Errors
     /// If a file has changed, from then on.
     pub(super) fn look(&mut self, now: Instant, read: u64) -> Result<(), StoreError> {
-        if now >= self.due && read > self.read {
+        if now >= self.due && (read > self.read || !self.read_once) {
             (self.due, self.read) = (now + INTERVAL, read);
             let other = |file: &File, as_opened: &Stamp| {
                 file.metadata().is_ok_and(|found| stamp(&found) != *as_opened)
@@ -67,13 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_was_written_into_is_told_once_something_was_read() {
+    fn a_file_that_was_written_into_is_told_where_something_may_be_read_of_it() {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["a", "b"].map(|name| dir.path().join(name));
         paths.iter().for_each(|path| fs::write(path, "as it was").unwrap());
         let catalog = Catalog { files: paths.to_vec(), layers: Vec::new() };
         let began = Instant::now();
-        let mut same = SameFiles::of(&catalog, began);
+        let same = |read_once| SameFiles::of(&catalog, read_once, began);
+        let (mut same, mut again_and_again) = (same(true), same(false));
         let later = |looks: u32| began + looks * INTERVAL;
         assert!(same.look(later(1), 1).is_ok());
         // Another file under the name is no change of the one that is open.
@@ -82,6 +85,8 @@ mod tests {
         assert!(same.look(later(2), 2).is_ok());
         fs::write(&paths[1], "as it is").unwrap();
         assert!(same.look(later(3), 2).is_ok(), "nothing was read");
+        assert!(again_and_again.look(later(0), 2).is_ok(), "not yet");
+        assert!(again_and_again.look(later(3), 0).is_err());
         for looks in [3, 4] {
             let changed = same.look(later(looks), 3);
             assert!(matches!(changed, Err(StoreError::Changed { path }) if path == paths[1]));
