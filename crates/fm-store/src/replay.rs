@@ -13,7 +13,7 @@ use std::sync::Arc;
 use fm_format::key::{ExpertIndex, ExpertKey, LayerIndex};
 
 use crate::{
-    StoreError,
+    Stats, StoreError,
     plan::{CHUNK_BYTES, ClassPlan, Plan, StoreOptions},
     policy::{Policy, PolicyKind, PolicyScope, Standing, Turn},
     store::BUSY_READS,
@@ -98,10 +98,10 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Share of requested experts that needed no read.
+    /// As [`Stats::hit_rate`](crate::Stats::hit_rate).
     pub fn hit_rate(&self) -> f64 {
-        let misses = self.cold_misses + self.capacity_misses;
-        self.hits as f64 / (self.hits + misses).max(1) as f64
+        let Self { hits, cold_misses, capacity_misses, .. } = *self;
+        Stats { hits, cold_misses, capacity_misses, ..Stats::default() }.hit_rate()
     }
 
     /// Bytes read per row.

@@ -3,7 +3,7 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use fm_engine::{
-    Engine, Load, Places,
+    Load,
     generate::{FinishReason, Generation, Request},
     grammar::{Constraint, Grammar, GrammarError, Grammars, Room},
     local::read_stats,
@@ -17,7 +17,7 @@ use fm_testkit::{
 use fm_text::{ThinkingState, Tokenizer};
 use serde_json::{Value, json};
 
-use crate::alone;
+use crate::{alone, open};
 
 fn grammars(room: Room) -> Arc<Grammars> {
     let tokenizer = Tokenizer::open(&demo_dir(), None).unwrap();
@@ -168,15 +168,9 @@ fn what_people_write_is_taken_within_what_it_was_said_to_take() {
 #[test]
 fn a_text_holds_no_more_than_its_allowance() {
     let _alone = alone();
-    let options = EngineOptions {
-        memory: Some(300_000_000),
-        context: Some(1024),
-        threads: Some(2),
-        ..EngineOptions::default()
-    };
-    let places = Places { root: "/".into(), cache_dir: None };
+    let options = EngineOptions { context: Some(1024), ..EngineOptions::default() };
     let load = Load { grammars: true, ..Load::default() };
-    let mut engine = Engine::open(&demo_dir(), &options, load, &places).unwrap();
+    let mut engine = open(&demo_dir(), &options, load);
     let room = engine.plan.grammars;
     let tokenizer = engine.tokenizer.as_ref().unwrap();
     let grammars = Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos, room).unwrap();

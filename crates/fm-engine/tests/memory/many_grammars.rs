@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, sync::Arc, thread};
 
 use fm_engine::{
-    Engine, Load, Places,
+    Engine, Load,
     generate::{Generation, Request},
     grammar::{Grammar, Grammars},
     local::read_stats,
@@ -14,7 +14,7 @@ use fm_testkit::{counting_alloc::live_bytes, golden::demo_dir};
 use fm_text::ThinkingState;
 use serde_json::json;
 
-use crate::alone;
+use crate::{alone, open};
 
 /// Writes a few tokens under a schema of its own.
 fn write(engine: &mut Engine, grammars: &Arc<Grammars>, seed: u64) {
@@ -43,15 +43,9 @@ fn write(engine: &mut Engine, grammars: &Arc<Grammars>, seed: u64) {
 #[test]
 fn three_hundred_schemas_take_no_more_memory_than_a_hundred() {
     let _alone = alone();
-    let options = EngineOptions {
-        memory: Some(300_000_000),
-        context: Some(256),
-        threads: Some(2),
-        ..EngineOptions::default()
-    };
-    let places = Places { root: "/".into(), cache_dir: None };
+    let options = EngineOptions { context: Some(256), ..EngineOptions::default() };
     let load = Load { grammars: true, ..Load::default() };
-    let mut engine = Engine::open(&demo_dir(), &options, load, &places).unwrap();
+    let mut engine = open(&demo_dir(), &options, load);
     let tokenizer = engine.tokenizer.as_ref().unwrap();
     let grammars =
         Grammars::build(tokenizer, engine.runner.vocab(), &engine.eos, engine.plan.grammars)

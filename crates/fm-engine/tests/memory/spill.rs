@@ -8,14 +8,14 @@ use std::{
 };
 
 use fm_engine::{
-    Engine, Load, Places,
+    Load,
     generate::{Event, Request},
     options::EngineOptions,
     schedule::{DiskOptions, Driven, Job, ScheduleOptions, Scheduler, Update},
 };
 use fm_testkit::{counting_alloc::thread_allocations, golden::golden_dir, noise::Noise};
 
-use crate::alone;
+use crate::{alone, open};
 
 /// Tokens of the text that is kept, and of the one that is written meanwhile.
 const KEPT: usize = 7900;
@@ -39,11 +39,10 @@ fn start(dir: &std::path::Path) -> Scheduler {
         threads: Some(1),
         ..EngineOptions::default()
     };
-    let places = Places { root: "/".into(), cache_dir: None };
     let load = Load { sessions: 2, logits_rows: 2, prefix_disk: true, ..Load::default() };
     // Marks, which models with recurrent layers need, take memory of their own at each step.
     let model = golden_dir("gpt_oss").join("mlx-4bit");
-    let engine = Engine::open(&model, &options, load, &places).unwrap();
+    let engine = open(&model, &options, load);
     let stats = engine.stats_handle();
     let disk = Some(DiskOptions {
         dir: dir.to_path_buf(),

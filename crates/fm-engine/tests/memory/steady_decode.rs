@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, path::Path};
 
 use fm_engine::{
-    Engine, Load, Places,
+    Load,
     generate::{Event, Generation, Request},
     local::read_stats,
     look_ahead::LookAhead,
@@ -16,22 +16,19 @@ use fm_testkit::{
     golden::{demo_dir, golden_dir},
 };
 
-use crate::alone;
+use crate::{alone, open};
 
 fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>, sessions: u32) -> u64 {
     let options = EngineOptions {
-        memory: Some(300_000_000),
         context: Some(256),
         slots,
         // As now and then all that it can do.
         look_ahead: LookAhead::Auto,
-        threads: Some(2),
         ..EngineOptions::default()
     };
-    let places = Places { root: "/".into(), cache_dir: None };
     let count = sessions as usize;
     let load = Load { sessions: count, logits_rows: count, ..Load::default() };
-    let mut engine = Engine::open(dir, &options, load, &places).unwrap();
+    let mut engine = open(dir, &options, load);
     let sessions: Vec<_> = (0..sessions).map(|_| engine.runner.open(256).unwrap()).collect();
     let mut batch = Batch::default();
     // Routes settle within the first sixty tokens: slots and tickets have been used by then. On a busy
@@ -60,14 +57,8 @@ fn allocations_of_forty_steps(dir: &Path, slots: Option<usize>, sessions: u32) -
 
 /// The same for a text that is written: what grows with it grows now and then, not with every token.
 fn allocations_of_forty_tokens() -> u64 {
-    let options = EngineOptions {
-        memory: Some(300_000_000),
-        context: Some(512),
-        threads: Some(2),
-        ..EngineOptions::default()
-    };
-    let places = Places { root: "/".into(), cache_dir: None };
-    let mut engine = Engine::open(&demo_dir(), &options, Load::default(), &places).unwrap();
+    let options = EngineOptions { context: Some(512), ..EngineOptions::default() };
+    let mut engine = open(&demo_dir(), &options, Load::default());
     let session = engine.runner.open(512).unwrap();
     let stats = engine.stats_handle();
     let read = || read_stats(&stats);
