@@ -3,13 +3,14 @@
 //! Everything is read under a root directory, so that tests bring their own `/proc` and `/sys`; where
 //! there are none, the system itself is asked.
 
+mod cgroup;
+mod short_file;
 #[cfg(not(target_os = "linux"))]
 mod system;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
+
+pub(crate) use self::{cgroup::Cgroup, short_file::ShortFile};
 
 /// Linux says all of it in files, but in a container or a service that sees none but those of its processes.
 #[cfg(target_os = "linux")]
@@ -42,12 +43,10 @@ pub struct MemoryLimits {
     pub cgroup: Option<CgroupLimit>,
 }
 
-/// A cgroup with a limit.
+/// The limit of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupLimit {
-    /// Its directory.
-    pub path: PathBuf,
-    /// Its limit.
+    /// What its processes may use together.
     pub limit: u64,
     /// What is used of it and cannot be reclaimed: everything but page cache.
     pub used: u64,
@@ -74,7 +73,8 @@ impl MemoryLimits {
             Some(total) => (total, field("MemAvailable").unwrap_or(total)),
             None => system::memory().unwrap_or((u64::MAX, u64::MAX)),
         };
-        Self { total, available, cgroup: tightest_cgroup(root) }
+        let limits = Cgroup::of_process(root).into_iter().filter_map(|group| group.limit());
+        Self { total, available, cgroup: limits.min_by_key(CgroupLimit::left) }
     }
 
     /// What this process may use: the less of free memory and what its cgroups leave.
@@ -82,65 +82,6 @@ impl MemoryLimits {
         let left = self.cgroup.as_ref().map_or(u64::MAX, CgroupLimit::left);
         self.available.min(left)
     }
-}
-
-/// The cgroup on the way from this process to the root that leaves least.
-fn tightest_cgroup(root: &Path) -> Option<CgroupLimit> {
-    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
-    let candidates = groups.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        if controllers.is_empty() {
-            tightest_on_the_way(&root.join("sys/fs/cgroup"), path, read_v2)
-        } else if controllers.split(',').any(|controller| controller == "memory") {
-            tightest_on_the_way(&root.join("sys/fs/cgroup/memory"), path, read_v1)
-        } else {
-            None
-        }
-    });
-    candidates.min_by_key(CgroupLimit::left)
-}
-
-fn tightest_on_the_way(
-    mount: &Path,
-    path: &str,
-    read: fn(&Path) -> Option<CgroupLimit>,
-) -> Option<CgroupLimit> {
-    // Inside a container the path may name directories outside of it; the mount is then the group.
-    let relative = Path::new(path.trim_start_matches('/'));
-    let ancestors = relative.ancestors().map(|ancestor| mount.join(ancestor));
-    ancestors.filter_map(|dir| read(&dir)).min_by_key(CgroupLimit::left)
-}
-
-fn read_v2(dir: &Path) -> Option<CgroupLimit> {
-    let limit = number(&dir.join("memory.max"))?; // "max" is no number
-    let cached = stat(dir, &["file"]).saturating_sub(stat(dir, &["shmem"]));
-    let used = number(&dir.join("memory.current"))?.saturating_sub(cached);
-    Some(CgroupLimit { path: dir.to_path_buf(), limit, used })
-}
-
-/// A v1 limit from here on means none: the kernel rounds "unlimited" down to a page.
-const V1_UNLIMITED: u64 = 1 << 62;
-
-fn read_v1(dir: &Path) -> Option<CgroupLimit> {
-    let limit = number(&dir.join("memory.limit_in_bytes"))?;
-    if limit >= V1_UNLIMITED {
-        return None;
-    }
-    let cached = stat(dir, &["total_inactive_file", "total_active_file"]);
-    let used = number(&dir.join("memory.usage_in_bytes"))?.saturating_sub(cached);
-    Some(CgroupLimit { path: dir.to_path_buf(), limit, used })
-}
-
-fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// Sum of fields of `memory.stat`.
-fn stat(dir: &Path, fields: &[&str]) -> u64 {
-    let text = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    let lines = text.lines().filter_map(|line| line.split_once(' '));
-    lines.filter(|(name, _)| fields.contains(name)).filter_map(|(_, n)| n.parse::<u64>().ok()).sum()
 }
 
 /// Cores that this process may compute on: physical ones, because two threads of one core share its
@@ -242,7 +183,7 @@ mod tests {
             ("sys/fs/cgroup/a/memory.current", "7000000000\n"),
         ]);
         assert_eq!(limits.allowed(), 2_000_000_000);
-        assert!(limits.cgroup.unwrap().path.ends_with("sys/fs/cgroup/a"));
+        assert_eq!(limits.cgroup.unwrap().limit, 9_000_000_000);
     }
 
     #[test]

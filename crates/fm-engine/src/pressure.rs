@@ -7,15 +7,13 @@
 
 use std::{
     fmt,
-    fs::File,
-    io,
     path::Path,
     time::{Duration, Instant},
 };
 
 use fm_store::Store;
 
-use crate::machine::{MemoryLimits, available_of_system};
+use crate::machine::{Cgroup, ShortFile, available_of_system};
 
 /// What the machine says about its memory. Counters only rise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,61 +131,45 @@ impl MemoryGuard {
 
 /// The signals of Linux; elsewhere it is only known what is free.
 struct Machine {
-    faults: Option<File>,
-    stalls: Option<File>,
-    free: Option<File>,
-    /// The group's limit, which whoever runs it may change.
-    limit: Option<File>,
-    used: Option<File>,
-    cached: Option<File>,
+    faults: Option<ShortFile>,
+    stalls: Option<ShortFile>,
+    free: Option<ShortFile>,
+    /// All of them, because whoever runs them may set a limit where none was.
+    groups: Vec<Cgroup>,
 }
 
 impl Machine {
     fn open(root: &Path) -> Self {
-        let limits = MemoryLimits::read(root);
-        let open = |path: &str| File::open(root.join(path)).ok();
-        let group = |names: &[&str]| {
-            let dir = &limits.cgroup.as_ref()?.path;
-            names.iter().find_map(|name| File::open(dir.join(name)).ok())
+        let groups = Cgroup::of_process(root);
+        let limits = groups.iter().filter_map(|group| Some((group, group.limit()?)));
+        let tightest = limits.min_by_key(|(_, limit)| limit.left());
+        let stalls = match tightest {
+            Some((group, _)) => group.path().join("memory.pressure"),
+            None => root.join("proc/pressure/memory"),
         };
         Self {
-            faults: open("proc/self/stat"),
-            stalls: match &limits.cgroup {
-                Some(_) => group(&["memory.pressure"]),
-                None => open("proc/pressure/memory"),
-            },
-            free: open("proc/meminfo"),
-            limit: group(&["memory.max", "memory.limit_in_bytes"]),
-            used: group(&["memory.current", "memory.usage_in_bytes"]),
-            cached: group(&["memory.stat"]),
+            faults: ShortFile::open(&root.join("proc/self/stat")),
+            stalls: ShortFile::open(&stalls),
+            free: ShortFile::open(&root.join("proc/meminfo")),
+            groups,
         }
     }
 
-    /// What this process may still take: see [`MemoryLimits::allowed`].
+    /// What this process may still take: see [`MemoryLimits::allowed`](crate::machine::MemoryLimits::allowed).
     fn left(&self) -> u64 {
-        let kib = |name| Some(1024 * number_after(self.free.as_ref()?, name)?);
-        let available = kib("MemAvailable:").or_else(available_of_system).unwrap_or(u64::MAX);
-        let in_group = || {
-            let used = number_after(self.used.as_ref()?, "")?;
-            let stat = |name| number_after(self.cached.as_ref()?, name);
-            // v1 counts what is below a group under names of their own.
-            let cached = match (stat("\ntotal_inactive_file"), stat("\ntotal_active_file")) {
-                (Some(inactive), Some(active)) => inactive + active,
-                _ => stat("\nfile")?.saturating_sub(stat("\nshmem").unwrap_or(0)),
-            };
-            let limit = number_after(self.limit.as_ref()?, "")?;
-            Some(limit.saturating_sub(used.saturating_sub(cached)))
-        };
-        available.min(in_group().unwrap_or(u64::MAX))
+        let free = self.free.as_ref().and_then(|file| file.of_line("MemAvailable:"));
+        let free = free.map(|kib| 1024 * kib).or_else(available_of_system);
+        let limits = self.groups.iter().filter_map(Cgroup::limit);
+        limits.map(|limit| limit.left()).chain(free).min().unwrap_or(u64::MAX)
     }
 }
 
 impl Signals for Machine {
     fn read(&mut self) -> Reading {
         // Fields of `stat` are counted behind the name of the program, which may contain anything.
-        let faults = || fields_after(self.faults.as_ref()?, ") ", 9);
+        let faults = || self.faults.as_ref()?.field(") ", 9);
         // Lines begin with `some` and `full`; the first total is that of `some`.
-        let stalls = || number_after(self.stalls.as_ref()?, "total=");
+        let stalls = || self.stalls.as_ref()?.behind("total=");
         Reading {
             major_faults: faults().unwrap_or(0),
             stalled_us: stalls().unwrap_or(0),
@@ -196,44 +178,10 @@ impl Signals for Machine {
     }
 }
 
-/// Reads the file from its start and gives the text to `take`; allocates nothing.
-fn with_text<T>(file: &File, take: impl FnOnce(&str) -> Option<T>) -> Option<T> {
-    // The longest of these files, `memory.stat`, has about 2 KB.
-    let mut bytes = [0; 8192];
-    let length = read_start(file, &mut bytes).ok()?;
-    take(std::str::from_utf8(&bytes[..length]).ok()?)
-}
-
-#[cfg(unix)]
-fn read_start(file: &File, into: &mut [u8]) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, into, 0)
-}
-
-#[cfg(not(unix))]
-fn read_start(_: &File, _: &mut [u8]) -> io::Result<usize> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// The number that follows `name`.
-fn number_after(file: &File, name: &str) -> Option<u64> {
-    with_text(file, |text| {
-        let rest = text[text.find(name)? + name.len()..].trim_start();
-        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        rest[..end].parse().ok()
-    })
-}
-
-/// The number in the field so many fields behind the last `mark`.
-fn fields_after(file: &File, mark: &str, fields: usize) -> Option<u64> {
-    with_text(file, |text| {
-        let rest = &text[text.rfind(mark)? + mark.len()..];
-        rest.split_ascii_whitespace().nth(fields)?.parse().ok()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::MemoryLimits;
 
     const SET: u64 = 500 << 20;
 
@@ -301,17 +249,22 @@ mod tests {
         let read = || Machine::open(root.path()).read();
         let mut want = Reading { major_faults: 1234, stalled_us: 777, left: 5000 * 1024 };
         assert_eq!(read(), want);
-        write("proc/self/cgroup", "0::/a\n");
+        write("proc/self/cgroup", "0::/a/b\n");
         write("sys/fs/cgroup/a/memory.max", "2000000\n");
         write("sys/fs/cgroup/a/memory.current", "1500000\n");
         write("sys/fs/cgroup/a/memory.stat", "anon 1\nfile 700000\nshmem 100000\n");
         write("sys/fs/cgroup/a/memory.pressure", "some avg10=0.00 total=8\nfull total=1\n");
+        write("sys/fs/cgroup/a/b/memory.max", "max\n");
+        write("sys/fs/cgroup/a/b/memory.current", "700000\n");
         (want.left, want.stalled_us) = (2_000_000 - 900_000, 8);
         assert_eq!(read(), want);
         assert_eq!(MemoryLimits::read(root.path()).allowed(), want.left, "as the plan counts");
         let mut machine = Machine::open(root.path());
         write("sys/fs/cgroup/a/memory.max", "1200000\n");
         assert_eq!(machine.read().left, 300_000, "the limit is that of now");
+        write("sys/fs/cgroup/a/b/memory.max", "900000\n");
+        assert_eq!(machine.read().left, 200_000, "that of another group, set later");
+        write("sys/fs/cgroup/a/b/memory.max", "max\n");
         write("sys/fs/cgroup/a/memory.max", "max\n");
         assert_eq!(machine.read().left, 5000 * 1024, "nothing but the machine");
     }

@@ -190,20 +190,15 @@ impl<'t> TextStream<'t> {
     ) -> Result<Option<FinishReason>, EngineError> {
         if let Some(opening) = self.opening.take() {
             self.told.bytes += opening.len();
-            for part in self.splitter.push(&opening) {
-                if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
-                    return Ok(Some(finish));
-                }
+            let finish = self.told.tell_all(self.splitter.push(&opening), sink);
+            if finish.is_some() {
+                return Ok(finish);
             }
         }
         let apart = self.is_apart();
         let (_, text) = self.told.spell(token, &mut self.detokenizer)?;
-        for part in self.splitter.push(text).filter(|part| !apart || is_thinking(part)) {
-            if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
-                return Ok(Some(finish));
-            }
-        }
-        Ok(None)
+        let parts = self.splitter.push(text).filter(|part| !apart || is_thinking(part));
+        Ok(self.told.tell_all(parts, sink))
     }
 
     /// Adds a token that the grammar allowed. In an answer no tags and no calls are looked for.
@@ -238,12 +233,7 @@ impl<'t> TextStream<'t> {
             return Ok(self.told.answer((at, &text), sink).break_value());
         }
         self.constrained = Some(Constrained::Calls);
-        for part in self.splitter.push(&text) {
-            if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
-                return Ok(Some(finish));
-            }
-        }
-        Ok(None)
+        Ok(self.told.tell_all(self.splitter.push(&text), sink))
     }
 
     /// Adds a token of calls or an answer whose headers tell which it is. What follows the header of an answer is
@@ -259,12 +249,7 @@ impl<'t> TextStream<'t> {
         }
         self.constrained = Some(Constrained::Answer);
         self.is_answer = true;
-        for part in self.splitter.finish("") {
-            if let ControlFlow::Break(finish) = self.told.tell(part, sink) {
-                return Ok(Some(finish));
-            }
-        }
-        Ok(None)
+        Ok(self.told.tell_all(self.splitter.finish(""), sink))
     }
 
     /// Whether what the grammar allows is told without the splitter.
@@ -330,6 +315,15 @@ impl Told {
         self.places.iter_mut().for_each(|places| places.token(begins.map(|begins| at + begins)));
         self.bytes += text.len();
         Ok((at, text))
+    }
+
+    /// Tells parts until somebody breaks off.
+    fn tell_all<'p>(
+        &mut self,
+        mut parts: impl Iterator<Item = Part<'p>>,
+        sink: &mut impl Hear,
+    ) -> Option<FinishReason> {
+        parts.find_map(|part| self.tell(part, sink).break_value())
     }
 
     fn tell(&mut self, part: Part<'_>, sink: &mut impl Hear) -> ControlFlow<FinishReason> {

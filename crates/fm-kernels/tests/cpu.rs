@@ -32,24 +32,36 @@ mod in_int8 {
     fm_kernels::conformance!(super::devices(super::Numerics::Int8));
 }
 
-/// `W x` for noise of this shape, as bits.
-fn product<B: Backend<Buf = HostBuf, Bytes = [u8]>>(
-    device: &B,
+/// A matrix of noise, and rows to multiply with it.
+struct Operands {
     shape: MatrixShape,
+    bytes: Vec<u8>,
     tokens: usize,
-) -> HostBuf {
-    let mut bytes = noise_weights(shape, 1);
-    let arranged = device.arranges(shape);
-    if arranged {
-        device.arrange(shape, &mut bytes).expect("the host");
+    x: HostBuf,
+}
+
+impl Operands {
+    fn new(shape: MatrixShape, tokens: usize) -> Self {
+        let x = (0..tokens * shape.cols).map(|i| ((i + 1) as f32 * 2.37).sin());
+        let x = x.collect::<Vec<f32>>().into();
+        Self { shape, bytes: noise_weights(shape, 1), tokens, x }
     }
-    let x: Vec<f32> = (0..tokens * shape.cols).map(|i| ((i + 1) as f32 * 2.37).sin()).collect();
-    let mut acts = device.acts(tokens, shape.cols).expect("memory");
-    device.prepare(View::new(&x.into(), tokens, shape.cols), &mut acts).expect("the host");
-    let mut y = HostBuf::zeroed(tokens * shape.rows);
-    let out = ViewMut::new(&mut y, tokens, shape.rows);
-    device.matmul(QMatrix { bytes: &bytes, shape, arranged }, &acts, out).expect("the host");
-    y
+
+    /// `W x`.
+    fn product<B: Backend<Buf = HostBuf, Bytes = [u8]>>(&self, device: &B) -> HostBuf {
+        let Self { shape, tokens, .. } = *self;
+        let mut bytes = self.bytes.clone();
+        let arranged = device.arranges(shape);
+        if arranged {
+            device.arrange(shape, &mut bytes).expect("the host");
+        }
+        let mut acts = device.acts(tokens, shape.cols).expect("memory");
+        device.prepare(View::new(&self.x, tokens, shape.cols), &mut acts).expect("the host");
+        let mut y = HostBuf::zeroed(tokens * shape.rows);
+        let out = ViewMut::new(&mut y, tokens, shape.rows);
+        device.matmul(QMatrix { bytes: &bytes, shape, arranged }, &acts, out).expect("the host");
+        y
+    }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -59,13 +71,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let one = Cpu::open(1);
-    for threads in [2, 4] {
-        let several = Cpu::open(threads);
-        for format in &FORMATS {
-            for (rows, tokens) in [(301, 1), (301, 7), (40, 70)] {
-                let shape = MatrixShape { rows, cols: 768, format };
-                let (a, b) = (product(&one, shape, tokens), product(&several, shape, tokens));
-                assert!(bits(&a) == bits(&b), "{format:?}, {tokens} rows, {threads} threads");
+    let several = [2, 4].map(Cpu::open);
+    for format in &FORMATS {
+        for (rows, tokens) in [(301, 1), (301, 7), (40, 70)] {
+            let operands = Operands::new(MatrixShape { rows, cols: 768, format }, tokens);
+            let want = bits(&operands.product(&one));
+            for device in &several {
+                let got = bits(&operands.product(device));
+                assert!(got == want, "{format:?}, {tokens} rows, {device:?}");
             }
         }
     }
@@ -83,20 +96,19 @@ fn levels_with_fused_multiply_add_give_the_same_bits() {
             "levels_with_fused_multiply_add_give_the_same_bits",
         );
     };
-    for numerics in [Numerics::F32, Numerics::Int15, Numerics::Int8] {
-        let on = |level: &Level| Cpu::with_level(*level, 1).in_numerics(numerics);
-        let best = on(best);
-        for other in others {
-            let device = on(other);
-            for format in &FORMATS {
-                // Tiles that are full, that are not, and that share rows; an odd panel; more than a pass.
-                for (rows, tokens) in
-                    [(13, 1), (13, 7), (48, 1), (48, 7), (48, 8), (32, 16), (16, 39), (48, 70)]
-                {
-                    let shape = MatrixShape { rows, cols: 768, format };
-                    let (a, b) = (product(&best, shape, tokens), product(&device, shape, tokens));
-                    assert!(bits(&a) == bits(&b), "{other}, {format:?}, {tokens} rows, {numerics}");
-                }
+    let all = [Numerics::F32, Numerics::Int15, Numerics::Int8];
+    let on = |level: &Level| all.map(|numerics| Cpu::with_level(*level, 1).in_numerics(numerics));
+    let (best, others) = (on(best), others.iter().map(on).collect::<Vec<_>>());
+    for format in &FORMATS {
+        // Tiles that are full, that are not, and that share rows; an odd panel; more than a pass.
+        for (rows, tokens) in
+            [(13, 1), (13, 7), (48, 1), (48, 7), (48, 8), (32, 16), (16, 39), (48, 70)]
+        {
+            let operands = Operands::new(MatrixShape { rows, cols: 768, format }, tokens);
+            let want = best.each_ref().map(|device| bits(&operands.product(device)));
+            for (device, want) in others.iter().flat_map(|devices| devices.iter().zip(&want)) {
+                let got = bits(&operands.product(device));
+                assert!(got == *want, "{format:?}, {tokens} rows, {device:?}");
             }
         }
     }
@@ -174,7 +186,8 @@ fn a_format_without_a_kernel_runs_through_its_decode() {
         let device = Cpu::with_level(level, 2);
         for tokens in [1, 9] {
             let shape = MatrixShape { rows: 21, cols: 1152, format: &UNKNOWN };
-            let (got, want) = (product(&device, shape, tokens), product(&reference, shape, tokens));
+            let operands = Operands::new(shape, tokens);
+            let (got, want) = (operands.product(&device), operands.product(&reference));
             for (got, want) in got.iter().zip(&want[..]) {
                 let off = (got - want).abs() / want.abs().max(1.0);
                 assert!(off < tolerance::DOT_F32 * 4.0, "{level}: {got} {want}");

@@ -192,7 +192,7 @@ fn thinking(
         }
         conversation.variables.insert("reasoning_effort".to_owned(), effort.into());
     }
-    let budget = fields.count("thinking_budget", 1..=TOKENS_MAX)?;
+    let budget = fields.count("thinking_budget", 0..=TOKENS_MAX)?;
     manner.think_budget = budget.map(|budget| budget as usize);
     Ok(())
 }

@@ -170,6 +170,20 @@ fn a_key_that_is_no_text_is_refused() {
 }
 
 #[test]
+fn without_a_home_it_says_that_prompts_are_kept_in_memory_only() {
+    let home = tempfile::tempdir().unwrap();
+    let serve = |more: &[&str]| {
+        let mut serve = program(home.path());
+        serve.args(["serve", "models/demo", "--port", "0", "--memory", "1MB"]).args(more);
+        stderr(&serve.env("HOME", "").output().unwrap())
+    };
+    let said = serve(&[]);
+    assert!(said.starts_with("warning: there is no cache directory: "), "{said}");
+    let said = serve(&["--prefix-cache", "off"]);
+    assert!(said.starts_with("error: "), "nobody has asked for one: {said}");
+}
+
+#[test]
 fn a_server_for_all_addresses_greets_with_one_that_can_be_asked() {
     let serving = Serving::start(&["--host", "0.0.0.0", "--api-key", "secret"]);
     assert!(!serving.greeting.contains("0.0.0.0"), "{}", serving.greeting);

@@ -38,6 +38,7 @@ use self::{
 pub use self::{files::DiskError, source::Damage};
 pub(crate) use self::{source::Source, spill::Spilled, writer::BUFFERS};
 use super::{Pin, PrefixCounts, common, make_way};
+use crate::bytes::Bytes;
 
 /// Buffers of those who read and write, beside the parts of sessions that are in them.
 pub(crate) const BUFFERS_BYTES: u64 =
@@ -103,6 +104,28 @@ pub enum Notice {
         /// What the system said.
         source: std::io::Error,
     },
+    /// There was more at the start than there may be.
+    #[error("removed {sessions} kept prompts: {} may take {} now", dir.display(), Bytes(*bytes_max))]
+    Outgrown {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes of all files in it.
+        bytes_max: u64,
+        /// How many were removed.
+        sessions: usize,
+    },
+    /// A session that would not fit if it were alone. Said once.
+    #[error(
+        "a prompt of {} is not kept in {}, which may take {}", Bytes(*bytes), dir.display(), Bytes(*bytes_max)
+    )]
+    TooLarge {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes of all files in it.
+        bytes_max: u64,
+        /// Bytes of the session.
+        bytes: u64,
+    },
 }
 
 /// Name of a session on disk.
@@ -152,6 +175,8 @@ pub(crate) struct Disk {
     writer: Option<Writer>,
     counts: Arc<PrefixCounts>,
     notices: Notices,
+    /// Whether [`Notice::TooLarge`] has been said.
+    told_too_large: bool,
     /// Held as long as this is.
     _lock: File,
 }
@@ -320,6 +345,15 @@ impl Disk {
                 Some((at, listed)) if listed.pin.rank() <= pin.rank() => self.remove(at),
                 _ => return false,
             }
+        }
+    }
+
+    /// Says of the first session that fits in no case that it does not.
+    fn tell_if_too_large(&mut self, bytes: u64) {
+        if bytes > self.bytes_max && !self.told_too_large {
+            self.told_too_large = true;
+            let (dir, bytes_max) = (self.dir.clone(), self.bytes_max);
+            (self.notices)(&Notice::TooLarge { dir, bytes_max, bytes });
         }
     }
 

@@ -9,7 +9,7 @@ use fm_model::runner::SessionId;
 
 use super::{Crew, Job, Update, queue::Queue, restore::WORTH_READING};
 use crate::{
-    prefix::{common, of_prompt, of_turns},
+    prefix::{EntryId, common, of_prompt, of_turns},
     writing::{Mark, Need, Writing},
 };
 
@@ -27,6 +27,16 @@ pub(super) struct Parked {
     session: SessionId,
     /// How much of it.
     tokens: u32,
+}
+
+/// Where the beginning of a prompt is, or will be.
+enum Beginning {
+    /// In memory, in this session and so far; or nowhere.
+    There(Option<(SessionId, u32)>),
+    /// In a session that computes it, or reads it for somebody else, as soon as that holds so many tokens.
+    Comes { session: SessionId, tokens: u32 },
+    /// On disk, so far.
+    OnDisk(EntryId, u32),
 }
 
 impl Crew<'_> {
@@ -90,38 +100,48 @@ impl Crew<'_> {
             return self.begin(job, None);
         }
         // One token at least is computed: its logits choose the next one.
-        let prompt = &job.request.prompt[..job.request.prompt.len() - 1];
+        match self.most_of(&job.request.prompt[..job.request.prompt.len() - 1]) {
+            Beginning::There(there) => self.begin(job, there),
+            Beginning::Comes { session, tokens } => {
+                if (job.listener)(Update::Waiting).is_continue() {
+                    let writer = self.writings.iter_mut().find(|of| of.session() == session);
+                    if let Some(writer) = writer.filter(|_| !self.runner.forks_anywhere()) {
+                        writer.mark_at(&[tokens]);
+                    }
+                    self.parked.push(Parked { job, session, tokens });
+                }
+            }
+            Beginning::OnDisk(entry, tokens) => {
+                if (job.listener)(Update::Started).is_continue()
+                    && let Some(job) = self.read(job, (entry, tokens))
+                {
+                    // What was there may have made room.
+                    self.compute(job);
+                }
+            }
+        }
+    }
+
+    /// Where most of a prompt is, or will be. What would have to be waited for or read must be worth it.
+    fn most_of(&mut self, prompt: &[u32]) -> Beginning {
         let there = self.there(prompt);
         let found = there.map_or(0, |(_, tokens)| tokens);
         let on_disk = self.prefixes.disk().and_then(|disk| disk.find(prompt));
         let on_disk = on_disk.filter(|(_, tokens)| *tokens >= found + WORTH_READING);
         let readable = on_disk.map_or(0, |(_, tokens)| tokens);
-        let coming = self.coming(prompt).filter(|(_, tokens)| *tokens >= found + WAITED_FOR);
-        let coming =
-            coming.filter(|(at, _)| !self.slips_in(prompt.len() + 1 - found as usize, *at));
-        if let Some((at, tokens)) = coming.filter(|(_, tokens)| *tokens > readable) {
-            if (job.listener)(Update::Waiting).is_continue() {
-                let writer = &mut self.writings[at];
-                if !self.runner.forks_anywhere() {
-                    writer.mark_at(&[tokens]);
-                }
-                self.parked.push(Parked { job, session: writer.session(), tokens });
-            }
-            return;
-        }
-        let reading = self.reading(prompt).filter(|(_, tokens)| *tokens >= found + WAITED_FOR);
-        if let Some((session, tokens)) = reading.filter(|(_, tokens)| *tokens >= readable) {
-            if (job.listener)(Update::Waiting).is_continue() {
-                self.parked.push(Parked { job, session, tokens });
-            }
-            return;
-        }
-        let Some(on_disk) = on_disk else { return self.begin(job, there) };
-        if (job.listener)(Update::Started).is_continue()
-            && let Some(job) = self.read(job, on_disk)
-        {
-            // What was there may have made room.
-            self.compute(job);
+        let computed = self.coming(prompt).filter(|(at, tokens)| {
+            // The prompt's own last token is computed, too.
+            let left = prompt.len() + 1 - found as usize;
+            *tokens > readable && !self.slips_in(left, *at)
+        });
+        let computed = computed.map(|(at, tokens)| (self.writings[at].session(), tokens));
+        let read = || self.reading(prompt).filter(|(_, tokens)| *tokens >= readable);
+        let worth_it = |(_, tokens): &(SessionId, u32)| *tokens >= found + WAITED_FOR;
+        let comes = computed.filter(worth_it).or_else(|| read().filter(worth_it));
+        match (comes, on_disk) {
+            (Some((session, tokens)), _) => Beginning::Comes { session, tokens },
+            (None, Some((entry, tokens))) => Beginning::OnDisk(entry, tokens),
+            (None, None) => Beginning::There(there),
         }
     }
 

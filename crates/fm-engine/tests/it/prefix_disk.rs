@@ -383,6 +383,37 @@ fn the_budget_is_a_ceiling_and_the_least_used_goes_first() {
     assert!(answer(&scheduler, request(tokens(7, 120))).restored > 0);
     scheduler.drain().unwrap();
     assert!(shelf.bytes() <= shelf.bytes_max);
+    assert_eq!(*shelf.notices.lock().unwrap(), [""; 0], "nothing is unusual about that");
+}
+
+#[test]
+fn what_goes_for_a_smaller_budget_is_said_and_what_never_fits_is_said_once() {
+    let dir = family_dir("qwen3_moe");
+    let mut shelf = Shelf::new(ROOMY);
+    let scheduler = shelf.start(&dir);
+    for seed in 0..3 {
+        answer(&scheduler, request(tokens(seed, 120)));
+    }
+    scheduler.drain().unwrap();
+    let said = |shelf: &Shelf| std::mem::take(&mut *shelf.notices.lock().unwrap());
+    let whole = shelf.bytes();
+    for (bytes_max, removed) in [(whole, 0), (whole * 2 / 3 + 1, 1), (whole / 3 + 1, 1)] {
+        shelf.bytes_max = bytes_max;
+        shelf.start(&dir).drain().unwrap();
+        let notices = said(&shelf);
+        assert_eq!(notices.len(), removed, "{notices:?}");
+        assert!(notices.iter().all(|notice| notice.starts_with("removed 1 kept prompts: ")));
+    }
+    shelf.bytes_max = whole / 6;
+    let scheduler = shelf.start(&dir);
+    for seed in 3..6 {
+        answer(&scheduler, request(tokens(seed, 120)));
+    }
+    scheduler.drain().unwrap();
+    let notices = said(&shelf);
+    assert!(notices[0].starts_with("removed 1 kept prompts: "), "{notices:?}");
+    assert!(notices[1].starts_with("a prompt of ") && notices.len() == 2, "{notices:?}");
+    assert_eq!(shelf.bytes(), 0);
 }
 
 #[test]

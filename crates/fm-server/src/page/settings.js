@@ -13,7 +13,7 @@ const NUMBERS = [
   ["min_p", "Min p", 0, 1, 0.01],
   ["max_tokens", "Most tokens of an answer", 1, 1000000, 1],
   ["seed", "Seed", 0, 2 ** 53 - 1, 1],
-  ["thinking_budget", "Most tokens of thinking", 1, 1000000, 1],
+  ["thinking_budget", "Most tokens of thinking", 0, 1000000, 1],
 ];
 
 let kept = load();

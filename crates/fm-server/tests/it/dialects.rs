@@ -66,7 +66,8 @@ fn who_shall_not_think_has_no_thought_in_a_channel_either() {
         (message["content"].clone(), message["reasoning_content"].is_string())
     };
     assert!(ask(&json!({"thinking_budget": 5})).1, "one that nobody has switched off");
-    for off in [json!({"enable_thinking": false}), json!({"reasoning_effort": "none"})] {
+    let budget = json!({"thinking_budget": 0});
+    for off in [json!({"enable_thinking": false}), json!({"reasoning_effort": "none"}), budget] {
         assert_eq!(ask(&off), (json!("\"twelve\""), false), "{off}");
     }
     let body = json!({

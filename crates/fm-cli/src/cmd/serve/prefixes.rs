@@ -56,7 +56,13 @@ pub(super) fn dir(matches: &ArgMatches) -> Option<PathBuf> {
     match matches.get_one::<String>("prefix-cache").map(String::as_str) {
         Some("off") => None,
         Some(dir) => Some(PathBuf::from(dir)),
-        None => places::prefix_dir(),
+        None => {
+            let dir = places::prefix_dir();
+            if dir.is_none() {
+                console::say!("warning: {}; prompts are kept in memory only", places::NO_CACHE);
+            }
+            dir
+        }
     }
 }
 

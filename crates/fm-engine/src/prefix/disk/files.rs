@@ -182,6 +182,7 @@ impl Disk {
             writer: Some(writer),
             counts,
             notices,
+            told_too_large: false,
             _lock: lock,
             dir,
         };
@@ -189,7 +190,13 @@ impl Disk {
         // Others need the disk too.
         let free = fs4::available_space(&disk.dir).unwrap_or(u64::MAX);
         disk.bytes_max = bytes_max.min(disk.bytes().saturating_add(free / 2));
+        let sessions = disk.entries.len();
         disk.make_room((0, 0), &Pin::Prefilled);
+        let sessions = sessions - disk.entries.len();
+        if sessions > 0 {
+            let (dir, bytes_max) = (disk.dir.clone(), disk.bytes_max);
+            (disk.notices)(&Notice::Outgrown { dir, bytes_max, sessions });
+        }
         disk.count();
         Ok(disk)
     }

@@ -102,6 +102,7 @@ impl Disk {
         }
         // What it shares must not go to make room for it.
         self.hold(&entry);
+        self.tell_if_too_large(bytes + own);
         if self.writer.is_none() || !self.make_room((bytes + own, tokens.len()), pin) {
             self.release(&entry);
             return Some(Spilled::Refused);
