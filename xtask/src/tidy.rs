@@ -142,7 +142,9 @@ fn is_unsafe_code(line: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
     // What stands between quotes is no code.
     let code: String = code.split('"').step_by(2).collect();
-    code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl")
+    ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "#[unsafe("]
+        .iter()
+        .any(|unsafely| code.contains(unsafely))
 }
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {

@@ -21,6 +21,27 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::{hub, version};
 
+/// What a command takes, and what it does.
+type Entry = (fn() -> Command, fn(&ArgMatches) -> anyhow::Result<()>);
+
+/// Every command, in the order of help.
+const COMMANDS: [Entry; 14] = [
+    (run::command, run::run),
+    (serve::command, serve::run),
+    (pull::command, pull::run),
+    (list::command, list::run),
+    (rm::command, rm::run),
+    (plan::command, plan::run),
+    (inspect::command, inspect::run),
+    (convert::command, convert::run),
+    (verify::command, verify::run),
+    (bench::command, bench::run),
+    (profile::command, profile::run),
+    (logits::command, logits::run),
+    (eval::command, eval::run),
+    (synth::command, synth::run),
+];
+
 /// The whole command line.
 pub(crate) fn command() -> Command {
     taking_numbers(commands())
@@ -42,41 +63,15 @@ fn commands() -> Command {
         .about("Runs Mixture-of-Experts language models far larger than memory, exactly")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(run::command())
-        .subcommand(serve::command())
-        .subcommand(pull::command())
-        .subcommand(list::command())
-        .subcommand(rm::command())
-        .subcommand(plan::command())
-        .subcommand(inspect::command())
-        .subcommand(convert::command())
-        .subcommand(verify::command())
-        .subcommand(bench::command())
-        .subcommand(profile::command())
-        .subcommand(logits::command())
-        .subcommand(eval::command())
-        .subcommand(synth::command())
+        .subcommands(COMMANDS.iter().map(|(describe, _)| describe()))
 }
 
 /// Runs the command that was given.
 pub(crate) fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
-    match matches.subcommand() {
-        Some(("run", matches)) => run::run(matches),
-        Some(("serve", matches)) => serve::run(matches),
-        Some(("pull", matches)) => pull::run(matches),
-        Some(("list", matches)) => list::run(matches),
-        Some(("rm", matches)) => rm::run(matches),
-        Some(("plan", matches)) => plan::run(matches),
-        Some(("inspect", matches)) => inspect::run(matches),
-        Some(("convert", matches)) => convert::run(matches),
-        Some(("verify", matches)) => verify::run(matches),
-        Some(("bench", matches)) => bench::run(matches),
-        Some(("profile", matches)) => profile::run(matches),
-        Some(("logits", matches)) => logits::run(matches),
-        Some(("eval", matches)) => eval::run(matches),
-        Some(("synth", matches)) => synth::run(matches),
-        _ => unreachable!("clap refuses other commands"),
-    }
+    let (name, matches) = matches.subcommand().expect("clap requires one");
+    let known = COMMANDS.iter().find(|(describe, _)| describe().get_name() == name);
+    let (_, run) = known.expect("clap refuses others");
+    run(matches)
 }
 
 /// `--name VALUE`.

@@ -1,7 +1,8 @@
 //! `config.toml`: the same options as the flags, with `_` for `-`. Flags win.
 
 use std::{
-    fs, io,
+    fs,
+    io::ErrorKind::{NotADirectory, NotFound},
     path::{Path, PathBuf},
 };
 
@@ -21,7 +22,7 @@ impl Config {
         let path = path.map_or_else(PathBuf::new, Path::to_path_buf);
         let reading = || format!("reading {}", path.display());
         let table = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Table::new(),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Table::new(),
             text => text.with_context(reading)?.parse().with_context(reading)?,
         };
         Ok(Self { path, table })

@@ -120,6 +120,8 @@ pub struct Engine {
     pub footprint: Footprint,
     /// Who got how many bytes.
     pub plan: MemoryPlan,
+    /// What computes.
+    pub device: Device,
     /// Arithmetic in force.
     pub numerics: Numerics,
     /// What keys and values are kept in.
@@ -297,6 +299,7 @@ impl Engine {
             hidden: planned.spec.hidden,
             footprint: planned.footprint,
             plan: planned.plan,
+            device: planned.device,
             numerics: built.numerics,
             kv: planned.options.kv,
             threads: planned.threads,

@@ -231,7 +231,20 @@ impl FinishReason {
     pub const NAMES: [&'static str; 8] =
         ["stop", "length", "context", "repetition", "noise", "deadline", "grammar", "cancelled"];
 
-    /// The word of the report.
+    /// Whether there would have been more: nobody has chosen this end.
+    pub fn is_cut(self) -> bool {
+        match self {
+            Self::Stop | Self::StopString(_) | Self::Cancelled => false,
+            Self::Length
+            | Self::Context
+            | Self::Repetition
+            | Self::Noise
+            | Self::Deadline
+            | Self::Grammar => true,
+        }
+    }
+
+    /// The word of the report: one of [`FinishReason::NAMES`].
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop | Self::StopString(_) => "stop",

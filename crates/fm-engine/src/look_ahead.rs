@@ -72,7 +72,7 @@ const UNION_SHARE: f64 = 0.9;
 pub(crate) const GUESSED_RECORDS: usize = 3;
 
 /// The same for a large batch, whose mixers take long and whose guess is nearly certain.
-pub(crate) const SWEPT_RECORDS: usize = 128;
+pub(crate) const SWEPT_RECORDS: usize = fm_store::FETCHES_MAX;
 
 /// What is done, and what it gains as far as that was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -31,7 +31,7 @@ use fm_model::{
 use self::disk::Spilled;
 pub use self::disk::{Damage, DiskError, DiskOptions, Notice, Notices};
 pub(crate) use self::{
-    disk::{BUFFERS, BUFFERS_BYTES, Disk, EntryId, Source},
+    disk::{BUFFERS, BUFFERS_BYTES, Disk, EntryId, Source, WORTH_READING},
     marks::{is_due, of_prompt, of_turns},
 };
 

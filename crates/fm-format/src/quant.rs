@@ -300,7 +300,7 @@ mod tests {
     }
 
     proptest! {
-        /// Holds for every row of `FORMATS`, so a new format is tested by being listed.
+        /// Holds for every row of `FORMATS` that has an encoder; a new kind says above or below how far its steps are.
         #[test]
         fn decode_of_encode_is_within_half_a_step(
             weights in prop::collection::vec(-8.0_f32..8.0, 256),

@@ -278,6 +278,22 @@ pub trait Backend: Send + Sized + fmt::Debug + 'static {
         up: View<'_, Self::Buf>,
         gate: ViewMut<'_, Self::Buf>,
     ) -> DeviceResult;
+    /// `gate = activation(gate, up)`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn activate(
+        &self,
+        activation: Activation,
+        up: View<'_, Self::Buf>,
+        gate: ViewMut<'_, Self::Buf>,
+    ) -> DeviceResult {
+        match activation {
+            Activation::Silu => self.silu_mul(up, gate),
+            Activation::Clamped(clamp) => self.clamped_mul(clamp, up, gate),
+        }
+    }
+
     /// `x = sigmoid(gate) · x`, element by element, or row by row if `gate` has one column.
     ///
     /// # Errors
@@ -463,10 +479,7 @@ pub(crate) fn expert_by_products<B: Backend>(
     }
     let up = View::new(&scratch.up, count, ffn);
     let gate = ViewMut::new(&mut scratch.gate, count, ffn);
-    match w.activation {
-        Activation::Silu => device.silu_mul(up, gate),
-        Activation::Clamped(clamp) => device.clamped_mul(clamp, up, gate),
-    }?;
+    device.activate(w.activation, up, gate)?;
     device.prepare(View::new(&scratch.gate, count, ffn), &mut scratch.acts)?;
     device.matmul(w.down, &scratch.acts, ViewMut::new(&mut scratch.y, count, hidden))?;
     if let Some(biases) = &w.biases {

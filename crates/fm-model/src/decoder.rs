@@ -204,7 +204,7 @@ impl<B: Backend> Decoder<B> {
             layers.push(Layer { mixer_norm, mixer, ffn_norm, ffn });
         }
         Ok(Self {
-            embed: loader.rows(&spec.embed)?,
+            embed: loader.exact(&spec.embed)?,
             layers,
             final_norm: loader.vector(&spec.final_norm)?,
             head: spec.head.as_ref().map(|head| loader.matrix(head)).transpose()?,

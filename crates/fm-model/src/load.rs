@@ -38,7 +38,7 @@ pub struct Loader<'a, B> {
     files: &'a Files,
     threads: usize,
     memory: WeightMemory,
-    staged: RefCell<Staged>,
+    staged: RefCell<Option<Staged>>,
 }
 
 /// What the system may do with the memory of matrices.
@@ -142,21 +142,23 @@ impl<'a, B: Backend> Loader<'a, B> {
         if self.memory == WeightMemory::Locked {
             staged.lock()?;
         }
-        self.staged.replace(staged);
+        self.staged.replace(Some(staged));
         Ok(())
     }
 
     /// A matrix whose rows stay rows: products with it are f32 in all numerics.
-    pub(crate) fn rows(&self, matrix: &MatrixRef) -> Result<Matrix<B>, LoadError> {
-        let staged = self.staged.borrow_mut().take(matrix);
-        let bytes = staged.map_or_else(|| read_matrix(self.files, matrix), Ok)?;
+    pub(crate) fn exact(&self, matrix: &MatrixRef) -> Result<Matrix<B>, LoadError> {
+        let bytes = match &mut *self.staged.borrow_mut() {
+            Some(staged) => staged.take(matrix).expect("`for_each_tensor` names all that is read"),
+            None => read_matrix(self.files, matrix)?,
+        };
         let packed = self.device.upload_packed(bytes)?;
         Ok(Matrix { packed, shape: matrix.shape, arranged: false })
     }
 
     /// A matrix in the order that the device multiplies fastest, in the numerics in force.
     pub(crate) fn matrix(&self, matrix: &MatrixRef) -> Result<Matrix<B>, LoadError> {
-        let mut loaded = self.rows(matrix)?;
+        let mut loaded = self.exact(matrix)?;
         if self.device.arranges(loaded.shape) {
             self.device.arrange(loaded.shape, loaded.packed.as_mut())?;
             loaded.arranged = true;
@@ -169,9 +171,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.with_bias(self.matrix(&projection.weight)?, projection)
     }
 
-    /// A projection that chooses or gates, see [`Loader::rows`].
+    /// A projection that chooses or gates, see [`Loader::exact`].
     pub(crate) fn exact_linear(&self, projection: &Projection) -> Result<Linear<B>, LoadError> {
-        self.with_bias(self.rows(&projection.weight)?, projection)
+        self.with_bias(self.exact(&projection.weight)?, projection)
     }
 
     fn with_bias(

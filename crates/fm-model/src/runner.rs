@@ -1,22 +1,24 @@
 //! A loaded model, seen from the engine: sessions by handle, one call per step.
 
 mod border;
+mod error;
+mod pieces;
 
 use std::{
-    io::{Read, Seek, Write},
+    io::{Read, Write},
     ops::ControlFlow,
     time::Duration,
 };
 
 use fm_format::key::LayerIndex;
-use fm_kernels::{
-    DeviceError,
-    backend::{KV_BLOCK_TOKENS, KvOverflow},
-};
-use xxhash_rust::xxh3::Xxh3Default;
+use fm_kernels::backend::KvOverflow;
 
-pub use self::border::{Border, Halt, Progress};
-use crate::{experts::ExpertsLost, session_file::SessionFileError, state::kv_blocks::OutOfBlocks};
+pub use self::{
+    border::{Border, Halt, Progress},
+    error::{RunError, StepError},
+    pieces::{Loading, Piece, PieceBytes, Saved, Transfer},
+};
+use crate::experts::ExpertsLost;
 
 /// Name of a session inside its runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,8 +40,8 @@ pub struct Wants {
     pub logits: bool,
     /// The residual stream after [`Batch::hidden_layer`].
     pub hidden: bool,
-    /// A position to fall back to, should a later step fail. The last such row of a session in a
-    /// batch must be its last row: memories exist at the end of a step only.
+    /// A position to fall back to, should a later step fail. Only a session's last row in a batch may be one:
+    /// memories exist at the end of a step only.
     pub checkpoint: bool,
     /// That forks can continue the session from behind this row, as far as memory is left for marks: see
     /// [`Runner::mark`]. Nothing where they can anyway.
@@ -146,191 +148,6 @@ impl std::ops::Sub for StepTimes {
             mlp: self.mlp.saturating_sub(earlier.mlp),
             head: self.head.saturating_sub(earlier.head),
         }
-    }
-}
-
-/// Why a step gave nothing at all. All sessions of the batch have fallen back.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StepError {
-    /// The caller broke off.
-    #[error("cancelled")]
-    Cancelled,
-    /// The device failed.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// No room for more keys and values.
-    #[error("session {} cannot grow", session.0)]
-    OutOfBlocks {
-        /// The session.
-        session: SessionId,
-        /// How many there are.
-        source: OutOfBlocks,
-    },
-    /// A batch rests, and another one was to begin in its lane.
-    #[error("a batch rests between two layers; another one cannot begin before it has ended")]
-    SweepRests,
-    /// A row names a session that is not open, or is in the batch that rests.
-    #[error("session {} is not open", session.0)]
-    UnknownSession {
-        /// The session.
-        session: SessionId,
-    },
-    /// A row does not continue its session.
-    #[error("session {} stands at position {expected}, the row at {found}", session.0)]
-    Position {
-        /// The session.
-        session: SessionId,
-        /// The session's next position.
-        expected: u32,
-        /// The row's.
-        found: u32,
-    },
-    /// A session would outgrow its context.
-    #[error("session {} is full: its context has {context_max} tokens", session.0)]
-    ContextFull {
-        /// The session.
-        session: SessionId,
-        /// Its context.
-        context_max: u32,
-    },
-    /// A token that the model has no embedding for.
-    #[error("token {token} is not in the vocabulary of {vocab} tokens")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Rows of the embedding.
-        vocab: usize,
-    },
-    /// More rows than were planned for.
-    #[error("a batch has room for {max} rows, this one has {found}")]
-    TooManyRows {
-        /// Rows a batch may have.
-        max: usize,
-        /// Rows it has.
-        found: usize,
-    },
-}
-
-/// Why a session could not be opened, forked, saved or restored.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The session is not open.
-    #[error("session {} is not open", session.0)]
-    UnknownSession {
-        /// The session.
-        session: SessionId,
-    },
-    /// As many sessions are open as were planned for.
-    #[error("all {max} sessions that memory was planned for are open")]
-    TooManySessions {
-        /// Sessions that may be open.
-        max: usize,
-    },
-    /// The device failed.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A fork cannot start there: the session is not that long, or its recurrent memories at that
-    /// position are gone.
-    #[error("session {} cannot be continued from its first {tokens} tokens", session.0)]
-    NotThere {
-        /// The session.
-        session: SessionId,
-        /// Tokens that the fork was to begin with.
-        tokens: u32,
-    },
-    /// No room for keys and values.
-    #[error(transparent)]
-    OutOfBlocks(#[from] OutOfBlocks),
-    /// The saved session cannot be used.
-    #[error(transparent)]
-    File(#[from] SessionFileError),
-}
-
-/// Where a saved session is read from.
-pub trait Saved: Read + Seek {}
-
-impl<T: Read + Seek> Saved for T {}
-
-/// A piece of a session on disk. Sessions that begin with the same tokens have the same blocks there, and
-/// the same memories, bit for bit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Piece {
-    /// The recurrent memories at a mark.
-    Memories(u32),
-    /// A block of keys and values, by its place in the session.
-    Block(u32),
-}
-
-/// What pieces take on disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PieceBytes {
-    /// A block of keys and values; 0 if the model has none.
-    pub block: u64,
-    /// The memories at a mark; 0 if the model has none.
-    pub memories: u64,
-    /// The most that [`Runner::save_part`] writes.
-    pub part_max: usize,
-}
-
-impl PieceBytes {
-    /// What one of them takes.
-    pub fn of(self, piece: Piece) -> u64 {
-        match piece {
-            Piece::Memories(_) => self.memories,
-            Piece::Block(_) => self.block,
-        }
-    }
-
-    /// Blocks of a session with so many tokens.
-    pub fn blocks(self, tokens: u32) -> u32 {
-        if self.block == 0 { 0 } else { tokens.div_ceil(KV_BLOCK_TOKENS as u32) }
-    }
-}
-
-/// How far a piece is on its way: it moves in parts, a layer's at a time, so that nobody waits for long.
-#[derive(Default)]
-pub struct Transfer {
-    pub(crate) part: usize,
-    pub(crate) hash: Xxh3Default,
-    /// Of memories.
-    pub(crate) values: Vec<f32>,
-    /// Of blocks.
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl Transfer {
-    /// Forgets a piece that was given up half way; the memory of its parts is kept for others.
-    pub fn restart(&mut self) {
-        self.part = 0;
-        self.hash = Xxh3Default::default();
-    }
-}
-
-impl std::fmt::Debug for Transfer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Transfer").field("part", &self.part).finish_non_exhaustive()
-    }
-}
-
-/// A saved session on its way into memory.
-#[derive(Debug)]
-pub struct Loading {
-    /// What it will be.
-    pub session: SessionId,
-    /// Tokens that it will have.
-    pub tokens: u32,
-    pub(crate) next: Option<Piece>,
-    /// Tokens whose blocks are those of another session.
-    pub(crate) base: u32,
-    pub(crate) transfer: Transfer,
-}
-
-impl Loading {
-    /// The piece that comes next; nothing once the session is there.
-    pub fn next(&self) -> Option<Piece> {
-        self.next
     }
 }
 

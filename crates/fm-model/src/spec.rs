@@ -412,7 +412,7 @@ pub struct SharedSpec {
     pub gate: Option<MatrixRef>,
 }
 
-/// `down(silu(gate x) · (up x))`.
+/// `down(activation(gate x, up x))`.
 #[derive(Clone, Debug)]
 pub struct MlpSpec {
     /// `[ffn, hidden]`.
@@ -421,9 +421,12 @@ pub struct MlpSpec {
     pub up: MatrixRef,
     /// `[hidden, ffn]`.
     pub down: MatrixRef,
+    /// What becomes of gate and up.
+    pub activation: Activation,
 }
 
-/// Visits every tensor of the trunk.
+/// Visits every tensor of the trunk. Descriptions are taken apart whole: what is added to one is not forgotten here,
+/// where memory, identity and reading ahead learn of it.
 pub fn for_each_tensor(
     spec: &ModelSpec,
     on_matrix: &mut dyn FnMut(&MatrixRef),
@@ -432,43 +435,63 @@ pub fn for_each_tensor(
     on_matrix(&spec.embed);
     spec.head.iter().for_each(&mut *on_matrix);
     on_vector(&spec.final_norm);
-    for layer in &spec.layers {
-        on_vector(&layer.mixer_norm);
-        on_vector(&layer.ffn_norm);
-        match &layer.mixer {
-            MixerSpec::Attention(attention) => {
-                let gate = attention.gate.iter();
-                let fixed = [&attention.q, &attention.k, &attention.v, &attention.o];
-                for Projection { weight, bias } in fixed.into_iter().chain(gate) {
-                    on_matrix(weight);
-                    bias.iter().for_each(&mut *on_vector);
-                }
-                let norms = attention.q_norm.iter().chain(&attention.k_norm);
-                norms.chain(&attention.sinks).for_each(&mut *on_vector);
-            }
+    for LayerSpec { mixer_norm, mixer, ffn_norm, ffn } in &spec.layers {
+        on_vector(mixer_norm);
+        on_vector(ffn_norm);
+        match mixer {
+            MixerSpec::Attention(attention) => attention.for_each_tensor(on_matrix, on_vector),
             MixerSpec::Mla(mla) => mla.for_each_tensor(on_matrix, on_vector),
             MixerSpec::DeltaNet(delta) => {
-                let matrices = [&delta.qkv, &delta.z, &delta.b, &delta.a, &delta.out];
-                matrices.into_iter().for_each(&mut *on_matrix);
-                let vectors = [&delta.conv, &delta.neg_a, &delta.dt_bias, &delta.norm];
-                vectors.into_iter().for_each(&mut *on_vector);
+                let DeltaNetSpec { shape: _, qkv, z, b, a, conv, neg_a, dt_bias, norm, out } =
+                    &**delta;
+                [qkv, z, b, a, out].into_iter().for_each(&mut *on_matrix);
+                [conv, neg_a, dt_bias, norm].into_iter().for_each(&mut *on_vector);
             }
         }
-        let mlp = match &layer.ffn {
-            FfnSpec::Mlp(mlp) => Some(&**mlp),
-            FfnSpec::Moe(moe) => {
-                on_matrix(&moe.router.weight);
-                moe.router.bias.iter().chain(&moe.choice_bias).for_each(&mut *on_vector);
-                if let Some(ExpertBiasesSpec { gate, up, down }) = &moe.biases {
-                    [gate, up, down].into_iter().for_each(&mut *on_vector);
-                }
-                let shared = moe.shared.as_ref();
-                shared.and_then(|s| s.gate.as_ref()).into_iter().for_each(&mut *on_matrix);
-                shared.map(|s| &s.mlp)
-            }
-        };
-        if let Some(mlp) = mlp {
-            [&mlp.gate, &mlp.up, &mlp.down].into_iter().for_each(&mut *on_matrix);
+        match ffn {
+            FfnSpec::Mlp(mlp) => mlp.for_each_matrix(on_matrix),
+            FfnSpec::Moe(moe) => moe.for_each_tensor(on_matrix, on_vector),
         }
+    }
+}
+
+impl AttentionSpec {
+    fn for_each_tensor(
+        &self,
+        on_matrix: &mut dyn FnMut(&MatrixRef),
+        on_vector: &mut dyn FnMut(&VectorRef),
+    ) {
+        let Self { shape: _, rotary: _, q, gate, k, v, o, sinks, q_norm, k_norm } = self;
+        for Projection { weight, bias } in [q, k, v, o].into_iter().chain(gate) {
+            on_matrix(weight);
+            bias.iter().for_each(&mut *on_vector);
+        }
+        q_norm.iter().chain(k_norm).chain(sinks).for_each(on_vector);
+    }
+}
+
+impl MoeSpec {
+    fn for_each_tensor(
+        &self,
+        on_matrix: &mut dyn FnMut(&MatrixRef),
+        on_vector: &mut dyn FnMut(&VectorRef),
+    ) {
+        let Self { router, choice_bias, routing: _, activation: _, biases, shared } = self;
+        on_matrix(&router.weight);
+        router.bias.iter().chain(choice_bias).for_each(&mut *on_vector);
+        if let Some(ExpertBiasesSpec { gate, up, down }) = biases {
+            [gate, up, down].into_iter().for_each(on_vector);
+        }
+        if let Some(SharedSpec { mlp, gate }) = shared {
+            gate.iter().for_each(&mut *on_matrix);
+            mlp.for_each_matrix(on_matrix);
+        }
+    }
+}
+
+impl MlpSpec {
+    fn for_each_matrix(&self, on_matrix: &mut dyn FnMut(&MatrixRef)) {
+        let Self { gate, up, down, activation: _ } = self;
+        [gate, up, down].into_iter().for_each(on_matrix);
     }
 }

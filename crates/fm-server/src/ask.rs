@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     answer::{Answer, listener},
-    fields::Fields,
+    fields::{Fields, Origin},
     kept::CallIds,
     model::{Model, Prompt},
     problem::{Problem, Wrong},
@@ -57,6 +57,15 @@ pub(crate) struct Ask {
     pub(crate) ids: CallIds,
 }
 
+/// The log-probabilities that are wanted with an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Odds {
+    /// The likeliest tokens that are told with each.
+    pub(crate) top: usize,
+    /// Candidates that the response may have, those of all its tokens together.
+    pub(crate) max: usize,
+}
+
 /// How the answer shall be written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Manner {
@@ -64,9 +73,7 @@ pub(crate) struct Manner {
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
     pub(crate) bias: Vec<(u32, f32)>,
-    pub(crate) top_logprobs: Option<usize>,
-    /// Candidates whose log-probabilities the response may have, those of all its tokens together.
-    pub(crate) odds_max: usize,
+    pub(crate) odds: Option<Odds>,
     pub(crate) think_budget: Option<usize>,
     pub(crate) think_min: usize,
     /// What the answer must be.
@@ -79,8 +86,8 @@ pub(crate) struct Manner {
     pub(crate) conversation: Option<String>,
     /// Who asks.
     pub(crate) client: u64,
-    /// Since when.
-    pub(crate) arrived: Option<Instant>,
+    /// From where, and since when.
+    pub(crate) origin: Option<Origin>,
 }
 
 impl Manner {
@@ -103,14 +110,14 @@ impl Manner {
                 .unwrap_or(own.frequency_penalty),
             seed: fields.seed()?.unwrap_or_else(|| RandomState::new().build_hasher().finish()),
         };
-        let (client, arrived) = (fields.client(), fields.arrived());
+        let (client, origin) = (fields.client(), fields.origin().cloned());
         let conversation = fields.name(SESSION_FIELD)?;
         let think_min = fields.count("thinking_min", 0..=TOKENS_MAX)?.unwrap_or(0) as usize;
         Ok(Self {
             sampling,
             conversation,
             client,
-            arrived,
+            origin,
             think_min,
             choices: 1,
             ..Self::default()
@@ -170,13 +177,13 @@ impl Ask {
 
     /// Limits an answer with log-probabilities, and refuses one that shall be longer.
     fn limit_odds(&mut self, context: u32) -> Result<(), Problem> {
-        let Some(top) = self.manner.top_logprobs else { return Ok(()) };
-        let each = self.manner.odds_max / ((top + 1) * self.prompts.len() * self.manner.choices);
+        let Some(Odds { top, max: all }) = self.manner.odds else { return Ok(()) };
+        let each = all / ((top + 1) * self.prompts.len() * self.manner.choices);
         let shortest = self.prompts.iter().map(|prompt| prompt.tokens.len()).min().unwrap_or(0);
         let room = (context as usize).saturating_sub(shortest);
         match self.manner.max_tokens {
             Some(max) if max.min(room) > each => {
-                Err(Problem::OddsTooMany { max: self.manner.odds_max, tokens: each })
+                Err(Problem::OddsTooMany { max: all, tokens: each })
             }
             max => {
                 self.manner.max_tokens = Some(max.unwrap_or(each));
@@ -192,18 +199,15 @@ impl Ask {
         let Self { prompts, manner, ids } = self;
         // Bound: what the texts can hold. Nobody fills it but the scheduler, a token at a time.
         let (sender, receiver) = mpsc::unbounded_channel();
-        let arrived = manner.arrived.unwrap_or_else(Instant::now);
+        let arrived = manner.origin.as_ref().map_or_else(Instant::now, |origin| origin.arrived);
+        let id = manner.origin.as_ref().map(|origin| Arc::clone(&origin.id)).unwrap_or_default();
         let every = prompts.iter().flat_map(|prompt| (0..manner.choices).map(move |n| (prompt, n)));
         let progress = Arc::<Progress>::default();
         let jobs = every.enumerate().map(|(choice, (prompt, of_prompt))| Job {
             request: request(app, prompt, &manner, (of_prompt, arrived)),
             listener: app.texts.watched(
                 prompt.tokens.len(),
-                listener(
-                    choice,
-                    (sender.clone(), Arc::clone(&progress)),
-                    manner.top_logprobs.is_some(),
-                ),
+                listener(choice, (sender.clone(), Arc::clone(&progress)), manner.odds.is_some()),
             ),
         });
         let jobs: Vec<Job> = jobs.collect();
@@ -211,7 +215,7 @@ impl Ask {
         app.submit.submit(jobs)?;
         // Not before: it tells the log of itself, and what is refused is no request.
         let asked = Asked { prompt_tokens: tokens, choices: manner.choices, answers: choices };
-        let tally = Tally::new((Arc::clone(app), progress), path, asked, arrived);
+        let tally = Tally::new((Arc::clone(app), progress), (path, id), asked, arrived);
         Ok(Answer::new(receiver, choices, tally, ids))
     }
 }
@@ -243,7 +247,7 @@ fn request(
         calls_max: prompt.calls_max,
         context: app.model.context,
         bias: manner.bias.iter().copied().chain(banned).collect(),
-        top_logprobs: manner.top_logprobs,
+        top_logprobs: manner.odds.map(|odds| odds.top),
         pin: manner.conversation.clone().map_or(Pin::None, Pin::Conversation),
         constraint: manner.constraint.clone(),
         constrained: manner.constrained,

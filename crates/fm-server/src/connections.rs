@@ -10,7 +10,10 @@ use std::{
     io,
     net::IpAddr,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -21,6 +24,8 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+#[cfg(unix)]
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -30,6 +35,10 @@ use tokio::{
 
 /// Connections at once; the system lets others wait.
 const CONNECTIONS_MAX: u32 = 256;
+
+/// Files that a server has open beside its connections: many, where a model comes in many pieces.
+#[cfg(unix)]
+const FILES: u64 = 1 << 10;
 
 /// Connections at once of those who come to a server that ends.
 const LATE_MAX: usize = 16;
@@ -41,6 +50,8 @@ const HEAD_MAX: usize = 64 << 10;
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
+    /// Whether it has asked for anything yet.
+    pub(crate) has_asked: Arc<AtomicBool>,
     /// Places for connections.
     room: Arc<Semaphore>,
 }
@@ -82,6 +93,19 @@ impl Default for Patience {
     }
 }
 
+/// Lets this process have so many files open that none of its connections waits for another's to be closed, as far as
+/// the system allows it.
+#[cfg(unix)]
+fn allow_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let enough = u64::from(CONNECTIONS_MAX) + FILES;
+    let enough = limit.maximum.map_or(enough, |maximum| maximum.min(enough));
+    if limit.current.is_some_and(|current| current < enough) {
+        // What is refused leaves it as it was.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(enough), ..limit });
+    }
+}
+
 /// Serves those who have waited and those who come, until `stopped`; then finishes what is being answered.
 pub(crate) async fn serve(
     (listener, waiting): (TcpListener, Vec<TcpStream>),
@@ -89,6 +113,8 @@ pub(crate) async fn serve(
     patience: Patience,
     stopped: impl Future<Output = ()>,
 ) {
+    #[cfg(unix)]
+    allow_files();
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX as usize));
     let (stop, stopping) = watch::channel(false);
     let (mut stopped, mut waiting) = (pin!(stopped), waiting.into_iter());
@@ -112,7 +138,8 @@ pub(crate) async fn serve(
         let head = within(patience.head, room.available_permits());
         let patience = Patience { head, ..patience };
         let peer = stream.peer_addr().ok();
-        let peer = peer.map(|peer| Peer { address: peer.ip(), room: Arc::clone(&room) });
+        let (room, has_asked) = (Arc::clone(&room), Arc::default());
+        let peer = peer.map(|peer| Peer { address: peer.ip(), has_asked, room });
         let work = connection((stream, peer), router.clone(), patience, stopping.clone());
         tokio::spawn(async move {
             work.await;
@@ -178,6 +205,7 @@ async fn connection(
     patience: Patience,
     mut stopping: watch::Receiver<bool>,
 ) {
+    let has_asked = peer.as_ref().map(|peer| Arc::clone(&peer.has_asked));
     let (http, service) = (http(patience), service(peer, router));
     let mut connection = pin!(http.serve_connection(io(stream, patience), service));
     tokio::select! {
@@ -186,7 +214,10 @@ async fn connection(
         _ = stopping.wait_for(|stopping| *stopping) => {}
     }
     connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    // Half a request keeps nobody waiting: it is refused if it comes in time.
+    let asked = has_asked.is_none_or(|asked| asked.load(Ordering::Relaxed));
+    let patience = if asked { Duration::MAX } else { HURRIED.min(patience.head) };
+    let _ = time::timeout(patience, connection).await;
 }
 
 /// A stream that fails when its reader leaves it standing for too long.

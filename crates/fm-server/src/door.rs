@@ -7,6 +7,9 @@ use subtle::ConstantTimeEq;
 
 use crate::{page, problem::Problem};
 
+/// Letters of a name in what is said of it.
+const NAME_SHOWN: usize = 80;
+
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Door {
@@ -29,13 +32,16 @@ impl Door {
             let name = name_of(host);
             is_local(name) || self.hosts.iter().any(|own| is_named(own, name))
         });
+        let shown =
+            |name: Option<&str>| name.unwrap_or_default().chars().take(NAME_SHOWN).collect();
         if self.loopback && !ours {
-            return Err(Problem::Foreign);
+            return Err(Problem::ForeignHost { host: shown(host) });
         }
         if let Some(origin) = text(headers, header::ORIGIN.as_str()) {
             let own = origin.split_once("://").map(|(_, rest)| rest);
             if (own.is_none() || own != host) && !self.admits(origin) {
-                return Err(Problem::Foreign);
+                let origin = shown(Some(origin));
+                return Err(Problem::ForeignOrigin { origin, host: shown(host) });
             }
         } else if is_fetched_elsewhere(headers) && !(page::has(path) && is_walk(headers)) {
             return Err(Problem::Foreign);
@@ -58,6 +64,15 @@ impl Door {
     pub(crate) fn admits(&self, origin: &str) -> bool {
         self.origins.iter().any(|own| own.eq_ignore_ascii_case(origin))
     }
+}
+
+/// Whose request it is: who is connected, or, if that is a proxy on this machine, whom it names last. What a client
+/// writes itself stands before that.
+pub(crate) fn client(peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    let named = headers.get_all("x-forwarded-for").iter().last();
+    let named =
+        named.and_then(|value| value.to_str().ok()?.rsplit(',').next()?.trim().parse().ok());
+    named.filter(|_| peer.to_canonical().is_loopback()).unwrap_or(peer)
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -116,6 +131,36 @@ mod tests {
         for origin in ["http://evil.example", "null", "http://localhost:9"] {
             assert!(!may(&[("host", "localhost:8080"), ("origin", origin)]), "{origin}");
         }
+    }
+
+    #[test]
+    fn a_proxy_of_this_machine_says_whose_a_request_is() {
+        let whose = |peer: &str, list: &[(&'static str, &str)]| {
+            client(peer.parse().unwrap(), &headers(list)).to_string()
+        };
+        let own = [("x-forwarded-for", "9.9.9.9, 10.0.0.7")];
+        assert_eq!(
+            whose("127.0.0.1", &own),
+            "10.0.0.7",
+            "what came before the proxy is anybody's word"
+        );
+        assert_eq!(whose("::ffff:127.0.0.1", &own), "10.0.0.7");
+        assert_eq!(whose("10.0.0.9", &own), "10.0.0.9", "who is no proxy");
+        assert_eq!(whose("127.0.0.1", &[("x-forwarded-for", "unknown")]), "127.0.0.1");
+        assert_eq!(whose("127.0.0.1", &[]), "127.0.0.1");
+    }
+
+    #[test]
+    fn who_is_turned_away_is_told_which_flag_would_let_him_in() {
+        let door = Door { loopback: true, ..Door::default() };
+        let why = |list: &[(&'static str, &str)]| {
+            door.check("/", &headers(list)).unwrap_err().to_string()
+        };
+        assert!(why(&[("host", "up")]).contains("--allow-host up"));
+        let page = why(&[("host", "localhost:80"), ("origin", "https://chat.example")]);
+        assert!(
+            page.contains("`localhost:80`") && page.contains("--allow-origin https://chat.example")
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     net::IpAddr,
     ops::RangeInclusive,
+    sync::Arc,
     time::Instant,
 };
 
@@ -36,10 +37,19 @@ pub(crate) struct Fields {
     map: Map<String, Value>,
     /// Where in the body they are; nothing if they are the body.
     path: String,
-    /// Where the request comes from.
-    peer: Option<IpAddr>,
+    /// Nothing but of a request that came by the network.
+    origin: Option<Origin>,
+}
+
+/// Where a request comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    /// Whose it is.
+    pub(crate) address: Option<IpAddr>,
     /// When it was there.
-    arrived: Option<Instant>,
+    pub(crate) arrived: Instant,
+    /// What it is called.
+    pub(crate) id: Arc<str>,
 }
 
 impl Fields {
@@ -57,7 +67,7 @@ impl Fields {
                 if written > VALUES_MAX {
                     return Err(Problem::BodyTooMany { values: VALUES_MAX, nests: NESTS_MAX });
                 }
-                Ok(Self { map, path: String::new(), peer: None, arrived: None })
+                Ok(Self { map, path: String::new(), origin: None })
             }
             Ok(_) => Err(Problem::Body { source: None }),
             Err(error) if is_deep(&error) => Err(Problem::BodyTooDeep),
@@ -65,14 +75,14 @@ impl Fields {
         }
     }
 
-    /// Says where the request comes from, and when it was there.
-    pub(crate) fn of_peer(self, peer: Option<IpAddr>, arrived: Instant) -> Self {
-        Self { peer, arrived: Some(arrived), ..self }
+    /// Says where the request comes from.
+    pub(crate) fn from(self, origin: Origin) -> Self {
+        Self { origin: Some(origin), ..self }
     }
 
-    /// When the request was there, before it was read.
-    pub(crate) fn arrived(&self) -> Option<Instant> {
-        self.arrived
+    /// Where the request comes from.
+    pub(crate) fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
     }
 
     /// A number for who asks: an address, and what those behind it call themselves or their
@@ -82,7 +92,8 @@ impl Fields {
         let metadata = self.peek("metadata").and_then(|metadata| metadata.get("user_id"));
         let name = own.into_iter().flatten().chain(metadata).find_map(Value::as_str);
         let mut hasher = DefaultHasher::new();
-        (self.peer, name).hash(&mut hasher);
+        let address = self.origin.as_ref().and_then(|origin| origin.address);
+        (address, name).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -90,7 +101,7 @@ impl Fields {
     pub(crate) fn of(value: Value, path: impl Into<String>) -> Result<Self, Problem> {
         let path = path.into();
         match value {
-            Value::Object(map) => Ok(Self { map, path, peer: None, arrived: None }),
+            Value::Object(map) => Ok(Self { map, path, origin: None }),
             _ => Err(Wrong::Kind("an object").at(path)),
         }
     }

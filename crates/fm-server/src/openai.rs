@@ -104,16 +104,11 @@ pub(crate) fn with_status(problem: &Problem, body: &Value) -> Response {
 
 fn finish_reason(generated: &Generated) -> &'static str {
     match generated.finish {
+        finish if finish.is_cut() => "length",
         // A stop string may follow a call, which is there all the same.
         FinishReason::Stop | FinishReason::StopString(_) if !generated.calls.is_empty() => {
             "tool_calls"
         }
-        FinishReason::Length
-        | FinishReason::Context
-        | FinishReason::Repetition
-        | FinishReason::Noise
-        | FinishReason::Deadline
-        | FinishReason::Grammar => "length",
         _ => "stop",
     }
 }

@@ -64,3 +64,18 @@ fn headers(kind: &'static str) -> [(HeaderName, &'static str); 5] {
         (header::CACHE_CONTROL, "no-cache"),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::FILES;
+
+    /// A proxy may have put the server below a path of its own.
+    #[test]
+    fn nothing_of_the_page_is_looked_for_at_the_root() {
+        for (name, _, text) in FILES {
+            for absolute in ["\"/v1", "\"/feed", "\"/page", "=\"/", "url(/"] {
+                assert!(!text.contains(absolute), "{name}: {absolute}");
+            }
+        }
+    }
+}

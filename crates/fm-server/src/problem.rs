@@ -130,8 +130,25 @@ pub(crate) enum Problem {
     /// No key, or another one.
     #[error("the API key is missing or wrong")]
     Key,
-    /// A page of another origin, or a name that this server does not go by.
-    #[error("requests from this origin, or for this host, are not served")]
+    /// A name that this server does not go by.
+    #[error("this server does not go by the name `{host}`; --allow-host {host} adds it")]
+    ForeignHost {
+        /// As it was sent.
+        host: String,
+    },
+    /// A page of another origin.
+    #[error(
+        "pages of `{origin}` are not served as `{host}`: a proxy has to hand the Host on as it came, or \
+         --allow-origin {origin} adds them"
+    )]
+    ForeignOrigin {
+        /// Of the page.
+        origin: String,
+        /// Of the request.
+        host: String,
+    },
+    /// A page of another origin, which does not say which.
+    #[error("pages of other origins are not served")]
     Foreign,
     /// RFC 9112, section 3.2.
     #[error("a request of HTTP/1.1 has to name its host, once")]
@@ -256,7 +273,9 @@ impl Problem {
             Self::Coding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::Key => StatusCode::UNAUTHORIZED,
-            Self::Foreign => StatusCode::FORBIDDEN,
+            Self::Foreign | Self::ForeignHost { .. } | Self::ForeignOrigin { .. } => {
+                StatusCode::FORBIDDEN
+            }
             Self::NotFound | Self::NoItem { .. } => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Refused(Refused::Full { .. }) | Self::Watched { .. } => {

@@ -4,7 +4,7 @@ use std::{
     hash::{BuildHasher, Hasher, RandomState},
     io,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -39,10 +39,10 @@ use crate::{
     bodies::Bodies,
     connections,
     connections::{Patience, Peer},
-    door::Door,
+    door::{self, Door},
     early::Early,
     feed,
-    fields::Fields,
+    fields::{Fields, Origin},
     kept::Kept,
     model::Model,
     openai, openapi, page,
@@ -53,6 +53,9 @@ use crate::{
     watch::{Log, Watch},
     workers::Workers,
 };
+
+/// Where a supervisor asks whether the server is well.
+const HEALTH: &str = "/health";
 
 /// Letters of a path in the log.
 const PATH_SHOWN: usize = 80;
@@ -176,7 +179,10 @@ impl Server {
     pub fn bind(host: &str, port: u16) -> Result<Self, ServeError> {
         let refused = |source| ServeError::Bind { host: host.to_owned(), port, source };
         let listen = || {
-            let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+            // As it stands in addresses of pages: `[::1]`.
+            let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+            let addresses = (bare.unwrap_or(host), port).to_socket_addrs()?;
+            let addresses: Vec<SocketAddr> = addresses.collect();
             let listener = TcpListener::bind(addresses.as_slice())?;
             listener.set_nonblocking(true)?;
             Ok(listener)
@@ -260,7 +266,7 @@ fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 13] {
         ("/tokenize", post(tokens::tokenize)),
         ("/detokenize", post(tokens::detokenize)),
         ("/metrics", get(metrics)),
-        ("/health", get(health)),
+        (HEALTH, get(health)),
         ("/feed", get(feed::handle)),
         ("/openapi.json", get(openapi::handle)),
     ]
@@ -303,37 +309,53 @@ fn cross_origin(door: &Door) -> CorsLayer {
 pub(crate) const REQUEST_IDS: [HeaderName; 2] =
     [HeaderName::from_static("request-id"), HeaderName::from_static("x-request-id")];
 
-async fn enter(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+/// What a request is called, from the moment it is there.
+#[derive(Clone, Debug)]
+struct RequestId(Arc<str>);
+
+async fn enter(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     // Whether the server is well is no secret, a supervisor has no key; and the page asks for one.
     let path = request.uri().path().to_owned();
-    let open = path == "/health" || page::has(&path);
+    let open = path == HEALTH || page::has(&path);
     let ends = request.method() == Method::POST && !app.submit.is_open();
     let hosts = request.headers().get_all(HOST).iter().count();
     let named =
         request.version() != Version::HTTP_11 || hosts > 0 || request.uri().host().is_some();
+    let id: Arc<str> = new_id("req_").into();
+    request.extensions_mut().insert(RequestId(Arc::clone(&id)));
+    if let Some(peer) = request.extensions().get::<Peer>() {
+        peer.has_asked.store(true, Ordering::Relaxed);
+    }
+    let mut why = None;
     let mut response = match app.door.check(&path, request.headers()) {
         _ if !named || hosts > 1 => refuse(&request, &Problem::NoHost),
         Err(Problem::Key) if open => next.run(request).await,
-        Err(problem) => refuse(&request, &problem),
+        Err(problem) => {
+            let response = refuse(&request, &problem);
+            // It is about this server and how it is reached, and holds nothing of a text.
+            why = Some(problem);
+            response
+        }
         // What has come of it is not waited for.
         Ok(()) if ends => refuse(&request, &Refused::Closed.into()),
         Ok(()) => next.run(request).await,
     };
     let [first, second] = REQUEST_IDS;
-    let id = response.headers().get(&first).cloned();
-    let id = id.or_else(|| new_id("req_").parse().ok());
+    let id = response.headers().get(&first).cloned().or_else(|| id.parse().ok());
     if let Some(id) = id.clone() {
         response.headers_mut().insert(first, id.clone());
         response.headers_mut().insert(second, id);
     }
     let inside = response.extensions().get::<openai::RefusedInside>();
     let status = inside.map_or(response.status(), |inside| inside.0);
-    if status.is_client_error() || status.is_server_error() {
+    // Who asks whether it is well is told, and that is all.
+    if (status.is_client_error() || status.is_server_error()) && path != HEALTH {
         let id = id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
         let path = shown(&path);
-        let line = format_args!("{path} refused={} id={id}", status.as_u16());
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+        let line = format_args!("{path} refused={} id={id}{why}", status.as_u16());
         let told = response.extensions().get::<openai::Told>().is_some();
-        app.watch.refused((!told).then_some(&line));
+        app.watch.refused(status.as_u16(), (!told).then_some(&line));
     }
     response
 }
@@ -375,6 +397,8 @@ pub(crate) async fn prepare<T: Send + 'static>(
     let session = request.headers().get(SESSION_HEADER).filter(|_| own);
     let session = session.and_then(|name| name.to_str().ok()).map(str::to_owned);
     let peer = request.extensions().get::<Peer>().cloned();
+    let id = request.extensions().get::<RequestId>().map(|id| Arc::clone(&id.0));
+    let address = peer.as_ref().map(|peer| door::client(peer.address, request.headers()));
     let patience = peer.as_ref().map_or(app.patience.body, |peer| peer.patience(app.patience.body));
     let body = timeout(patience, app.bodies.take(request.into_body()))
         .await
@@ -384,9 +408,10 @@ pub(crate) async fn prepare<T: Send + 'static>(
         .acquire_owned()
         .await
         .map_err(|_| Problem::Gone)?;
-    let (shared, address) = (Arc::clone(app), peer.map(|peer| peer.address));
+    let (shared, id) = (Arc::clone(app), id.unwrap_or_default());
+    let origin = Origin { address, arrived, id };
     let read = move |body: &[u8]| {
-        let mut fields = Fields::parse(body)?.of_peer(address, arrived);
+        let mut fields = Fields::parse(body)?.from(origin);
         if let Some(session) = session {
             fields.add(SESSION_FIELD, &session);
         }

@@ -20,6 +20,8 @@ pub(crate) const FAILED: &str = "error";
 pub struct Requested {
     /// The path.
     pub path: &'static str,
+    /// What it is called in the head of its response.
+    pub id: Arc<str>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens of it that were there already.
@@ -84,7 +86,7 @@ impl fmt::Display for Requested {
         write!(
             f,
             "{} prompt={} cached={} restored={} written={} queue={:.3}s prefill={:.3}s ttft={:.3}s decode={:.3}s {:.1} tok/s \
-             hits={:.1}% read={}",
+             hits={:.1}% read={} id={}",
             self.path,
             self.prompt_tokens,
             self.cached_tokens,
@@ -96,7 +98,8 @@ impl fmt::Display for Requested {
             self.decode.as_secs_f64(),
             self.decode_tok_s(),
             100.0 * self.store.hit_rate(),
-            self.store.read_bytes
+            self.store.read_bytes,
+            self.id
         )?;
         if !self.left_out.is_empty() {
             write!(f, " left_out={}", self.left_out.join(","))?;
@@ -134,14 +137,14 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Of what was asked for at `path`, and arrived then.
+    /// Of what was asked for at `path`, is called `id`, and arrived then.
     pub(crate) fn new(
         (app, progress): (Arc<App>, Arc<Progress>),
-        path: &'static str,
+        (path, id): (&'static str, Arc<str>),
         Asked { prompt_tokens, choices, answers }: Asked,
         arrived: Instant,
     ) -> Self {
-        let requested = Requested { path, prompt_tokens, finish: GONE, ..Requested::default() };
+        let requested = Requested { path, id, prompt_tokens, finish: GONE, ..Requested::default() };
         Self { app, arrived, choices, open: answers, progress, started: None, requested }
     }
 

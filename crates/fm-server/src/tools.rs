@@ -219,11 +219,8 @@ impl Tools {
             return Err(Wrong::Rule("there is no tool of a name that is allowed").at("tool_choice"));
         }
         let may = |tool: &Value| allowed.iter().any(|name| tool["function"]["name"] == **name);
-        let kept: Vec<bool> = self.list.iter().map(may).collect();
-        let mut may = kept.iter().copied();
-        self.list.retain(|_| may.next() == Some(true));
-        let mut may = kept.iter().copied();
-        self.strict.retain(|_| may.next() == Some(true));
+        let all = self.list.into_iter().zip(self.strict);
+        (self.list, self.strict) = all.filter(|(tool, _)| may(tool)).unzip();
         Ok(self)
     }
 

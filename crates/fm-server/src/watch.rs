@@ -4,11 +4,13 @@ mod histogram;
 mod metrics;
 
 use std::{
+    collections::BTreeMap,
     fmt::{self, Write as _},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use fm_engine::{gauges::Gauges, generate::FinishReason, schedule::Activity};
@@ -29,7 +31,8 @@ pub(crate) struct Watch {
     pub(crate) gauges: Gauges,
     /// Requests by the way they ended.
     ended: Vec<(&'static str, AtomicU64)>,
-    refused: AtomicU64,
+    /// Requests that were refused, by status.
+    refused: Mutex<BTreeMap<u16, u64>>,
     thinking_tokens: AtomicU64,
     times: Times,
 }
@@ -54,7 +57,9 @@ impl Watch {
     pub(crate) fn new(log: Log, activity: Arc<Activity>, gauges: Gauges) -> Self {
         let ends = FinishReason::NAMES.into_iter().chain([GONE, FAILED]);
         let ended = ends.map(|end| (end, AtomicU64::new(0))).collect();
-        let (refused, thinking_tokens) = (AtomicU64::new(0), AtomicU64::new(0));
+        // A rate needs a first value: this is the one that alarms are made of.
+        let refused = Mutex::new(BTreeMap::from([(429, 0)]));
+        let thinking_tokens = AtomicU64::new(0);
         let times = Times::default();
         Self { log, activity, gauges, ended, refused, thinking_tokens, times }
     }
@@ -76,8 +81,10 @@ impl Watch {
     }
 
     /// Counts a request that was refused, and says so unless its end was told already.
-    pub(crate) fn refused(&self, line: Option<&fmt::Arguments<'_>>) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn refused(&self, status: u16, line: Option<&fmt::Arguments<'_>>) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        *refused.entry(status).or_default() += 1;
+        drop(refused);
         line.into_iter().for_each(|line| (self.log)(line));
     }
 
@@ -114,9 +121,7 @@ impl Watch {
             ("prefix_kept", prefixes.kept.load(Ordering::Relaxed) as u64),
             ("calls_kept_bytes", kept_bytes as u64),
             ("written_tokens_total", count(&activity.written_tokens)),
-            ("longest_wait_us", count(&activity.longest_wait_us)),
             ("thinking_tokens_total", count(&self.thinking_tokens)),
-            ("requests_refused_total", count(&self.refused)),
             ("expert_hits_total", stats.hits),
             ("expert_misses_total", stats.misses()),
             ("expert_read_bytes_total", stats.read_bytes),
@@ -138,6 +143,13 @@ impl Watch {
             let count = count.load(Ordering::Relaxed);
             let _ = writeln!(text, "flash_moe_requests_total{{finish=\"{end}\"}} {count}");
         }
+        text.push_str(&heading("requests_refused_total"));
+        for (code, count) in &*self.refused.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = writeln!(text, "flash_moe_requests_refused_total{{code=\"{code}\"}} {count}");
+        }
+        let seconds = Duration::from_micros(count(&activity.longest_wait_us)).as_secs_f64();
+        let longest = "longest_wait_seconds";
+        let _ = writeln!(text, "{}flash_moe_{longest} {seconds}", heading(longest));
         let Times { queue, first_token, token } = &self.times;
         let times = [("queue", queue), ("first_token", first_token), ("token", token)];
         for (name, histogram) in times {

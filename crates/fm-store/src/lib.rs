@@ -30,5 +30,5 @@ pub use plan::{CHUNK_BYTES, ClassPlan, Plan, StoreOptions};
 pub use policy::PolicyKind;
 pub use slots::{Buffer, Lease};
 pub use stats::Stats;
-pub use store::Store;
+pub use store::{FETCHES_MAX, Store};
 pub use ticket::{Arrived, Order, Ticket};

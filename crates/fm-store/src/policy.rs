@@ -107,23 +107,11 @@ pub enum PolicyKind {
     Odds,
 }
 
-/// A row of the registry.
+/// What a policy is called, and what makes it.
 struct PolicyRow {
-    kind: PolicyKind,
     name: &'static str,
+    build: fn(PolicyScope) -> Box<dyn Policy>,
 }
-
-/// Every policy, by name.
-const POLICIES: [PolicyRow; 8] = [
-    PolicyRow { kind: PolicyKind::Auto, name: "auto" },
-    PolicyRow { kind: PolicyKind::Lru, name: "lru" },
-    PolicyRow { kind: PolicyKind::Lfu, name: "lfu" },
-    PolicyRow { kind: PolicyKind::Lfru, name: "lfru" },
-    PolicyRow { kind: PolicyKind::Arc, name: "arc" },
-    PolicyRow { kind: PolicyKind::S3Fifo, name: "s3-fifo" },
-    PolicyRow { kind: PolicyKind::LeastStale, name: "least-stale" },
-    PolicyRow { kind: PolicyKind::Odds, name: "odds" },
-];
 
 /// What a policy of one class is made for.
 #[derive(Clone, Copy, Debug)]
@@ -161,36 +149,55 @@ impl PolicyScope {
 }
 
 impl PolicyKind {
+    /// Every policy, in the order of help.
+    const ALL: [Self; 8] = [
+        Self::Auto,
+        Self::Lru,
+        Self::Lfu,
+        Self::Lfru,
+        Self::Arc,
+        Self::S3Fifo,
+        Self::LeastStale,
+        Self::Odds,
+    ];
+
     /// The names of all policies, for help and completion.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        POLICIES.iter().map(|row| row.name)
+        Self::ALL.into_iter().map(Self::name)
     }
 
     /// Finds a policy by name.
     pub fn by_name(name: &str) -> Option<Self> {
-        POLICIES.iter().find(|row| row.name == name).map(|row| row.kind)
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     /// Its name.
-    ///
-    /// # Panics
-    /// Never: every kind has a row.
     pub fn name(self) -> &'static str {
-        let row = POLICIES.iter().find(|row| row.kind == self);
-        row.expect("every kind has a row").name
+        self.row().name
     }
 
     /// Makes the policy of a class.
     pub fn build(self, scope: PolicyScope) -> Box<dyn Policy> {
-        let slots = scope.slots;
+        (self.row().build)(scope)
+    }
+
+    fn row(self) -> PolicyRow {
+        let row = |name, build| PolicyRow { name, build };
         match self {
-            Self::Lru => Box::new(Ranked::new(lru::Lru, slots)),
-            Self::Lfu => Box::new(Ranked::new(lfu::Lfu, slots)),
-            Self::Lfru => Box::new(Ranked::new(lfru::Lfru::new(scope.requests_per_token), slots)),
-            Self::Arc => Box::new(arc::Arc::new(slots, scope.experts)),
-            Self::S3Fifo => Box::new(s3_fifo::S3Fifo::new(slots, scope.experts)),
-            Self::LeastStale => Box::new(least_stale::LeastStale::new(slots, scope.layers)),
-            Self::Odds | Self::Auto => Box::new(odds::Odds::new(scope)),
+            Self::Auto => row("auto", |of| Box::new(odds::Odds::new(of))),
+            Self::Lru => row("lru", |of| Box::new(Ranked::new(lru::Lru, of.slots))),
+            Self::Lfu => row("lfu", |of| Box::new(Ranked::new(lfu::Lfu, of.slots))),
+            Self::Lfru => row("lfru", |of| {
+                Box::new(Ranked::new(lfru::Lfru::new(of.requests_per_token), of.slots))
+            }),
+            Self::Arc => row("arc", |of| Box::new(arc::Arc::new(of.slots, of.experts))),
+            Self::S3Fifo => {
+                row("s3-fifo", |of| Box::new(s3_fifo::S3Fifo::new(of.slots, of.experts)))
+            }
+            Self::LeastStale => {
+                row("least-stale", |of| Box::new(least_stale::LeastStale::new(of.slots, of.layers)))
+            }
+            Self::Odds => row("odds", |of| Box::new(odds::Odds::new(of))),
         }
     }
 }

@@ -82,7 +82,7 @@ pub enum Wait {
 
 /// Fills slots in the background.
 pub trait Reader: Send + fmt::Debug {
-    /// Queues a record; never blocks. The store has at most 128 under way.
+    /// Queues a record; never blocks. The store has at most [`FETCHES_MAX`](crate::FETCHES_MAX) under way.
     fn submit(&mut self, fetch: Fetch);
 
     /// Gives back a finished record, in any order. Every record comes back exactly once. `None`

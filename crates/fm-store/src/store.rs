@@ -33,7 +33,7 @@ use crate::{
 /// Records that may be on their way at once, over all requests: enough to keep any disk busy while
 /// the caller computes something else, few enough that an abandoned request does not delay the next
 /// one by more than a layer of a prompt.
-pub(crate) const FETCHES_MAX: usize = 128;
+pub const FETCHES_MAX: usize = 128;
 
 /// With this many records on their way a disk is busy. Reading further ahead is no reason to evict
 /// an expert that is more popular than the one it would make room for: a long scan takes slots in

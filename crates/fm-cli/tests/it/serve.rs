@@ -1,7 +1,7 @@
 //! `serve` from its greeting to its end, and the official clients against it.
 
 use std::{
-    env,
+    env, fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
@@ -37,10 +37,19 @@ impl Serving {
         Self::start_in(home, None, more)
     }
 
+    /// One of another model.
+    fn start_with(model: &str, more: &[&str]) -> Self {
+        Self::start_of(model, &Rc::new(tempfile::tempdir().unwrap()), None, more)
+    }
+
     /// One whose user has a directory for settings that is not the usual one.
     fn start_in(home: &Rc<TempDir>, settings: Option<&Path>, more: &[&str]) -> Self {
+        Self::start_of("models/demo", home, settings, more)
+    }
+
+    fn start_of(model: &str, home: &Rc<TempDir>, settings: Option<&Path>, more: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_flash-moe"))
-            .args(["serve", "models/demo", "--port", "0", "--memory", "300MB", "--context", "1024"])
+            .args(["serve", model, "--port", "0", "--memory", "300MB", "--context", "1024"])
             .args(more)
             .current_dir(workspace_dir())
             .env_clear()
@@ -181,6 +190,33 @@ fn without_a_home_it_says_that_prompts_are_kept_in_memory_only() {
     assert!(said.starts_with("warning: there is no cache directory: "), "{said}");
     let said = serve(&["--prefix-cache", "off"]);
     assert!(said.starts_with("error: "), "nobody has asked for one: {said}");
+    // A file in the place of a home has no settings and no checksums in it.
+    let inspect =
+        program(home.path()).args(["inspect", "models/demo"]).env("HOME", "/dev/null").output();
+    let inspect = inspect.unwrap();
+    assert!(inspect.status.success() && inspect.stderr.is_empty(), "{}", stderr(&inspect));
+}
+
+#[test]
+fn a_model_without_a_template_greets_with_what_it_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(workspace_dir().join("models/demo")).unwrap() {
+        let (path, name) = file.map(|file| (file.path(), file.file_name())).unwrap();
+        if name != "chat_template.jinja" {
+            fs::copy(path, dir.path().join(name)).unwrap();
+        }
+    }
+    let serving = Serving::start(&[]);
+    assert!(serving.greeting.contains("/v1/chat/completions"), "{}", serving.greeting);
+    let serving = Serving::start_with(&dir.path().to_string_lossy(), &["--host", "[::1]"]);
+    let greeting = &serving.greeting;
+    assert!(greeting.contains("warning: the model has no chat template"), "{greeting}");
+    assert!(
+        greeting.contains("/v1/completions -H") && !greeting.contains("/v1/chat"),
+        "{greeting}"
+    );
+    assert!(serving.address.starts_with("[::1]:"), "{greeting}");
+    assert_eq!(serving.end().0, Some(0));
 }
 
 #[test]

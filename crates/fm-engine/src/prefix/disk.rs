@@ -47,6 +47,9 @@ pub(crate) const BUFFERS_BYTES: u64 =
 /// Tokens of all sessions on disk: their list is in memory, 4 MiB.
 const TOKENS_MAX: usize = 1 << 20;
 
+/// Tokens that are worth reading from disk.
+pub(crate) const WORTH_READING: u32 = 64;
+
 /// Sessions on disk.
 const ENTRIES_MAX: usize = 4096;
 

@@ -43,7 +43,8 @@ impl Engine {
     pub fn state_fingerprint(&self, program: Option<&Path>) -> u128 {
         let mut hash = Xxh3Default::new();
         hash.update(&self.identity.to_le_bytes());
-        for word in [self.model_type, self.numerics.name(), cpu_features()] {
+        let (device, numerics) = (self.device.name(), self.numerics.name());
+        for word in [self.model_type, device, numerics, cpu_features()] {
             hash.update(word.as_bytes());
             hash.update(&[0]);
         }

@@ -7,9 +7,9 @@ use std::{
 
 use fm_model::runner::SessionId;
 
-use super::{Crew, Job, Update, queue::Queue, restore::WORTH_READING};
+use super::{Crew, Job, Update, queue::Queue};
 use crate::{
-    prefix::{EntryId, common, of_prompt, of_turns},
+    prefix::{EntryId, WORTH_READING, common, of_prompt, of_turns},
     writing::{Mark, Need, Writing},
 };
 

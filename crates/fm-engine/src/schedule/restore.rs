@@ -14,9 +14,6 @@ use crate::{
     writing::Mark,
 };
 
-/// Tokens that are worth reading from disk.
-pub(super) const WORTH_READING: u32 = 64;
-
 /// How long is read between two steps, and between two looks at the queue.
 const SLICE: Duration = Duration::from_millis(30);
 

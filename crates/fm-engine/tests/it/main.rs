@@ -17,6 +17,7 @@ mod packed;
 mod prefix;
 mod prefix_disk;
 mod prefix_places;
+mod prefix_room;
 mod report_document;
 mod sameness;
 mod schedule;

@@ -9,7 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     time::UNIX_EPOCH,
 };
@@ -105,7 +105,7 @@ impl Recorded {
         let path = Self::path(cache_dir, &checkpoint.path)?;
         let text = match fs::read(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Absent),
+            Err(_) if is_absent(&path) => return Ok(Found::Absent),
             Err(_) => return Ok(Found::Stale),
         };
         let Ok(recorded) = serde_json::from_slice::<Self>(&text) else { return Ok(Found::Stale) };

@@ -209,7 +209,8 @@ impl GroupedConfig {
         if is_dense {
             let width = self.intermediate_size;
             check_dims(&[("intermediate_size", width)])?;
-            let mlp = dense(layer.weights, &layer.name("mlp"), width, hidden)?;
+            let (mlp, dims) = (layer.name("mlp"), (width, hidden));
+            let mlp = dense(layer.weights, &mlp, dims, Activation::Silu)?;
             return Ok((FfnSpec::Mlp(Box::new(mlp)), None));
         }
         let ffn = self.moe_intermediate_size;

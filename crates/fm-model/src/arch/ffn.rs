@@ -19,6 +19,7 @@ pub(super) struct Experts<'a> {
     pub(super) dims: ExpertDims,
     pub(super) router: Router<'a>,
     pub(super) routing: RouterSpec,
+    /// Of the routed and of the shared expert.
     pub(super) activation: Activation,
     /// Finds the experts' biases, if they have such.
     pub(super) biases: Option<FindBiases>,
@@ -65,7 +66,12 @@ impl Experts<'_> {
         let shared = self.shared.as_ref().map(|shared| {
             let gate = |gate: &str| weights.matrix(&format!("{mlp}.{gate}"), 1, hidden);
             Ok::<_, LoadError>(SharedSpec {
-                mlp: dense(weights, &format!("{mlp}.{}", shared.module), shared.width, hidden)?,
+                mlp: dense(
+                    weights,
+                    &format!("{mlp}.{}", shared.module),
+                    (shared.width, hidden),
+                    self.activation,
+                )?,
                 gate: shared.gate.map(gate).transpose()?,
             })
         });
@@ -101,12 +107,13 @@ pub(super) fn sparse_module(layer: &LayerSite<'_, '_>) -> &'static str {
 pub(super) fn dense(
     weights: &Weights<'_>,
     module: &str,
-    ffn: usize,
-    hidden: usize,
+    (ffn, hidden): (usize, usize),
+    activation: Activation,
 ) -> Result<MlpSpec, LoadError> {
     Ok(MlpSpec {
         gate: weights.matrix(&format!("{module}.gate_proj"), ffn, hidden)?,
         up: weights.matrix(&format!("{module}.up_proj"), ffn, hidden)?,
         down: weights.matrix(&format!("{module}.down_proj"), hidden, ffn)?,
+        activation,
     })
 }

@@ -62,7 +62,8 @@ impl Family<'_> {
         if !moe.is_sparse(layer.index) {
             let width = moe.intermediate_size.unwrap_or(0);
             require(width > 0, "intermediate_size", width, "dense layers need it")?;
-            let mlp = dense(layer.weights, &layer.name("mlp"), width, hidden)?;
+            let (mlp, dims) = (layer.name("mlp"), (width, hidden));
+            let mlp = dense(layer.weights, &mlp, dims, Activation::Silu)?;
             return Ok((FfnSpec::Mlp(Box::new(mlp)), None));
         }
         let shared = moe.shared_expert_intermediate_size.filter(|width| *width > 0);

@@ -2,7 +2,7 @@
 
 use fm_kernels::{
     Backend,
-    backend::{DeviceResult, ExpertScratch, Product, View, ViewMut},
+    backend::{Activation, DeviceResult, ExpertScratch, Product, View, ViewMut},
 };
 
 use crate::{
@@ -11,12 +11,13 @@ use crate::{
     spec::MlpSpec,
 };
 
-/// `down(silu(gate x) · (up x))`. Source: Shazeer, 2020, arXiv:2002.05202.
+/// `down(activation(gate x, up x))`. Source: Shazeer, 2020, arXiv:2002.05202.
 #[derive(Debug)]
 pub(crate) struct Mlp<B: Backend> {
     gate: Matrix<B>,
     up: Matrix<B>,
     down: Matrix<B>,
+    activation: Activation,
 }
 
 impl<B: Backend> Mlp<B> {
@@ -25,6 +26,7 @@ impl<B: Backend> Mlp<B> {
             gate: loader.matrix(&spec.gate)?,
             up: loader.matrix(&spec.up)?,
             down: loader.matrix(&spec.down)?,
+            activation: spec.activation,
         })
     }
 
@@ -43,7 +45,7 @@ impl<B: Backend> Mlp<B> {
         ];
         device.matmul_each(x, each)?;
         let up = View::new(&scratch.up, rows, ffn);
-        device.silu_mul(up, ViewMut::new(&mut scratch.gate, rows, ffn))?;
+        device.activate(self.activation, up, ViewMut::new(&mut scratch.gate, rows, ffn))?;
         device.prepare(View::new(&scratch.gate, rows, ffn), &mut scratch.acts)?;
         device.matmul(self.down.view(), &scratch.acts, out)
     }

@@ -102,7 +102,7 @@ impl<B: Backend> Moe<B> {
         top_k: Option<usize>,
     ) -> Result<Self, LoadError> {
         let shared = spec.shared.as_ref().map(|shared| {
-            let gate = shared.gate.as_ref().map(|gate| loader.rows(gate)).transpose()?;
+            let gate = shared.gate.as_ref().map(|gate| loader.exact(gate)).transpose()?;
             Ok::<_, LoadError>(Shared { mlp: Mlp::load(loader, &shared.mlp)?, gate })
         });
         let biases = spec.biases.as_ref().map(|biases| {

@@ -179,6 +179,9 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             if found != expected {
                 return Err(StepError::Position { session, expected, found });
             }
+            if rows[i - 1].wants.checkpoint {
+                return Err(StepError::CheckpointWithin { session, position: expected - 1 });
+            }
             segment.rows.end = i + 1;
         } else {
             let at = self.sessions.stepped(session);

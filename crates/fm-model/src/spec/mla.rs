@@ -74,12 +74,16 @@ impl MlaSpec {
         on_matrix: &mut dyn FnMut(&MatrixRef),
         on_vector: &mut dyn FnMut(&VectorRef),
     ) {
-        let q_a = self.q_a.iter().map(|q_a| &q_a.projection);
-        for Projection { weight, bias } in q_a.chain([&self.q, &self.kv_a, &self.o]) {
+        let Self { shape: _, rotary: _, q_a, q, kv_a, kv_a_norm, k_b, v_b, o } = self;
+        if let Some(QueryCompression { projection: Projection { weight, bias }, norm }) = q_a {
+            on_matrix(weight);
+            bias.iter().chain([norm]).for_each(&mut *on_vector);
+        }
+        for Projection { weight, bias } in [q, kv_a, o] {
             on_matrix(weight);
             bias.iter().for_each(&mut *on_vector);
         }
-        self.q_a.iter().map(|q_a| &q_a.norm).chain([&self.kv_a_norm]).for_each(on_vector);
-        [&self.k_b, &self.v_b].into_iter().for_each(on_matrix);
+        on_vector(kv_a_norm);
+        [k_b, v_b].into_iter().for_each(on_matrix);
     }
 }

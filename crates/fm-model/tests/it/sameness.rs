@@ -6,21 +6,11 @@ use fm_format::key::LayerIndex;
 use fm_kernels::{Backend, backend::Numerics, cpu::Cpu};
 use fm_model::{
     Runner,
+    arch::MODEL_TYPES,
     runner::{Batch, Halt, Lane, Output, SessionId, Spoiled, StepError, Wants},
 };
 
 use crate::harness::{batch_of, bits, cancel, feed, mixed_checkpoint, open, row};
-
-const FAMILIES: [&str; 8] = [
-    "gpt_oss",
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "mixtral",
-    "minimax_m2",
-    "qwen3_moe",
-    "qwen3_next",
-    "qwen3_5_moe",
-];
 
 fn logits_do_not_depend_on_chunking<B: Backend<Bytes = [u8]>>(family: &str, device: fn() -> B) {
     let (dir, tokens) = mixed_checkpoint(family);
@@ -387,7 +377,7 @@ for_each_integer_numerics_and_family! {
 #[test]
 fn logits_do_not_depend_on_the_number_of_threads() {
     let all = [Numerics::F32, Numerics::Int15, Numerics::Int8];
-    for (family, numerics) in FAMILIES.into_iter().flat_map(|family| all.map(|own| (family, own))) {
+    for (family, numerics) in MODEL_TYPES.iter().flat_map(|family| all.map(|own| (*family, own))) {
         let (dir, tokens) = mixed_checkpoint(family);
         let run = |threads| {
             let mut runner = open(&dir, Cpu::open(threads).in_numerics(numerics));

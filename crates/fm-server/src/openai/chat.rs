@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     answer::{Answer, CallPiece, Piece, TokenOdds},
-    ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
+    ask::{Ask, Manner, Odds, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::{CallIds, Kept},
     model::{Conversation, Model},
@@ -93,8 +93,7 @@ pub(crate) fn asked(
     if top.is_some() && !odds {
         return Err(Wrong::Rule("logprobs must be true for it").at("top_logprobs"));
     }
-    manner.top_logprobs = odds.then(|| top.unwrap_or(0) as usize);
-    manner.odds_max = ODDS_MAX;
+    manner.odds = odds.then(|| Odds { top: top.unwrap_or(0) as usize, max: ODDS_MAX });
     let conversation = conversation(&mut fields, &mut manner)?;
     structured::with_tools(&mut manner, &conversation, model)?;
     let (stream, include_usage) = stream_options(&mut fields)?;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     answer::Piece,
-    ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
+    ask::{Ask, Manner, Odds, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::CallIds,
     model::{Model, Prompt},
@@ -97,8 +97,7 @@ fn read(app: &Arc<App>, mut fields: Fields) -> Result<(Ask, Form), Problem> {
     let prompts = prompts(&mut fields, model)?;
     let (stream, include_usage) = stream_options(&mut fields)?;
     let top = fields.count("logprobs", 0..=TOP_LOGPROBS_MAX)?;
-    manner.top_logprobs = top.map(|top| top as usize);
-    manner.odds_max = ODDS_MAX;
+    manner.odds = top.map(|top| Odds { top: top as usize, max: ODDS_MAX });
     let echo = fields.flag("echo")?.unwrap_or(false);
     if echo && top.is_some() {
         let rule = "the prompt has no log-probabilities here; leave out echo or logprobs";

@@ -16,7 +16,7 @@ use self::{repeated::Repeated, writer::Writer};
 use super::{MODERATION, RefusedInside, refuse, thinking};
 use crate::{
     answer::Answer,
-    ask::{Ask, Manner, TOKENS_MAX, TOP_LOGPROBS_MAX},
+    ask::{Ask, Manner, Odds, TOKENS_MAX, TOP_LOGPROBS_MAX},
     fields::Fields,
     kept::{CallIds, Kept},
     model::{Conversation, Model},
@@ -128,8 +128,8 @@ pub(crate) fn asked(
     manner.max_tokens = max_tokens.map(|max| max as usize);
     let odds = includes_odds(&mut fields)?;
     let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
-    manner.top_logprobs = (odds || top.is_some()).then(|| top.unwrap_or(0) as usize);
-    manner.odds_max = ODDS_MAX;
+    let odds = odds || top.is_some();
+    manner.odds = odds.then(|| Odds { top: top.unwrap_or(0) as usize, max: ODDS_MAX });
     manner.constraint = structured::take_responses(&mut fields, &model.grammars)?;
     let mut conversation = conversation(&mut fields, &mut manner, kept)?;
     structured::with_tools(&mut manner, &conversation, model)?;

@@ -22,7 +22,7 @@ function body(chat, model) {
 export async function receive({ chat, model }, message, signal, grown) {
   const started = performance.now();
   try {
-    const response = await request("/v1/chat/completions", { body: body(chat, model), signal });
+    const response = await request("v1/chat/completions", { body: body(chat, model), signal });
     let whole = false;
     for await (const { data } of events(response)) {
       whole ||= data === "[DONE]";

@@ -43,7 +43,7 @@ async function lost(hear, error) {
 async function follow(hear, signal) {
   let machine = null;
   const looks = [];
-  for await (const { name, data } of events(await request("/feed", { signal }))) {
+  for await (const { name, data } of events(await request("feed", { signal }))) {
     const told = JSON.parse(data);
     if (name === "machine") {
       machine = told;

@@ -4,7 +4,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
     thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use fm_engine::{
@@ -12,7 +12,7 @@ use fm_engine::{
     generate::{Call, Event, FinishReason, Generated, Phase},
     schedule::{Job, Refused, Update},
 };
-use fm_server::{Door, Submit};
+use fm_server::{Door, Patience, Submit};
 use fm_text::{CallPart, Channel};
 use serde_json::{Value, json};
 
@@ -94,6 +94,8 @@ fn a_full_queue_says_when_to_come_again() {
             assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
         }
     }
+    let metrics = get(server.at, "/metrics").body;
+    assert!(metrics.contains("requests_refused_total{code=\"429\"} 4\n"), "{metrics}");
     let server = scripted(Script::Refuse(Refused::Closed));
     assert_eq!(post(server.at, PATHS[0], &hello(false)).status, 503);
     assert_eq!(
@@ -265,7 +267,7 @@ fn who_comes_to_a_server_that_ends_is_told_and_half_requests_are_not_waited_for(
         server.at,
         "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{\"mess",
     );
-    let idle = say(server.at, "");
+    let (idle, half_a_head) = (say(server.at, ""), say(server.at, "GET /health HTTP/1.1\r\nho"));
     assert_eq!(get(server.at, "/health").status, 200, "they have been let in");
     server.stopper.stop();
     assert!(half.rest().starts_with("HTTP/1.1 503"));
@@ -276,7 +278,10 @@ fn who_comes_to_a_server_that_ends_is_told_and_half_requests_are_not_waited_for(
     assert!(refused.status == 503 && refused.head.contains("retry-after"), "{}", refused.head);
     assert!(answer.rest().contains("[DONE]"), "what was begun is finished");
     drop(idle);
+    let waited = Instant::now();
     server.end();
+    assert!(waited.elapsed() < Patience::default().head / 2, "{:?}", waited.elapsed());
+    drop(half_a_head);
 }
 
 #[test]

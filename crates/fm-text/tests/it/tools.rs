@@ -283,6 +283,22 @@ fn every_dialect_tells_calls_from_text() {
     }
 }
 
+/// Templates show the model how it calls, in the very words.
+#[test]
+fn a_template_that_shows_calls_has_their_dialect() {
+    for dialect in DIALECTS {
+        let calls = |script: &str| script.contains(")=");
+        let shown = CASES.iter().find(|(name, _, script)| *name == dialect.name && calls(script));
+        let (_, text, _) = shown.expect("every dialect has a call here");
+        assert_eq!(Dialect::of_template(text).unwrap().name, dialect.name, "{text}");
+        let marks = dialect.first_marks();
+        for opening in [dialect.opening(None), dialect.opening(Some("look"))] {
+            let begins = marks.iter().any(|mark| opening.starts_with(mark));
+            assert!(begins || marks.is_empty(), "{dialect:?} is begun with {opening}");
+        }
+    }
+}
+
 #[test]
 fn one_letter_at_a_time_is_the_same() {
     for (name, text, expected) in CASES {

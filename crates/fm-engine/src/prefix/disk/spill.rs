@@ -12,7 +12,7 @@ use fm_model::{
 };
 
 use super::{
-    Disk, EntryId, Notice, Pause, Segment,
+    Disk, EntryId, Notice, Pause, Segment, WORTH_READING,
     entry::{Entry, Place, SEGMENT_HEAD, Span, segment_head},
     entry_path, segment_path,
     writer::{BUFFER_BYTES, Heard, Order},
@@ -76,6 +76,14 @@ impl Disk {
         pin: &Pin,
     ) -> Option<Spilled> {
         let marks = runner.marks(session);
+        let usable = if self.forks_anywhere {
+            tokens.len() as u32
+        } else {
+            marks.last().copied().unwrap_or(0)
+        };
+        if usable < WORTH_READING {
+            return Some(Spilled::Refused);
+        }
         let covering = self.entries.iter_mut().find(|listed| listed.entry.covers(tokens, &marks));
         if let Some(listed) = covering {
             let id = listed.id;

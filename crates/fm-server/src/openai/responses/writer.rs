@@ -194,9 +194,10 @@ impl Writer {
     }
 
     fn status(&self) -> (&'static str, Option<&'static str>) {
-        match self.end {
-            None | Some(FinishReason::Stop | FinishReason::StopString(_)) => ("completed", None),
-            Some(_) => ("incomplete", Some("max_output_tokens")),
+        if self.end.is_some_and(FinishReason::is_cut) {
+            ("incomplete", Some("max_output_tokens"))
+        } else {
+            ("completed", None)
         }
     }
 
