@@ -14,7 +14,7 @@ use fm_engine::{
     Engine,
     generate::{Generated, Request},
     options::EngineOptions,
-    schedule::{DiskError, DiskOptions, Driven, Job, Pin, Scheduler, Update},
+    schedule::{DiskError, DiskOptions, Driven, Job, Scheduler, Update},
 };
 use fm_testkit::golden::demo_dir;
 use tempfile::{TempDir, tempdir};
