@@ -69,7 +69,7 @@ impl Door {
 /// Whose request it is: who is connected, or, if that is a proxy on this machine, whom it names last. What a client
 /// writes itself stands before that.
 pub(crate) fn client(peer: IpAddr, headers: &HeaderMap) -> IpAddr {
-    let named = headers.get_all("x-forwarded-for").iter().last();
+    let named = headers.get_all("x-forwarded-for").iter().next_back();
     let named =
         named.and_then(|value| value.to_str().ok()?.rsplit(',').next()?.trim().parse().ok());
     named.filter(|_| peer.to_canonical().is_loopback()).unwrap_or(peer)
