@@ -180,11 +180,6 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let limits = Limits::before_loading(&planned, &places);
     let engine = Engine::load(planned, &places)?;
     warn(&engine);
-    if engine.template.is_none() {
-        console::say!(
-            "warning: the model has no chat template; chats are refused, prompts are answered"
-        );
-    }
     let sampling = flags::sampling(matches, of_requests(), engine.generation.sampling())?;
     let number = |name: &str| *matches.get_one::<u32>(name).expect("it has a default") as usize;
     let schedule = ScheduleOptions {
@@ -392,16 +387,20 @@ fn greeting(
     }
     // What it is stays out of the log.
     let key = if has_key { " -H \"authorization: Bearer $FLASH_MOE_API_KEY\"" } else { "" };
-    let (path, body) = match &engine.template {
+    let (path, body, bare) = match &engine.template {
         Some(_) => {
             let messages = r#"{"messages": [{"role": "user", "content": "Hello!"}]}"#;
-            ("/v1/chat/completions", messages)
+            ("/v1/chat/completions", messages, "")
         }
-        None => ("/v1/completions", r#"{"prompt": "Once upon a time"}"#),
+        None => (
+            "/v1/completions",
+            r#"{"prompt": "Once upon a time"}"#,
+            "  it has no chat template: prompts are answered, chats are refused\n",
+        ),
     };
     format!(
         "serving {name} ({}, {}) at http://{here}{reach}\n  \
-         {} sessions of {} tokens, up to {} requests wait; memory {} of a budget of {}\n{forgets}  \
+         {} sessions of {} tokens, up to {} requests wait; memory {} of a budget of {}\n{forgets}{bare}  \
          curl http://{here}{path} -H 'content-type: application/json'{key} -d '{body}'\n  \
          OPENAI_BASE_URL=http://{here}/v1   ANTHROPIC_BASE_URL=http://{here}",
         engine.model_type,

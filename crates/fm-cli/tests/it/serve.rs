@@ -210,7 +210,7 @@ fn a_model_without_a_template_greets_with_what_it_answers() {
     assert!(serving.greeting.contains("/v1/chat/completions"), "{}", serving.greeting);
     let serving = Serving::start_with(&dir.path().to_string_lossy(), &["--host", "[::1]"]);
     let greeting = &serving.greeting;
-    assert!(greeting.contains("warning: the model has no chat template"), "{greeting}");
+    assert!(greeting.contains("  it has no chat template: "), "{greeting}");
     assert!(
         greeting.contains("/v1/completions -H") && !greeting.contains("/v1/chat"),
         "{greeting}"

@@ -42,7 +42,7 @@ pub enum StepError {
         /// The row's.
         found: u32,
     },
-    /// A row that is to be fallen back to has others of its session behind it: see [`Wants::checkpoint`].
+    /// A row that is to be fallen back to has others of its session behind it: see [`Wants::checkpoint`](super::Wants::checkpoint).
     #[error("session {} cannot fall back to position {position}, which is no step's end", session.0)]
     CheckpointWithin {
         /// The session.

@@ -29,7 +29,7 @@ pub struct PieceBytes {
     pub block: u64,
     /// The memories at a mark; 0 if the model has none.
     pub memories: u64,
-    /// The most that [`Runner::save_part`] writes.
+    /// The most that [`Runner::save_part`](super::Runner::save_part) writes.
     pub part_max: usize,
 }
 
