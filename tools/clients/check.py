@@ -308,9 +308,12 @@ def check_anthropic_tools(url):
     none = messages.create(messages=WEATHER, tool_choice={"type": "none"}, **ask)
     expect("anthropic: no call", none.stop_reason == "end_turn" and all(block.type != "tool_use" for block in none.content))
 
-    server_tool = [{"type": "web_search_20250305", "name": "web_search"}]
-    error = refused(anthropic.BadRequestError, lambda: messages.create(model="any", max_tokens=1, messages=WEATHER, tools=server_tool))
-    expect("anthropic: a tool of the original's servers", error is not None and "tools[0]" in error.message)
+    of_servers = [{"type": "web_search_20250305", "name": "web_search"}]
+    without = messages.create(model="any", max_tokens=1, messages=WEATHER, tools=of_servers)
+    expect("anthropic: a tool of the original's servers is left out", without.stop_reason == "max_tokens")
+    described = [{"type": "bash_20250124", "name": "bash"}]
+    error = refused(anthropic.BadRequestError, lambda: messages.create(model="any", max_tokens=1, messages=WEATHER, tools=described))
+    expect("anthropic: a tool that only the original describes", error is not None and "tools[0]" in error.message)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ pub(crate) struct Manner {
     pub(crate) choices: usize,
     /// What the client calls the conversation; it never changes an answer.
     pub(crate) conversation: Option<String>,
+    /// Types of tools that the model is not told of.
+    pub(crate) left_out: Vec<&'static str>,
     /// Who asks.
     pub(crate) client: u64,
     /// From where, and since when.
@@ -215,7 +217,8 @@ impl Ask {
         app.submit.submit(jobs)?;
         // Not before: it tells the log of itself, and what is refused is no request.
         let asked = Asked { prompt_tokens: tokens, choices: manner.choices, answers: choices };
-        let tally = Tally::new((Arc::clone(app), progress), (path, id), asked, arrived);
+        let mut tally = Tally::new((Arc::clone(app), progress), (path, id), asked, arrived);
+        tally.requested.left_out = manner.left_out;
         Ok(Answer::new(receiver, choices, tally, ids))
     }
 }

@@ -42,6 +42,7 @@ mod tokens;
 mod tools;
 mod turns;
 mod watch;
+mod whole;
 mod workers;
 
 pub use answer::Submit;

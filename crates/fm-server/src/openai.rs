@@ -208,7 +208,7 @@ pub(crate) async fn one_model(
     match name {
         Ok(Path(name)) => Json(model(&app, &name)).into_response(),
         // Its bytes are no text.
-        Err(_) => refuse(&Problem::NotFound),
+        Err(_) => refuse(&Problem::NotFound { path: "/v1/models/…".to_owned(), meant: None }),
     }
 }
 

@@ -154,8 +154,13 @@ pub(crate) enum Problem {
     #[error("a request of HTTP/1.1 has to name its host, once")]
     NoHost,
     /// There is no such place.
-    #[error("there is nothing at this path")]
-    NotFound,
+    #[error("there is nothing at {path}{}", .meant.map_or_else(String::new, |meant| format!("; {meant} may be meant")))]
+    NotFound {
+        /// As it was asked for.
+        path: String,
+        /// One that ends alike.
+        meant: Option<&'static str>,
+    },
     /// There is, but not for this method.
     #[error("this path does not take this method")]
     Method,
@@ -276,7 +281,7 @@ impl Problem {
             Self::Foreign | Self::ForeignHost { .. } | Self::ForeignOrigin { .. } => {
                 StatusCode::FORBIDDEN
             }
-            Self::NotFound | Self::NoItem { .. } => StatusCode::NOT_FOUND,
+            Self::NotFound { .. } | Self::NoItem { .. } => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Refused(Refused::Full { .. }) | Self::Watched { .. } => {
                 StatusCode::TOO_MANY_REQUESTS

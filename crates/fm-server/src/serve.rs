@@ -21,10 +21,9 @@ use axum::{
 };
 use fm_engine::{
     gauges::Gauges,
-    generate::{Generated, Loops},
+    generate::Loops,
     schedule::{Activity, Refused},
 };
-use fm_text::Channel;
 use serde_json::json;
 use tokio::{
     sync::{Notify, Semaphore},
@@ -33,7 +32,7 @@ use tokio::{
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    answer::{Answer, CallPiece, Piece, Submit, TokenOdds},
+    answer::Submit,
     anthropic,
     ask::{SESSION_FIELD, SESSION_HEADER},
     bodies::Bodies,
@@ -276,13 +275,22 @@ fn router(app: Arc<App>) -> Router {
     let each = routes().into_iter();
     each.fold(Router::new(), |router, (path, answer)| router.route(path, answer))
         .merge(page::routes())
-        .fallback(|request: Request| async move { refuse(&request, &Problem::NotFound) })
+        .fallback(|request: Request| async move { refuse(&request, &not_found(&request)) })
         .method_not_allowed_fallback(|request: Request| async move {
             refuse(&request, &Problem::Method)
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&app), enter))
         .layer(cross_origin(&app.door))
         .with_state(app)
+}
+
+/// Clients put `/v1` before their paths, or leave that to whoever gives them an address.
+fn not_found(request: &Request) -> Problem {
+    let path = request.uri().path();
+    let named = |known: &&str| path.ends_with(known.strip_prefix("/v1").unwrap_or(known));
+    let meant =
+        routes().map(|(known, _)| known).into_iter().filter(named).max_by_key(|known| known.len());
+    Problem::NotFound { path: shown(path), meant }
 }
 
 /// An error in the shape of the interface that the path belongs to.
@@ -418,56 +426,6 @@ pub(crate) async fn prepare<T: Send + 'static>(
         read(&shared, fields)
     };
     body.read((&app.workers, place), read).await
-}
-
-/// A whole answer.
-pub(crate) struct Whole {
-    pub(crate) generated: Box<Generated>,
-    /// What was written, in its order.
-    pub(crate) parts: Vec<Part>,
-    pub(crate) odds: Vec<TokenOdds>,
-}
-
-/// A part of a whole answer.
-#[derive(Clone, Debug)]
-pub(crate) enum Part {
-    Text(Channel, String),
-    /// The complete call in this place.
-    Call(usize),
-}
-
-impl Part {
-    /// Adds a piece of text, to the latest part if that is of its channel.
-    fn add(parts: &mut Vec<Self>, channel: Channel, more: String) {
-        match parts.last_mut() {
-            Some(Self::Text(own, text)) if *own == channel => text.push_str(&more),
-            _ => parts.push(Self::Text(channel, more)),
-        }
-    }
-}
-
-/// Waits for all choices of an answer.
-pub(crate) async fn whole(
-    mut answer: Answer,
-    choices: usize,
-) -> Result<(Vec<Whole>, Answer), Problem> {
-    let (mut parts, mut odds) = (vec![Vec::new(); choices], vec![Vec::new(); choices]);
-    let mut ends: Vec<Option<Box<Generated>>> = (0..choices).map(|_| None).collect();
-    while let Some((choice, piece)) = answer.next().await {
-        match piece {
-            Piece::Text(channel, text) => Part::add(&mut parts[choice], channel, text),
-            // What was called is told at the end.
-            Piece::Call(call, CallPiece::End) => parts[choice].push(Part::Call(call)),
-            Piece::Call(..) => {}
-            Piece::Token(token) => odds[choice].push(token),
-            Piece::Done(generated) => ends[choice] = Some(generated),
-            Piece::Failed(problem) => return Err(problem),
-        }
-    }
-    let wholes = ends.into_iter().zip(parts).zip(odds).map(|((generated, parts), odds)| {
-        Ok(Whole { generated: generated.ok_or(Problem::Gone)?, parts, odds })
-    });
-    Ok((wholes.collect::<Result<_, Problem>>()?, answer))
 }
 
 #[cfg(test)]

@@ -38,6 +38,9 @@ const LEFT_OUT: [&str; 8] = [
     "web_search_preview_2025_03_11",
 ];
 
+/// The same of Anthropic's interface: whoever serves the original runs them.
+const OF_ANTHROPIC: [&str; 4] = ["code_execution", "tool_search_tool", "web_fetch", "web_search"];
+
 /// What the schema of a function is called: in one interface or another, and in lists of MCP.
 const SCHEMAS: [&str; 3] = ["parameters", "input_schema", "inputSchema"];
 
@@ -81,7 +84,8 @@ impl Choice {
         match word {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
-            "required" => Ok(Self::Required),
+            // Mistral's word for it.
+            "required" | "any" => Ok(Self::Required),
             _ => Err(Wrong::Kind(words).at("tool_choice")),
         }
     }
@@ -180,15 +184,21 @@ impl Tools {
 
     /// Takes `tools` and `tool_choice` of Anthropic's interface.
     pub(crate) fn take_anthropic(fields: &mut Fields) -> Result<Self, Problem> {
+        let mut without = Vec::new();
         let (list, strict) = each(fields, |tool, field| {
             let mut tool = Fields::of(tool, field)?;
-            if tool.text("type")?.is_some_and(|kind| kind != "custom") {
-                let what = "tools of this type; send one with an input_schema";
-                return Err(Wrong::Unsupported(what).at(field));
-            }
-            Ok([function_of(tool, INPUT_SCHEMA)?])
+            let kind = tool.text("type")?.filter(|kind| kind != "custom");
+            let Some(kind) = kind else { return Ok(Some(function_of(tool, INPUT_SCHEMA)?)) };
+            // Their types end with the day of their version.
+            let own = OF_ANTHROPIC.into_iter().find(|own| kind.starts_with(own));
+            without.push(own.ok_or_else(|| {
+                let what = "the tools that Anthropic describes (bash, text_editor, memory, computer); \
+                            send one with an input_schema";
+                Wrong::Unsupported(what).at(field)
+            })?);
+            Ok(None)
         })?;
-        let mut tools = Self { list, strict, ..Self::default() };
+        let mut tools = Self { list, strict, left_out: without, ..Self::default() };
         let mut names = HashSet::new();
         if !tools.names().all(|name| names.insert(name)) {
             return Err(Wrong::Rule("tools need names of their own").at("tools"));

@@ -412,6 +412,9 @@ fn a_batch_that_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(matches!(error, Some(StepError::Position { .. })));
     assert!(matches!(step(vec![row(session, 304, 0)]), Some(StepError::UnknownToken { .. })));
     assert!(matches!(step(vec![row(closed, 1, 0)]), Some(StepError::UnknownSession { .. })));
+    let mut within = vec![row(session, 1, 0), row(session, 2, 1)];
+    within[0].wants.checkpoint = true;
+    assert!(matches!(step(within), Some(StepError::CheckpointWithin { position: 0, .. })));
     let full: Vec<_> = (0..11).map(|at| row(session, 1, at)).collect();
     assert!(matches!(step(full), Some(StepError::ContextFull { context_max: 10, .. })));
     assert!(step(vec![]).is_none(), "an empty batch is no work");

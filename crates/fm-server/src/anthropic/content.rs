@@ -8,6 +8,24 @@ use crate::problem::{Problem, Wrong};
 /// Put before a result that is an error: templates have no other word for it.
 const ERROR: &str = "Error: ";
 
+/// What is said of images, and of documents that are no text. Claude Code knows both by their first words: it takes
+/// them out of the conversation, which would otherwise be refused for ever.
+const NO_IMAGE: &str =
+    "Could not process image: this server does not do images; the model reads text only";
+const NO_PDF: &str =
+    "Could not process PDF: this server does not do PDFs; the model reads text only";
+
+/// What tools did that run on the original's servers: the answer behind it says what came of it.
+const LEFT_OUT: [&str; 7] = [
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+];
+
 /// Reads a message of a string or of blocks. Results of tools are messages of their own, before what
 /// the user says.
 pub(super) fn read(role: &str, content: &Value, field: &str) -> Result<Vec<Message>, Problem> {
@@ -22,16 +40,13 @@ pub(super) fn read(role: &str, content: &Value, field: &str) -> Result<Vec<Messa
     for (at, block) in blocks.iter().enumerate() {
         let field = format!("{field}.{at}");
         match (block["type"].as_str().unwrap_or_default(), role) {
-            ("text", _) => texts.push(string(block, "text", &field)?),
             ("thinking", "assistant") => thinking.push(string(block, "thinking", &field)?),
             // Nobody can read it.
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => calls.push(call(block, &field)?),
             ("tool_result", "user") => results.push(result(block, &field)?),
-            ("image", _) => {
-                return Err(Wrong::Unsupported("images; the model reads text only").at(field));
-            }
-            _ => return Err(Wrong::Unsupported("blocks of this type here").at(field)),
+            (of_original, "assistant") if LEFT_OUT.contains(&of_original) => {}
+            _ => texts.push(text(block, &field)?),
         }
     }
     if texts.is_empty() && !results.is_empty() {
@@ -46,6 +61,51 @@ pub(super) fn read(role: &str, content: &Value, field: &str) -> Result<Vec<Messa
 
 fn string<'b>(block: &'b Value, name: &str, field: &str) -> Result<&'b str, Problem> {
     block[name].as_str().ok_or_else(|| Wrong::Kind("a string").at(format!("{field}.{name}")))
+}
+
+/// The text of a block that is text in one way or another.
+fn text(block: &Value, field: &str) -> Result<String, Problem> {
+    match block["type"].as_str().unwrap_or_default() {
+        "text" => Ok(string(block, "text", field)?.to_owned()),
+        "document" => document(block, field),
+        "search_result" => {
+            let content = texts(&block["content"], &format!("{field}.content"))?;
+            let [title, source] = ["title", "source"].map(|name| block[name].as_str());
+            Ok([title, source, Some(&content)].into_iter().flatten().collect::<Vec<_>>().join("\n"))
+        }
+        // The client sends the tool itself.
+        "tool_reference" => {
+            Ok(format!("The tool {} is there now.", string(block, "tool_name", field)?))
+        }
+        "image" => Err(Wrong::Rule(NO_IMAGE).at(field)),
+        _ => Err(Wrong::Unsupported("blocks of this type here").at(field)),
+    }
+}
+
+/// A document that is text, below its title.
+fn document(block: &Value, field: &str) -> Result<String, Problem> {
+    let (source, place) = (&block["source"], format!("{field}.source"));
+    let content = match source["type"].as_str().unwrap_or_default() {
+        "text" => string(source, "data", &place)?.to_owned(),
+        "content" => texts(&source["content"], &format!("{place}.content"))?,
+        _ => return Err(Wrong::Rule(NO_PDF).at(field)),
+    };
+    let about = ["title", "context"].map(|name| block[name].as_str());
+    let parts = about.into_iter().flatten().chain([content.as_str()]);
+    Ok(parts.collect::<Vec<_>>().join("\n"))
+}
+
+/// A string, or the texts of a list of blocks.
+fn texts(content: &Value, field: &str) -> Result<String, Problem> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let blocks = blocks.iter().enumerate();
+            let texts = blocks.map(|(at, block)| text(block, &format!("{field}.{at}")));
+            Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
+        _ => Err(Wrong::Kind("a string or a list of blocks").at(field)),
+    }
 }
 
 /// A call in OpenAI's shape, which templates know.
@@ -67,24 +127,7 @@ fn result(block: &Value, field: &str) -> Result<Message, Problem> {
     let id = string(block, "tool_use_id", field)?;
     let content = match &block["content"] {
         Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        Value::Array(blocks) => {
-            let texts = blocks.iter().enumerate().map(|(at, block)| {
-                let field = format!("{field}.content.{at}");
-                match block["type"].as_str() {
-                    Some("text") => string(block, "text", &field),
-                    Some("image") => {
-                        Err(Wrong::Unsupported("images; the model reads text only").at(field))
-                    }
-                    _ => Err(Wrong::Unsupported("results other than text").at(field)),
-                }
-            });
-            texts.collect::<Result<Vec<_>, _>>()?.join("\n")
-        }
-        _ => {
-            let kind = "a string or a list of blocks";
-            return Err(Wrong::Kind(kind).at(format!("{field}.content")));
-        }
+        content => texts(content, &format!("{field}.content"))?,
     };
     let error = block["is_error"] == true && !content.starts_with("Error");
     let content = if error { [ERROR, &content].concat() } else { content };

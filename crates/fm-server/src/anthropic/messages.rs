@@ -20,10 +20,11 @@ use crate::{
     model::{Conversation, Model},
     places::Work,
     problem::{Problem, Wrong},
-    serve::{self, App, Part, Whole},
+    serve::{self, App},
     stream::{self, Encode, Out},
     structured,
     tally::Requested,
+    whole::{Part, Whole, whole},
 };
 
 const PATH: &str = "/v1/messages";
@@ -73,7 +74,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
         let stream = MessageStream { form, block: None, blocks: 0, end: None };
         return Ok(stream::respond(&app, answer, stream));
     }
-    let (mut wholes, answer) = serve::whole(answer, 1).await?;
+    let (mut wholes, answer) = whole(answer, 1).await?;
     let Whole { generated, parts, .. } = wholes.remove(0);
     let Generated { calls, finish, .. } = *generated;
     let content: Value = parts.iter().filter_map(|part| form.block(part, &calls)).collect();
@@ -120,7 +121,8 @@ fn read_conversation(
     mut fields: Fields,
     mut manner: Manner,
 ) -> Result<(Conversation, Manner, String), Problem> {
-    let conversation = conversation(&mut fields, &mut manner)?;
+    let mut conversation = conversation(&mut fields, &mut manner)?;
+    manner.left_out = std::mem::take(&mut conversation.tools.left_out);
     manner.constraint = structured::take_anthropic(&mut fields, &own.grammars)?;
     structured::with_tools(&mut manner, &conversation, own)?;
     refuse_unsupported(&mut fields)?;

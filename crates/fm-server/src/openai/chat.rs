@@ -23,11 +23,12 @@ use crate::{
     model::{Conversation, Model},
     places::Work,
     problem::{Problem, Wrong},
-    serve::{self, App, Whole},
+    serve::{self, App},
     stream::{self, Encode, Out},
     structured,
     tally::Requested,
     tools::Tools,
+    whole::{Whole, whole},
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -64,7 +65,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
         let stream = ChatStream { form, odds, ending: Ending::of(choices) };
         return Ok(stream::respond(&app, answer, stream));
     }
-    let (wholes, answer) = serve::whole(answer, choices).await?;
+    let (wholes, answer) = whole(answer, choices).await?;
     Ok(form.completion(&wholes, &answer))
 }
 
@@ -152,9 +153,35 @@ pub(crate) fn conversation(
     let mut conversation =
         Conversation { messages: messages.collect::<Result<_, _>>()?, ..Conversation::default() };
     let effort = fields.text("reasoning_effort")?;
+    let (effort, switch) = of_vendors(fields, effort)?;
     thinking(fields, (effort, "reasoning_effort"), (manner, &mut conversation))?;
+    conversation.enable_thinking = conversation.enable_thinking.or(switch);
     conversation.tools = Tools::take_openai(fields)?;
     Ok(conversation)
+}
+
+/// Whether the model shall think, in the words of vendors whose packages speak this interface: `thinking` of `DeepSeek`
+/// and GLM, `reasoning` of `OpenRouter`. What is said in OpenAI's words goes before.
+fn of_vendors(
+    fields: &mut Fields,
+    effort: Option<String>,
+) -> Result<(Option<String>, Option<bool>), Problem> {
+    let (mut own, mut switch) = (None, None);
+    if let Some(value) = fields.take("thinking") {
+        let mut thinking = Fields::of(value, "thinking")?;
+        switch = match thinking.text("type")?.as_deref() {
+            Some("enabled" | "adaptive" | "auto") => Some(true),
+            Some("disabled") => Some(false),
+            _ => return Err(Wrong::Kind("enabled or disabled").at("thinking.type")),
+        };
+        thinking.end(&["clear_thinking"])?;
+    }
+    if let Some(value) = fields.take("reasoning") {
+        let mut reasoning = Fields::of(value, "reasoning")?;
+        (own, switch) = (reasoning.text("effort")?, reasoning.flag("enabled")?.or(switch));
+        reasoning.end(&["summary"])?;
+    }
+    Ok((effort.or(own), switch))
 }
 
 /// The delta of a piece of a call.

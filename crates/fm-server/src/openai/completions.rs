@@ -21,10 +21,11 @@ use crate::{
     model::{Model, Prompt},
     places::Work,
     problem::{Problem, Wrong},
-    serve::{self, App, Part},
+    serve::{self, App},
     stream::{self, Encode, Out},
     tally::Requested,
     tokens,
+    whole::{Part, whole},
 };
 
 /// Tokens that are written if nobody says how many, as in the original.
@@ -64,7 +65,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
     if form.stream {
         return Ok(stream::respond(&app, answer, form));
     }
-    let (wholes, answer) = serve::whole(answer, form.choices.len()).await?;
+    let (wholes, answer) = whole(answer, form.choices.len()).await?;
     let choices = wholes.into_iter().zip(&form.echoes).enumerate().map(|(index, (whole, echo))| {
         let mut odds = LegacyOdds::behind(echo);
         odds.waiting = whole.odds;

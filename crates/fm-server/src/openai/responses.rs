@@ -62,8 +62,20 @@ pub(crate) struct Form {
     /// Whether its items may be kept: who leaves `store` open may send their ids alone.
     keeps: bool,
     namespaces: Namespaces,
-    left_out: Vec<&'static str>,
+    thoughts: Thoughts,
 }
+
+/// How thoughts are told. They are never summarised: what is called so is all of them.
+#[derive(Clone, Copy, Default)]
+struct Thoughts {
+    /// As the summary of an item, which whoever asked for one shows and sends back, and not as its content.
+    summarised: bool,
+    /// Once more as what only the original can read, for those who send back nothing else.
+    sealed: bool,
+}
+
+/// What stands before a thought that is told as `encrypted_content`. It is no secret from whoever reads it.
+const SEAL: &str = "flash-moe:";
 
 /// Answers a conversation.
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -71,13 +83,12 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, Problem> {
-    let (ask, mut form) = serve::prepare((&app, Work::Answer), request, read).await?;
+    let (ask, form) = serve::prepare((&app, Work::Answer), request, read).await?;
     let ask = match ask {
         Err(problem @ Problem::TooLong { .. }) if form.stream => return Ok(failed(form, problem)),
         ask => ask?,
     };
     let mut answer: Answer = ask.submit(&app, PATH)?;
-    answer.tally.requested.left_out = std::mem::take(&mut form.left_out);
     if form.stream {
         return Ok(stream::respond(&app, answer, Writer::new(form)));
     }
@@ -126,11 +137,13 @@ pub(crate) fn asked(
     }
     let max_tokens = fields.count("max_output_tokens", 1..=TOKENS_MAX)?;
     manner.max_tokens = max_tokens.map(|max| max as usize);
-    let odds = includes_odds(&mut fields)?;
+    let (odds, sealed) = included(&mut fields)?;
     let top = fields.count("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
     let odds = odds || top.is_some();
     manner.odds = odds.then(|| Odds { top: top.unwrap_or(0) as usize, max: ODDS_MAX });
     manner.constraint = structured::take_responses(&mut fields, &model.grammars)?;
+    let asked = |name: &str| fields.peek("reasoning").is_some_and(|of| !of[name].is_null());
+    let summarised = asked("summary") || asked("generate_summary");
     let mut conversation = conversation(&mut fields, &mut manner, kept)?;
     structured::with_tools(&mut manner, &conversation, model)?;
     let stream = streams(&mut fields)?;
@@ -139,10 +152,11 @@ pub(crate) fn asked(
     fields.end(TOLERATED)?;
     let (id, ids) = (serve::new_id("resp_"), CallIds::new("call_"));
     let namespaces = std::mem::take(&mut conversation.tools.namespaces);
-    let left_out = std::mem::take(&mut conversation.tools.left_out);
+    manner.left_out = std::mem::take(&mut conversation.tools.left_out);
     let prompt = model.prompt(conversation, kept).map_err(|problem| problem.of_field("input"));
     let ask = prompt.map(|prompt| Ask { prompts: vec![prompt], manner, ids: ids.clone() });
     let created_unix = serve::now_unix();
+    let thoughts = Thoughts { summarised, sealed };
     let form = move |app| Form {
         app,
         id,
@@ -152,16 +166,18 @@ pub(crate) fn asked(
         stream,
         keeps,
         namespaces,
-        left_out,
+        thoughts,
     };
     Ok((ask, form))
 }
 
-/// `include`: what it can name is there anyway or never, but for one.
-fn includes_odds(fields: &mut Fields) -> Result<bool, Problem> {
+/// `include`: log-probabilities, and thoughts as what only the original can read. What else it can name is there
+/// anyway or never.
+fn included(fields: &mut Fields) -> Result<(bool, bool), Problem> {
     const INCLUDES_MAX: usize = 16;
     let names = fields.texts("include", INCLUDES_MAX)?;
-    Ok(names.iter().any(|name| name == "message.output_text.logprobs"))
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    Ok((has("message.output_text.logprobs"), has("reasoning.encrypted_content")))
 }
 
 fn streams(fields: &mut Fields) -> Result<bool, Problem> {
@@ -185,7 +201,6 @@ pub(crate) fn conversation(
         Some(value) => {
             let mut reasoning = Fields::of(value, "reasoning")?;
             let effort = reasoning.text("effort")?;
-            // Thinking is never summarised: it is all there.
             reasoning.end(&["summary", "generate_summary", "context", "mode"])?;
             effort
         }

@@ -287,3 +287,107 @@ fn tools_that_the_original_runs_are_left_out_unless_they_are_asked_for() {
     assert_eq!(ask(others.to_vec(), json!("required")).status, 400);
     assert_eq!(ask(others.to_vec(), json!("auto")).status, 200);
 }
+
+#[test]
+fn what_is_text_in_other_blocks_is_read_and_what_the_original_did_is_left_out() {
+    let server = start(1);
+    let tokens = |messages: Value, tools: &Value| {
+        let body = json!({"max_tokens": 1, "messages": messages, "tools": tools});
+        let answer = post(server.at, MESSAGES, &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let usage = &answer.json()["usage"];
+        ["input_tokens", "cache_read_input_tokens"]
+            .map(|name| usage[name].as_u64().unwrap())
+            .iter()
+            .sum::<u64>()
+    };
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let with = |block: Value, result: Value| {
+        let call = json!({"type": "tool_use", "id": "t", "name": "Read", "input": {}});
+        let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [result]});
+        json!([
+            {"role": "user", "content": [text("Look."), block]},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ])
+    };
+    let tools = tools();
+    let plain = tokens(with(text("A\nB"), text("The tool Stop is there now.")), &tools);
+    let reference = json!({"type": "tool_reference", "tool_name": "Stop"});
+    for block in [
+        json!({"type": "document", "title": "A", "source": {"type": "text", "media_type": "text/plain", "data": "B"}}),
+        json!({"type": "document", "source": {"type": "content", "content": [text("A"), text("B")]}}),
+        json!({"type": "search_result", "title": "A", "content": [text("B")], "citations": {"enabled": true}}),
+    ] {
+        assert_eq!(tokens(with(block.clone(), reference.clone()), &tools), plain, "{block}");
+    }
+    let mut all = tools.as_array().unwrap().clone();
+    all.extend([
+        json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 5}),
+        json!({"type": "web_fetch_20250910", "name": "web_fetch"}),
+    ]);
+    let searched = json!([
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            text("It is there."),
+        ]},
+        {"role": "user", "content": "And?"},
+    ]);
+    let said = json!([
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "It is there."},
+        {"role": "user", "content": "And?"},
+    ]);
+    assert_eq!(tokens(searched, &all.into()), tokens(said, &tools));
+    let log = server.log.lock().unwrap().clone();
+    assert!(log.iter().any(|line| line.contains(" left_out=web_search,web_fetch ")), "{log:?}");
+}
+
+/// Claude Code looks for these words, and takes what they are said of out of its conversation.
+#[test]
+fn images_and_documents_that_are_no_text_are_refused_in_words_that_an_agent_knows() {
+    let server = start(1);
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "aaaa"});
+    for (kind, words) in
+        [("image", "Could not process image"), ("document", "Could not process PDF")]
+    {
+        let block = json!({"type": kind, "source": source});
+        let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [block]});
+        for content in [block, result] {
+            let body =
+                json!({"max_tokens": 1, "messages": [{"role": "user", "content": [content]}]});
+            let refused = post(server.at, MESSAGES, &body);
+            assert_eq!(refused.status, 400);
+            assert!(refused.body.contains(words), "{}", refused.body);
+        }
+    }
+}
+
+#[test]
+fn thinking_and_calls_are_asked_for_in_the_words_of_other_vendors() {
+    let server = start(1);
+    let ask = |more: Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "What is 7 plus 5?"}], "temperature": 0,
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = post(server.at, "/v1/chat/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["choices"][0]["message"].clone()
+    };
+    for (more, thinks) in [
+        (json!({"thinking": {"type": "enabled"}}), true),
+        (json!({"thinking": {"type": "disabled"}}), false),
+        (json!({"reasoning": {"enabled": false}}), false),
+        (json!({"reasoning": {"effort": "high"}}), true),
+        (json!({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}), false),
+    ] {
+        assert_eq!(ask(more.clone())["reasoning_content"].is_string(), thinks, "{more}");
+    }
+    let function = json!({"name": "look", "parameters": {"type": "object", "properties": {}}});
+    let tools = json!([{"type": "function", "function": function}]);
+    let called = ask(json!({"tools": tools, "tool_choice": "any", "enable_thinking": false}));
+    assert_eq!(called["tool_calls"][0]["function"]["name"], "look", "{called}");
+}

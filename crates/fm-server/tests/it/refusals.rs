@@ -112,7 +112,7 @@ const ANTHROPIC: &[(&str, &str)] = &[
     ("temperature", "1.1"),
     ("tools", r#"[{"input_schema": {}}]"#),
     ("tools", r#"[{"name": "f", "input_schema": {}}, {"name": "f", "input_schema": {}}]"#),
-    ("tools", r#"[{"type": "web_search_20250305", "name": "web_search"}]"#),
+    ("tools", r#"[{"type": "bash_20250124", "name": "bash"}]"#),
     ("tool_choice", r#"{"type": "tool"}"#),
     ("tool_choice", r#"{"type": "any"}"#),
     ("output_config", r#"{"format": {"type": "json_schema"}}"#),

@@ -63,8 +63,15 @@ fn told(streamed: &Response) -> Value {
                 items.push(event["item"].clone());
             }
             "content_part.added" => items[item.unwrap()]["content"] = json!([event["part"]]),
-            "output_text.delta" | "reasoning_text.delta" => {
-                let text = &mut items[item.unwrap()]["content"][0]["text"];
+            "reasoning_summary_part.added" => {
+                assert_eq!(event["summary_index"], 0);
+                items[item.unwrap()]["summary"] = json!([event["part"]]);
+            }
+            kind @ ("output_text.delta"
+            | "reasoning_text.delta"
+            | "reasoning_summary_text.delta") => {
+                let list = if kind.contains("summary") { "summary" } else { "content" };
+                let text = &mut items[item.unwrap()][list][0]["text"];
                 *text = [text.as_str().unwrap(), event["delta"].as_str().unwrap()].concat().into();
             }
             "function_call_arguments.delta" => {
@@ -73,6 +80,12 @@ fn told(streamed: &Response) -> Value {
             }
             "output_text.done" | "reasoning_text.done" => {
                 assert_eq!(items[item.unwrap()]["content"][0]["text"], event["text"]);
+            }
+            "reasoning_summary_text.done" => {
+                assert_eq!(items[item.unwrap()]["summary"][0]["text"], event["text"]);
+            }
+            "reasoning_summary_part.done" => {
+                assert_eq!(items[item.unwrap()]["summary"][0], event["part"]);
             }
             "function_call_arguments.done" => {
                 assert_eq!(items[item.unwrap()]["arguments"], event["arguments"]);
@@ -87,6 +100,9 @@ fn told(streamed: &Response) -> Value {
                 let mut expected = event["item"].clone();
                 let own = &mut items[item.unwrap()];
                 assert_eq!(own["id"], expected["id"]);
+                if let Some(sealed) = expected.get("encrypted_content") {
+                    own["encrypted_content"] = sealed.clone();
+                }
                 own["status"] = expected["status"].take();
                 expected["status"] = own["status"].clone();
                 assert_eq!(*own, expected);
@@ -189,6 +205,42 @@ fn a_streamed_response_is_the_whole_one_with_thinking_and_logprobs() {
     assert_eq!(plain(&whole), plain(&streamed));
     assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(whole["output"][0]["status"], "incomplete");
+}
+
+/// Clients send back what they know of a thought: its summary, or what they cannot read.
+#[test]
+fn a_thought_is_told_and_taken_back_in_every_way() {
+    let server = start(1);
+    let question = json!({"role": "user", "content": "What is the weather in Paris?"});
+    let ask = |input: Value, more: &Value| {
+        let mut body = weather(&input);
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        both(&server, &body)
+    };
+    // Templates leave out thoughts of earlier questions, but none before the results of calls.
+    let next = |call: &Value, thought: Value| {
+        let call = json!({"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": call["arguments"]});
+        let output = json!({"type": "function_call_output", "call_id": "c", "output": "{}"});
+        let (whole, _) = ask(json!([question, thought, call, output]), &json!({}));
+        whole["usage"]["input_tokens"].as_u64().unwrap()
+    };
+    let mut lengths = Vec::new();
+    for (more, part, kind) in [
+        (json!({}), "content", "reasoning_text"),
+        (json!({"reasoning": {"summary": "auto"}}), "summary", "summary_text"),
+        (json!({"include": ["reasoning.encrypted_content"]}), "encrypted_content", ""),
+    ] {
+        let (whole, streamed) = ask(json!([question]), &more);
+        assert_eq!(plain(&whole), plain(&streamed));
+        let output = whole["output"].as_array().unwrap();
+        let told = &output[0][part];
+        assert!(told.is_string() || told[0]["type"] == kind, "{whole}");
+        let thought = json!({"type": "reasoning", "id": "rs_1", "summary": [], part: told});
+        lengths.push(next(output.last().unwrap(), thought));
+        let forgotten = json!({"type": "reasoning", "id": "rs_1", "summary": []});
+        assert!(next(output.last().unwrap(), forgotten) < lengths[0], "{part}");
+    }
+    assert_eq!(lengths, [lengths[0]; 3]);
 }
 
 #[test]

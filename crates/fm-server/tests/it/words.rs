@@ -173,3 +173,20 @@ fn an_id_alone_is_a_reference() {
     let said = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(said.starts_with("Item with id 'fc_gone' not found."), "{said}");
 }
+
+#[test]
+fn a_path_that_is_not_there_is_told_with_one_that_is() {
+    let server = start(1);
+    for (path, meant) in [
+        ("/messages", "/v1/messages"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+    ] {
+        let refused = post(server.at, path, &json!({}));
+        assert_eq!(refused.status, 404);
+        let said = format!("there is nothing at {path}; {meant} may be meant");
+        assert_eq!(refused.json()["error"]["message"], said);
+    }
+    let nothing = post(server.at, "/v1/embeddings", &json!({}));
+    assert_eq!(nothing.json()["error"]["message"], "there is nothing at /v1/embeddings");
+}

@@ -3,6 +3,7 @@
 use fm_text::Message;
 use serde_json::{Value, json};
 
+use super::SEAL;
 use crate::{
     bodies::BODY_MAX,
     fields::{Fields, NAME_MAX},
@@ -138,13 +139,15 @@ impl Items<'_> {
         Ok(())
     }
 
-    /// What nobody can read (`encrypted_content`) is left out.
+    /// What nobody can read (`encrypted_content` of the original) is left out.
     fn think(&mut self, item: &Value) {
         let said = ["content", "summary"].map(|name| {
             let parts = item[name].as_array().into_iter().flatten();
             parts.filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
         });
-        if let Some(text) = said.into_iter().find(|text| !text.is_empty()) {
+        let sealed = item["encrypted_content"].as_str().and_then(|text| text.strip_prefix(SEAL));
+        let mut said = said.into_iter().chain(sealed.map(str::to_owned));
+        if let Some(text) = said.find(|text| !text.is_empty()) {
             let thoughts = [self.thought.take(), Some(text)].into_iter().flatten();
             self.thought = thoughts.reduce(|first, second| first + "\n" + &second);
         }

@@ -13,7 +13,7 @@ use fm_text::{Channel, Tokenizer};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Form, repeated::Repeated};
+use super::{Form, SEAL, Thoughts, repeated::Repeated};
 use crate::{
     answer::{CallPiece, Piece, TokenOdds},
     openai::{error, odds::Entries},
@@ -42,6 +42,8 @@ pub(super) struct Writer {
 struct Item {
     id: String,
     kind: Kind,
+    /// How it is told, if it is a thought.
+    thoughts: Thoughts,
     /// Its text or arguments so far.
     text: String,
     odds: Vec<TokenOdds>,
@@ -53,19 +55,22 @@ enum Kind {
 }
 
 impl Item {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: Kind, thoughts: Thoughts) -> Self {
         let prefix = match kind {
             Kind::Text(Channel::Thinking) => "rs_",
             Kind::Text(Channel::Answer) => "msg_",
             Kind::Call { .. } => "fc_",
         };
-        Self { id: serve::new_id(prefix), kind, text: String::new(), odds: Vec::new() }
+        Self { id: serve::new_id(prefix), kind, thoughts, text: String::new(), odds: Vec::new() }
     }
 
     /// The part that is all of it; calls have none.
     fn part(&self, tokenizer: &Tokenizer) -> Value {
         let text = &self.text;
         match self.kind {
+            Kind::Text(Channel::Thinking) if self.thoughts.summarised => {
+                json!({"type": "summary_text", "text": text})
+            }
             Kind::Text(Channel::Thinking) => json!({"type": "reasoning_text", "text": text}),
             _ => json!({
                 "type": "output_text", "text": text, "annotations": [],
@@ -82,10 +87,15 @@ impl Item {
             _ => Value::Array(vec![self.part(&form.app.model.tokenizer)]),
         };
         match &self.kind {
-            Kind::Text(Channel::Thinking) => json!({
-                "id": id, "type": "reasoning", "status": status, "summary": [],
-                "content": content(),
-            }),
+            Kind::Text(Channel::Thinking) => {
+                let mut value =
+                    json!({"id": id, "type": "reasoning", "status": status, "summary": []});
+                value[if self.thoughts.summarised { "summary" } else { "content" }] = content();
+                if self.thoughts.sealed && status != "in_progress" {
+                    value["encrypted_content"] = [SEAL, &self.text].concat().into();
+                }
+                value
+            }
             Kind::Text(Channel::Answer) => json!({
                 "id": id, "type": "message", "status": status, "role": "assistant",
                 "content": content(),
@@ -107,9 +117,21 @@ impl Item {
     /// What its events are called.
     fn word(&self) -> &'static str {
         match self.kind {
+            Kind::Text(Channel::Thinking) if self.thoughts.summarised => "reasoning_summary_text",
             Kind::Text(Channel::Thinking) => "reasoning_text",
             Kind::Text(Channel::Answer) => "output_text",
             Kind::Call { .. } => "function_call_arguments",
+        }
+    }
+
+    /// What its one part is called, and where its number stands; calls have none.
+    fn part_words(&self) -> Option<(&'static str, &'static str)> {
+        match self.kind {
+            Kind::Text(Channel::Thinking) if self.thoughts.summarised => {
+                Some(("reasoning_summary_part", "summary_index"))
+            }
+            Kind::Text(_) => Some(("content_part", "content_index")),
+            Kind::Call { .. } => None,
         }
     }
 
@@ -239,8 +261,8 @@ impl Writer {
     fn of_item(&mut self, out: &mut Out, kind: &str, fields: Value) {
         let Some(item) = &self.open else { return };
         let mut event = json!({"item_id": item.id, "output_index": self.begun - 1});
-        if matches!(item.kind, Kind::Text(_)) {
-            event["content_index"] = 0.into();
+        if let Some((_, index)) = item.part_words() {
+            event[index] = 0.into();
         }
         if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
             event.extend(fields);
@@ -250,16 +272,16 @@ impl Writer {
 
     fn enter(&mut self, out: &mut Out, kind: Kind) {
         self.leave(out);
-        let item = Item::new(kind);
+        let item = Item::new(kind, self.form.thoughts);
         let value = item.value("in_progress", &self.form);
         let part = item.part(self.tokenizer());
-        let has_parts = matches!(item.kind, Kind::Text(_));
+        let part_words = item.part_words();
         let index = self.begun;
         self.begun += 1;
         self.open = Some(item);
         self.event(out, "output_item.added", json!({"output_index": index, "item": value}));
-        if has_parts {
-            self.of_item(out, "content_part.added", json!({"part": part}));
+        if let Some((word, _)) = part_words {
+            self.of_item(out, &format!("{word}.added"), json!({"part": part}));
         }
     }
 
@@ -302,7 +324,8 @@ impl Writer {
             self.of_item(out, &done, fields);
             let Some(item) = &self.open else { return };
             let part = item.part(self.tokenizer());
-            self.of_item(out, "content_part.done", json!({"part": part}));
+            let word = item.part_words().map_or("", |(word, _)| word);
+            self.of_item(out, &format!("{word}.done"), json!({"part": part}));
         }
         let Some(item) = self.open.take() else { return };
         let value = item.value(status, &self.form);
