@@ -117,19 +117,3 @@ fn resolve(given: &Path) -> anyhow::Result<PathBuf> {
         None => Ok(given.to_path_buf()),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn negative_numbers_are_values_in_every_command() {
-        for words in
-            ["run m --max-tokens -1", "profile record m --threads -1", "bench m --decode -1"]
-        {
-            let words = ["flash-moe"].into_iter().chain(words.split(' '));
-            let refused = command().try_get_matches_from(words).map_err(|error| error.kind());
-            assert_ne!(refused.err(), Some(clap::error::ErrorKind::UnknownArgument));
-        }
-    }
-}

@@ -89,8 +89,10 @@ pub struct PrefixCounts {
     pub kept: AtomicUsize,
     /// Tokens of prompts that did not have to be computed.
     pub reused_tokens: AtomicU64,
-    /// Sessions that had to make room.
+    /// Sessions that had to make room in memory.
     pub evicted: AtomicU64,
+    /// Sessions that had to make room on disk.
+    pub evicted_from_disk: AtomicU64,
     /// Sessions that are on disk now.
     pub on_disk: AtomicUsize,
     /// Bytes of the directory that they are in.

@@ -17,7 +17,7 @@ use fm_kernels::{
 
 use self::{
     sessions::Sessions,
-    sweep::{Room, Sweep},
+    sweep::{Hand, Pass, Room},
 };
 use crate::{
     decoder::{Decoder, DecoderOptions, Workspace},
@@ -56,7 +56,7 @@ pub struct ModelRunner<B: Backend, E> {
     sessions: Sessions<B>,
     options: RunnerOptions,
     /// The batch in hand: that of the long lane, where no other one is taken.
-    step: Sweep,
+    pass: Pass,
     /// For steps while the long lane's batch rests.
     aside: Room<B>,
     short: Room<B>,
@@ -86,7 +86,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             experts,
             decoder,
             options,
-            step: Sweep::with_room(rows_max),
+            pass: Pass::with_room(rows_max),
             logits: Vec::new(),
             times: StepTimes::default(),
         })
@@ -130,11 +130,11 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         self.reserve(&batch)?;
         let stream = ViewMut::new(&mut self.workspace.hidden, rows, hidden);
         self.device.write(residual, stream)?;
-        self.step.kept.clear();
-        self.step.kept.extend(0..rows);
+        self.pass.kept.clear();
+        self.pass.kept.extend(0..rows);
         self.mix(layer.index())?;
         self.feed_forward(layer.index())?;
-        assert!(matches!(self.step.spoiled[..], [None]), "spoiled: {:?}", self.step.spoiled);
+        assert!(matches!(self.pass.spoiled[..], [None]), "spoiled: {:?}", self.pass.spoiled);
         let mut out = vec![0.0; residual.len()];
         self.device.read(View::new(&self.workspace.hidden, rows, hidden), &mut out)?;
         Ok(out)
@@ -243,29 +243,23 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
         batch: &Batch,
         at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<()>,
     ) -> Result<Output<'_>, StepError> {
-        let aside = self.step.rests;
-        if aside {
-            self.aside.swap(&mut self.step, &mut self.workspace);
-        }
-        let swept = self
-            .begin(batch)
-            .and_then(|()| self.go_on(&mut |border| at_layer(border).map_break(|()| Halt::Cancel)));
-        if aside {
-            self.aside.swap(&mut self.step, &mut self.workspace);
-        }
+        let hand = if self.pass.rests { Hand::Aside } else { Hand::Lane(Lane::Long) };
+        let cancel = &mut |border: &mut Border<'_>| at_layer(border).map_break(|()| Halt::Cancel);
+        let swept =
+            self.in_hand(hand, |runner| runner.begin(batch).and_then(|()| runner.go_on(cancel)));
         let spoiled = swept?.expect("nobody let it rest");
-        let step = if aside { &self.aside.step } else { &self.step };
-        Ok(Output { logits: &self.logits, hidden: &step.hidden, spoiled })
+        Ok(Output { logits: &self.logits, hidden: &self.pass_of(hand).hidden, spoiled })
     }
 
     fn sweep_begin(&mut self, lane: Lane, batch: &Batch) -> Result<(), StepError> {
-        self.swap_lane(lane);
-        let begun = if self.step.rests { Err(StepError::SweepRests) } else { self.begin(batch) };
-        if begun.is_ok() {
-            self.rest();
-        }
-        self.swap_lane(lane);
-        begun
+        self.in_hand(Hand::Lane(lane), |runner| {
+            if runner.pass.rests {
+                return Err(StepError::SweepRests);
+            }
+            runner.begin(batch)?;
+            runner.rest();
+            Ok(())
+        })
     }
 
     fn sweep(
@@ -273,22 +267,20 @@ impl<B: Backend, E: RoutedExperts<B>> Runner for ModelRunner<B, E> {
         lane: Lane,
         at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<Halt>,
     ) -> Result<Option<Output<'_>>, StepError> {
-        self.swap_lane(lane);
-        let mut swept = Ok(None);
-        if self.step.rests {
-            self.wake();
-            swept = self.go_on(at_layer);
-            if matches!(swept, Ok(None)) {
-                self.rest();
+        let hand = Hand::Lane(lane);
+        let swept: Result<_, StepError> = self.in_hand(hand, |runner| {
+            if !runner.pass.rests {
+                return Ok(None);
             }
-        }
-        self.swap_lane(lane);
+            runner.wake();
+            let swept = runner.go_on(at_layer)?;
+            if swept.is_none() {
+                runner.rest();
+            }
+            Ok(swept)
+        });
         let Some(spoiled) = swept? else { return Ok(None) };
-        let step = match lane {
-            Lane::Long => &self.step,
-            Lane::Short => &self.short.step,
-        };
-        Ok(Some(Output { logits: &self.logits, hidden: &step.hidden, spoiled }))
+        Ok(Some(Output { logits: &self.logits, hidden: &self.pass_of(hand).hidden, spoiled }))
     }
 
     fn times(&self) -> StepTimes {

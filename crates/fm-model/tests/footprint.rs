@@ -122,6 +122,11 @@ fn a_step_takes_no_more_than_the_footprint_says_and_not_much_less() {
         ("delta nets", wide(Family::Qwen3Next)),
         ("latent, queries compressed", latent),
         ("latent, queries at once", direct),
+        ("latent, of another family", wide(Family::Glm4MoeLite)),
+        ("biases, sinks and windows", wide(Family::GptOss)),
+        ("norms of all heads together", wide(Family::MinimaxM2)),
+        ("windows", wide(Family::Mixtral)),
+        ("delta nets and a gate", wide(Family::Qwen3_5Moe)),
     ];
     for (name, model) in models {
         for rows in [16, 300] {

@@ -17,7 +17,7 @@ use axum::{
     },
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{get, post},
 };
 use fm_engine::{
     gauges::Gauges,
@@ -252,28 +252,36 @@ pub(crate) fn app(service: Service, workers: Workers) -> Arc<App> {
     })
 }
 
-/// Every path but those of the page, and who answers there.
-fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 13] {
-    [
-        ("/v1/chat/completions", post(openai::chat::handle)),
-        ("/v1/completions", post(openai::completions::handle)),
-        ("/v1/responses", post(openai::responses::handle)),
-        ("/v1/models", get(openai::models)),
-        ("/v1/models/{*name}", get(openai::one_model)),
-        ("/v1/messages", post(anthropic::messages::handle)),
-        ("/v1/messages/count_tokens", post(anthropic::messages::count)),
-        ("/tokenize", post(tokens::tokenize)),
-        ("/detokenize", post(tokens::detokenize)),
-        ("/metrics", get(metrics)),
-        (HEALTH, get(health)),
-        ("/feed", get(feed::handle)),
-        ("/openapi.json", get(openapi::handle)),
-    ]
+/// Names paths, and who answers there.
+macro_rules! paths {
+    ($($path:expr => $answer:expr;)+) => {
+        /// Every path but those of the page.
+        const PATHS: &[&str] = &[$($path),+];
+
+        fn routes() -> Router<Arc<App>> {
+            Router::new()$(.route($path, $answer))+
+        }
+    };
+}
+
+paths! {
+    "/v1/chat/completions" => post(openai::chat::handle);
+    "/v1/completions" => post(openai::completions::handle);
+    "/v1/responses" => post(openai::responses::handle);
+    "/v1/models" => get(openai::models);
+    "/v1/models/{*name}" => get(openai::one_model);
+    "/v1/messages" => post(anthropic::messages::handle);
+    "/v1/messages/count_tokens" => post(anthropic::messages::count);
+    "/tokenize" => post(tokens::tokenize);
+    "/detokenize" => post(tokens::detokenize);
+    "/metrics" => get(metrics);
+    HEALTH => get(health);
+    "/feed" => get(feed::handle);
+    "/openapi.json" => get(openapi::handle);
 }
 
 fn router(app: Arc<App>) -> Router {
-    let each = routes().into_iter();
-    each.fold(Router::new(), |router, (path, answer)| router.route(path, answer))
+    routes()
         .merge(page::routes())
         .fallback(|request: Request| async move { refuse(&request, &not_found(&request)) })
         .method_not_allowed_fallback(|request: Request| async move {
@@ -288,8 +296,7 @@ fn router(app: Arc<App>) -> Router {
 fn not_found(request: &Request) -> Problem {
     let path = request.uri().path();
     let named = |known: &&str| path.ends_with(known.strip_prefix("/v1").unwrap_or(known));
-    let meant =
-        routes().map(|(known, _)| known).into_iter().filter(named).max_by_key(|known| known.len());
+    let meant = PATHS.iter().copied().filter(named).max_by_key(|known| known.len());
     Problem::NotFound { path: shown(path), meant }
 }
 
@@ -446,7 +453,7 @@ mod tests {
         let described: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
         let described = described["paths"].as_object().unwrap().keys().cloned();
         let mut described: Vec<String> = described.collect();
-        let own = routes().map(|(path, _)| path.replace("{*", "{"));
+        let own = PATHS.iter().map(|path| path.replace("{*", "{"));
         let page = ["/", "/page/{file}"].map(str::to_owned);
         let mut own: Vec<String> = own.into_iter().chain(page).collect();
         own.sort_unstable();

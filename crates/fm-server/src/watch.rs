@@ -117,6 +117,7 @@ impl Watch {
             ("prefix_write_failures_total", count(&prefixes.write_failures)),
             ("prefix_on_disk", prefixes.on_disk.load(Ordering::Relaxed) as u64),
             ("prefix_disk_bytes", count(&prefixes.disk_bytes)),
+            ("prefix_disk_evicted_total", count(&prefixes.evicted_from_disk)),
             ("prefix_evicted_total", count(&prefixes.evicted)),
             ("prefix_kept", prefixes.kept.load(Ordering::Relaxed) as u64),
             ("calls_kept_bytes", kept_bytes as u64),

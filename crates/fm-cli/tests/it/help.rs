@@ -1,6 +1,6 @@
 //! Help is documentation: a change of it is looked at.
 
-use crate::{flash_moe, stdout};
+use crate::{flash_moe, stderr, stdout};
 
 /// The help of a command and of all below it.
 fn look_at(command: &[&str]) {
@@ -27,4 +27,14 @@ fn the_version_says_commit_and_cpu() {
     let text = stdout(&flash_moe(&["--version"]));
     assert!(text.starts_with("flash-moe 0.1.0 ("), "{text}");
     assert!(text.contains("\ncpu: ") && text.contains("\nfeatures: "), "{text}");
+}
+
+#[test]
+fn negative_numbers_are_values_in_every_command() {
+    for words in ["run m --max-tokens -1", "profile record m --threads -1", "bench m --decode -1"] {
+        let refused = flash_moe(&words.split(' ').collect::<Vec<_>>());
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(!said.contains("unexpected argument"), "{said}");
+    }
 }

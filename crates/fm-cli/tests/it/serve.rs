@@ -17,9 +17,19 @@ use tempfile::TempDir;
 
 use crate::{flash_moe, program, stderr};
 
-/// A server that is told to end when its test does.
+/// A process that ends when its test does, however that ends.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server, which says that it is ready.
 struct Serving {
-    child: Child,
+    child: Process,
     stderr: BufReader<ChildStderr>,
     address: String,
     /// What it said before it was ready.
@@ -65,21 +75,21 @@ impl Serving {
         }
         let (_, rest) = greeting.split_once("http://").unwrap();
         let address = rest.split_whitespace().next().unwrap().to_owned();
-        Self { child, stderr, address, greeting, home: Rc::clone(home) }
+        Self { child: Process(child), stderr, address, greeting, home: Rc::clone(home) }
     }
 
     /// Kills it: it has no time for anything.
     fn kill(mut self) -> Rc<TempDir> {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.0.kill().unwrap();
+        self.child.0.wait().unwrap();
         self.home
     }
 
     /// Asks it to end; its exit code, and what it said since the greeting.
     fn end(mut self) -> (Option<i32>, String) {
-        let id = self.child.id().to_string();
+        let id = self.child.0.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        let code = self.child.wait().unwrap().code();
+        let code = self.child.0.wait().unwrap().code();
         let mut said = String::new();
         self.stderr.read_to_string(&mut said).unwrap();
         (code, said)
@@ -137,9 +147,9 @@ fn a_log_that_nobody_can_hear_stops_nothing() {
     for _ in 0..2 {
         assert!(ask(&address).starts_with("HTTP/1.1 200"));
     }
-    let id = child.id().to_string();
+    let id = child.0.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(child.0.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -206,8 +216,9 @@ fn a_model_without_a_template_greets_with_what_it_answers() {
             fs::copy(path, dir.path().join(name)).unwrap();
         }
     }
-    let serving = Serving::start(&[]);
-    assert!(serving.greeting.contains("/v1/chat/completions"), "{}", serving.greeting);
+    let with_one = Serving::start(&[]);
+    assert!(with_one.greeting.contains("/v1/chat/completions"), "{}", with_one.greeting);
+    assert_eq!(with_one.end().0, Some(0));
     let serving = Serving::start_with(&dir.path().to_string_lossy(), &["--host", "[::1]"]);
     let greeting = &serving.greeting;
     assert!(greeting.contains("  it has no chat template: "), "{greeting}");

@@ -51,7 +51,7 @@ fn read_start(file: &File, into: &mut [u8]) -> io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, into, 0)
 }
 
-#[cfg(not(unix))]
-fn read_start(_: &File, _: &mut [u8]) -> io::Result<usize> {
-    Err(io::ErrorKind::Unsupported.into())
+#[cfg(windows)]
+fn read_start(file: &File, into: &mut [u8]) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, into, 0)
 }

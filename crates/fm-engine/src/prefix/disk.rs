@@ -345,7 +345,10 @@ impl Disk {
             let least = self.entries.iter().enumerate();
             let least = least.min_by_key(|(_, listed)| (listed.pin.rank(), listed.used));
             match least {
-                Some((at, listed)) if listed.pin.rank() <= pin.rank() => self.remove(at),
+                Some((at, listed)) if listed.pin.rank() <= pin.rank() => {
+                    self.remove(at);
+                    self.counts.evicted_from_disk.fetch_add(1, Ordering::Relaxed);
+                }
                 _ => return false,
             }
         }

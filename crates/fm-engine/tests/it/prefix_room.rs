@@ -29,6 +29,7 @@ fn the_budget_is_a_ceiling_and_the_least_used_goes_first() {
         until(|| spilled() > before);
         assert!(shelf.bytes() <= shelf.bytes_max, "{} of {}", shelf.bytes(), shelf.bytes_max);
     }
+    assert_eq!(count(&scheduler.activity().prefixes.evicted_from_disk), 5, "three have room");
     scheduler.drain().unwrap();
     let scheduler = shelf.start(&dir);
     let there = |seed| answer(&scheduler, request(tokens(seed, 120))).restored > 0;

@@ -239,3 +239,24 @@ impl TrunkConfig {
         require(!self.use_sliding_window, "use_sliding_window", "true", "expected false")
     }
 }
+
+/// What a list of `config.json` says of every layer, in either of two words; where there is no list, what holds by the
+/// number of the layer.
+///
+/// # Errors
+/// If the list has another length, or a word that is not `expected`.
+pub(super) fn layer_kinds<T: Copy>(
+    (field, list): (&'static str, Option<&[String]>),
+    layers: usize,
+    (words, expected): ([(&'static str, T); 2], &'static str),
+    by_number: impl Fn(usize) -> T,
+) -> Result<Vec<T>, LoadError> {
+    let Some(list) = list else { return Ok((0..layers).map(by_number).collect()) };
+    require(list.len() == layers, field, list.len(), "one entry per layer")?;
+    let kind = |word: &String| {
+        let known = words.iter().find(|(known, _)| known == word);
+        let unknown = || LoadError::Field { field, found: word.as_str().into(), expected };
+        known.map(|(_, kind)| *kind).ok_or_else(unknown)
+    };
+    list.iter().map(kind).collect()
+}

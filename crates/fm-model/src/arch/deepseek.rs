@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    config::{RopeConfig, TrunkConfig, announced, check_dims, parse, require},
+    config::{RopeConfig, TrunkConfig, announced, check_dims, layer_kinds, parse, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite, NAMES},
     experts::ExpertDims,
     ffn::{Experts, Router, SharedExpert, dense},
@@ -176,21 +176,10 @@ impl GroupedConfig {
     ) -> Result<Vec<bool>, LoadError> {
         let every = self.moe_layer_freq.unwrap_or(1);
         require(every == 1, "moe_layer_freq", every, "this build knows 1")?;
-        let Some(kinds) = &self.mlp_layer_types else {
-            let first = self.first_k_dense_replace.unwrap_or(dense_default);
-            return Ok((0..layers).map(|layer| layer < first).collect());
-        };
-        require(kinds.len() == layers, "mlp_layer_types", kinds.len(), "one entry per layer")?;
-        let dense = kinds.iter().map(|kind| match kind.as_str() {
-            "dense" => Ok(true),
-            "sparse" => Ok(false),
-            other => Err(LoadError::Field {
-                field: "mlp_layer_types",
-                found: other.into(),
-                expected: "`dense` or `sparse`",
-            }),
-        });
-        let dense: Vec<bool> = dense.collect::<Result<_, _>>()?;
+        let first = self.first_k_dense_replace.unwrap_or(dense_default);
+        let list = ("mlp_layer_types", self.mlp_layer_types.as_deref());
+        let words = ([("dense", true), ("sparse", false)], "`dense` or `sparse`");
+        let dense = layer_kinds(list, layers, words, |layer| layer < first)?;
         if let Some(first) = self.first_k_dense_replace {
             let agrees = dense.iter().enumerate().all(|(layer, dense)| *dense == (layer < first));
             require(agrees, "first_k_dense_replace", first, "expected what mlp_layer_types says")?;

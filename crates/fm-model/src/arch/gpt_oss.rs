@@ -14,7 +14,7 @@ use crate::{
 
 use super::{
     attention::{Attention, OutputGate, QueryKeyNorm},
-    config::{LocalExpertsConfig, RopeConfig, TrunkConfig, announced, parse, require},
+    config::{LocalExpertsConfig, RopeConfig, TrunkConfig, announced, layer_kinds, parse, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite, NAMES},
     experts::ExpertDims,
     ffn::{Experts, Router},
@@ -61,27 +61,15 @@ impl Config {
     /// Of every layer. Every second one has a window, the first to begin with, unless
     /// `layer_types` says otherwise.
     fn windows(&self) -> Result<Vec<Option<usize>>, LoadError> {
+        let list = ("layer_types", self.layer_types.as_deref());
+        let words = [("full_attention", false), ("sliding_attention", true)];
+        let words = (words, "`full_attention` or `sliding_attention`");
         let layers = self.trunk.num_hidden_layers;
-        let alternating = ["sliding_attention", "full_attention"].into_iter().cycle();
-        let kinds: Vec<&str> = match &self.layer_types {
-            Some(kinds) => kinds.iter().map(String::as_str).collect(),
-            None => alternating.take(layers).collect(),
-        };
-        require(kinds.len() == layers, "layer_types", kinds.len(), "one entry per layer")?;
-        let window = |kind: &str| match kind {
-            "full_attention" => Ok(None),
-            "sliding_attention" => {
-                let window = self.sliding_window.unwrap_or(0);
-                require(window > 0, "sliding_window", window, "layers that slide need it")?;
-                Ok(Some(window))
-            }
-            other => Err(LoadError::Field {
-                field: "layer_types",
-                found: other.into(),
-                expected: "`full_attention` or `sliding_attention`",
-            }),
-        };
-        kinds.into_iter().map(window).collect()
+        let slides = layer_kinds(list, layers, words, |layer| layer.is_multiple_of(2))?;
+        let window = self.sliding_window.unwrap_or(0);
+        let needed = slides.contains(&true);
+        require(window > 0 || !needed, "sliding_window", window, "layers that slide need it")?;
+        Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect())
     }
 
     fn experts(&self) -> Experts<'static> {

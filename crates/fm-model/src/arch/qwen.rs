@@ -15,7 +15,7 @@ use crate::{
 
 use super::{
     attention::Attention,
-    config::{MoeConfig, check_dims, require},
+    config::{MoeConfig, check_dims, layer_kinds, require},
     decoder_frame::{self, Frame, LayerHalves, LayerSite},
     experts::ExpertDims,
     ffn::{Experts, Router, SharedExpert, dense},
@@ -128,22 +128,13 @@ impl LinearConfig {
 
     /// Which layers attend: `layer_types`, or every `full_attention_interval`-th.
     pub(super) fn attends(&self, layers: usize) -> Result<Vec<bool>, LoadError> {
-        let Some(kinds) = &self.layer_types else {
-            let interval = self.full_attention_interval.unwrap_or(4);
-            require(interval > 0, "full_attention_interval", interval, "expected at least 1")?;
-            return Ok((1..=layers).map(|layer| layer.is_multiple_of(interval)).collect());
-        };
-        require(kinds.len() == layers, "layer_types", kinds.len(), "one entry per layer")?;
-        let attends = |kind: &String| match kind.as_str() {
-            "full_attention" => Ok(true),
-            "linear_attention" => Ok(false),
-            other => Err(LoadError::Field {
-                field: "layer_types",
-                found: other.into(),
-                expected: "`full_attention` or `linear_attention`",
-            }),
-        };
-        kinds.iter().map(attends).collect()
+        let interval = self.full_attention_interval.unwrap_or(4);
+        let known = self.layer_types.is_some();
+        require(interval > 0 || known, "full_attention_interval", interval, "expected at least 1")?;
+        let list = ("layer_types", self.layer_types.as_deref());
+        let words = [("full_attention", true), ("linear_attention", false)];
+        let words = (words, "`full_attention` or `linear_attention`");
+        layer_kinds(list, layers, words, |layer| (layer + 1).is_multiple_of(interval))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use fm_kernels::Backend;
 
-use super::{ModelRunner, sweep::Sweep};
+use super::{ModelRunner, sweep::Pass};
 use crate::{experts::RoutedExperts, layer::Segment, runner::StepError};
 
 impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
@@ -14,24 +14,24 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     /// # Errors
     /// If nobody is left.
     pub(super) fn drop_leavers(&mut self) -> Result<(), StepError> {
-        if self.step.leavers.is_empty() {
+        if self.pass.leavers.is_empty() {
             return Ok(());
         }
-        let in_stream = self.step.kept.iter().enumerate();
-        let stay = in_stream.filter(|(_, row)| !self.step.leaves(**row));
+        let in_stream = self.pass.kept.iter().enumerate();
+        let stay = in_stream.filter(|(_, row)| !self.pass.leaves(**row));
         let stay: Vec<usize> = stay.map(|(at, _)| at).collect();
         self.decoder.keep_rows(&self.device, &stay, &mut self.workspace)?;
-        for segment in &self.step.segments {
-            if self.step.leaves(segment.rows.start) {
+        for segment in &self.pass.segments {
+            if self.pass.leaves(segment.rows.start) {
                 self.sessions.fall_back(&self.device, segment.session)?;
             }
         }
-        self.step.strike(self.decoder.hidden);
-        if self.step.segments.is_empty() { Err(StepError::Cancelled) } else { Ok(()) }
+        self.pass.strike(self.decoder.hidden);
+        if self.pass.segments.is_empty() { Err(StepError::Cancelled) } else { Ok(()) }
     }
 }
 
-impl Sweep {
+impl Pass {
     /// Whether a row is of a session that leaves.
     fn leaves(&self, row: usize) -> bool {
         self.leavers.contains(&self.batch.rows[row].session)

@@ -26,7 +26,7 @@ use crate::{
 
 /// What a batch needs on the host; reused, so that a steady step allocates nothing.
 #[derive(Debug, Default)]
-pub(super) struct Sweep {
+pub(super) struct Pass {
     /// Rows that its residual stream has room for.
     rows_max: usize,
     pub(super) batch: Batch,
@@ -46,16 +46,25 @@ pub(super) struct Sweep {
     pub(super) hidden: Vec<f32>,
 }
 
-impl Sweep {
+impl Pass {
     pub(super) fn with_room(rows_max: usize) -> Self {
         Self { rows_max, ..Self::default() }
     }
 }
 
+/// Which batch is worked on.
+#[derive(Clone, Copy)]
+pub(super) enum Hand {
+    /// That of a lane, which may rest.
+    Lane(Lane),
+    /// One that does not, beside them.
+    Aside,
+}
+
 /// Room beside the workspace's for a batch and its residual stream.
 #[derive(Debug)]
 pub(super) struct Room<B: Backend> {
-    pub(super) step: Sweep,
+    pub(super) pass: Pass,
     /// The residual stream, `[rows_max, hidden]`.
     hidden: B::Buf,
 }
@@ -63,37 +72,55 @@ pub(super) struct Room<B: Backend> {
 impl<B: Backend> Room<B> {
     pub(super) fn new(device: &B, rows_max: usize, hidden: usize) -> DeviceResult<Self> {
         let hidden = device.alloc(rows_max * hidden)?;
-        Ok(Self { step: Sweep::with_room(rows_max), hidden })
+        Ok(Self { pass: Pass::with_room(rows_max), hidden })
     }
 
     /// Takes this batch in hand; again, the other one is.
-    pub(super) fn swap(&mut self, step: &mut Sweep, workspace: &mut Workspace<B>) {
-        std::mem::swap(step, &mut self.step);
+    fn swap(&mut self, pass: &mut Pass, workspace: &mut Workspace<B>) {
+        std::mem::swap(pass, &mut self.pass);
         std::mem::swap(&mut workspace.hidden, &mut self.hidden);
     }
 }
 
 impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
-    /// Takes the batch of a lane in hand; again, gives it back.
-    pub(super) fn swap_lane(&mut self, lane: Lane) {
-        match lane {
-            Lane::Long => {}
-            Lane::Short => self.short.swap(&mut self.step, &mut self.workspace),
+    /// Works on one of the batches, which is the one in hand meanwhile.
+    pub(super) fn in_hand<T>(&mut self, hand: Hand, work: impl FnOnce(&mut Self) -> T) -> T {
+        self.swap(hand);
+        let done = work(self);
+        self.swap(hand);
+        done
+    }
+
+    /// What came of it.
+    pub(super) fn pass_of(&self, hand: Hand) -> &Pass {
+        match hand {
+            Hand::Lane(Lane::Long) => &self.pass,
+            Hand::Lane(Lane::Short) => &self.short.pass,
+            Hand::Aside => &self.aside.pass,
+        }
+    }
+
+    fn swap(&mut self, hand: Hand) {
+        match hand {
+            // It is the one in hand while there is no other.
+            Hand::Lane(Lane::Long) => {}
+            Hand::Lane(Lane::Short) => self.short.swap(&mut self.pass, &mut self.workspace),
+            Hand::Aside => self.aside.swap(&mut self.pass, &mut self.workspace),
         }
     }
 
     /// Nobody touches the sessions of the batch in hand until it goes on.
     pub(super) fn rest(&mut self) {
-        self.step.rests = true;
-        for segment in &self.step.segments {
+        self.pass.rests = true;
+        for segment in &self.pass.segments {
             self.sessions.list[segment.session].swept = true;
         }
     }
 
     /// Takes up the batch that rests. Sessions may have other places by now.
     pub(super) fn wake(&mut self) {
-        self.step.rests = false;
-        let Sweep { segments, batch, .. } = &mut self.step;
+        self.pass.rests = false;
+        let Pass { segments, batch, .. } = &mut self.pass;
         for segment in segments {
             let session = batch.rows[segment.rows.start].session;
             segment.session = self.sessions.woken(session);
@@ -104,14 +131,14 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     pub(super) fn begin(&mut self, batch: &Batch) -> Result<(), StepError> {
         self.take_in(batch)?;
         self.reserve(batch)?;
-        self.step.batch.rows.clone_from(&batch.rows);
-        self.step.batch.hidden_layer = batch.hidden_layer;
-        self.step.hidden.clear();
-        self.step.leavers.clear();
-        self.step.next = 0;
-        self.step.kept.clear();
-        self.step.kept.extend(0..batch.rows.len());
-        let embedded = self.decoder.embed(&self.device, &self.step.ids, &mut self.workspace);
+        self.pass.batch.rows.clone_from(&batch.rows);
+        self.pass.batch.hidden_layer = batch.hidden_layer;
+        self.pass.hidden.clear();
+        self.pass.leavers.clear();
+        self.pass.next = 0;
+        self.pass.kept.clear();
+        self.pass.kept.extend(0..batch.rows.len());
+        let embedded = self.decoder.embed(&self.device, &self.pass.ids, &mut self.workspace);
         if embedded.is_err() {
             self.fall_back_all()?;
         }
@@ -143,7 +170,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
 
     /// Checks the batch against the sessions and cuts it into segments.
     pub(super) fn take_in(&mut self, batch: &Batch) -> Result<(), StepError> {
-        let (rows, max) = (&batch.rows, self.step.rows_max);
+        let (rows, max) = (&batch.rows, self.pass.rows_max);
         if rows.len() > max {
             return Err(StepError::TooManyRows { max, found: rows.len() });
         }
@@ -154,27 +181,27 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         if found > max {
             return Err(StepError::TooManyRows { max, found });
         }
-        self.step.ids.clear();
-        self.step.positions.clear();
-        self.step.segments.clear();
+        self.pass.ids.clear();
+        self.pass.positions.clear();
+        self.pass.segments.clear();
         for (i, row) in rows.iter().enumerate() {
             let RowInput::Token(token) = row.input;
             if token as usize >= self.decoder.vocab {
                 return Err(StepError::UnknownToken { token, vocab: self.decoder.vocab });
             }
-            self.step.ids.push(token);
-            self.step.positions.push(row.position);
+            self.pass.ids.push(token);
+            self.pass.positions.push(row.position);
             self.extend_segments(rows, i)?;
         }
-        self.step.spoiled.clear();
-        self.step.spoiled.resize_with(self.step.segments.len(), || None);
+        self.pass.spoiled.clear();
+        self.pass.spoiled.resize_with(self.pass.segments.len(), || None);
         Ok(())
     }
 
     fn extend_segments(&mut self, rows: &[Row], i: usize) -> Result<(), StepError> {
         let Row { session, position: found, .. } = rows[i];
         if i > 0 && rows[i - 1].session == session {
-            let segment = self.step.segments.last_mut().expect("the row before is in one");
+            let segment = self.pass.segments.last_mut().expect("the row before is in one");
             let expected = segment.position + segment.rows.len() as u32;
             if found != expected {
                 return Err(StepError::Position { session, expected, found });
@@ -187,16 +214,16 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             let at = self.sessions.stepped(session);
             let at = at.ok_or(StepError::UnknownSession { session })?;
             // A session that comes twice is one whose rows do not stand side by side.
-            let expected = match self.step.segments.iter().find(|s| s.session == at) {
+            let expected = match self.pass.segments.iter().find(|s| s.session == at) {
                 Some(segment) => segment.position + segment.rows.len() as u32,
                 None => self.sessions.list[at].position,
             };
-            if found != expected || self.step.segments.iter().any(|s| s.session == at) {
+            if found != expected || self.pass.segments.iter().any(|s| s.session == at) {
                 return Err(StepError::Position { session, expected, found });
             }
-            self.step.segments.push(Segment { session: at, rows: i..i + 1, position: found });
+            self.pass.segments.push(Segment { session: at, rows: i..i + 1, position: found });
         }
-        let segment = self.step.segments.last().expect("just made");
+        let segment = self.pass.segments.last().expect("just made");
         let context_max = self.sessions.list[segment.session].context_max;
         if found >= context_max {
             return Err(StepError::ContextFull { session, context_max });
@@ -206,7 +233,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
 
     /// Gives every segment its blocks of keys and values, and room for the marks that its rows want.
     pub(super) fn reserve(&mut self, batch: &Batch) -> Result<(), StepError> {
-        for segment in &self.step.segments {
+        for segment in &self.pass.segments {
             let end = segment.position + segment.rows.len() as u32;
             let prepared = self.sessions.prepare(&self.device, segment.session, end);
             if let Err(source) = prepared {
@@ -225,7 +252,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     }
 
     fn fall_back_all(&mut self) -> DeviceResult {
-        for segment in &self.step.segments {
+        for segment in &self.pass.segments {
             self.sessions.fall_back(&self.device, segment.session)?;
         }
         Ok(())
@@ -238,17 +265,17 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         at_layer: &mut dyn FnMut(&mut Border<'_>) -> ControlFlow<Halt>,
     ) -> Result<bool, StepError> {
         let layers = self.decoder.layers();
-        while self.step.next < layers {
-            let layer = self.step.next;
-            self.step.next += 1;
+        while self.pass.next < layers {
+            let layer = self.pass.next;
+            self.pass.next += 1;
             self.layer(layer)?;
-            let spoiled = &self.step.spoiled;
+            let spoiled = &self.pass.spoiled;
             if spoiled.iter().all(Option::is_some) && !spoiled.is_empty() {
-                self.step.next = layers;
+                self.pass.next = layers;
                 break;
             }
             let progress = Progress { layer: LayerIndex(layer as u16), layers: layers as u16 };
-            let border = &mut Border { progress, leavers: &mut self.step.leavers };
+            let border = &mut Border { progress, leavers: &mut self.pass.leavers };
             let flow = at_layer(border);
             self.drop_leavers()?;
             match flow {
@@ -269,12 +296,12 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             MixerKind::Attention => &mut self.times.attention,
             MixerKind::DeltaNet => &mut self.times.delta_net,
         } += mixed - started;
-        let looks = self.step.batch.hidden_layer == Some(LayerIndex(layer as u16));
+        let looks = self.pass.batch.hidden_layer == Some(LayerIndex(layer as u16));
         if layer + 1 == self.decoder.layers() {
-            let Sweep { kept, batch, .. } = &mut self.step;
+            let Pass { kept, batch, .. } = &mut self.pass;
             let wanted = |row: &Row| row.wants.logits || looks && row.wants.hidden;
             kept.retain(|row| wanted(&batch.rows[*row]));
-            self.decoder.keep_rows(&self.device, &self.step.kept, &mut self.workspace)?;
+            self.decoder.keep_rows(&self.device, &self.pass.kept, &mut self.workspace)?;
         }
         self.feed_forward(layer)?;
         *match ffn {
@@ -286,18 +313,18 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
 
     pub(super) fn mix(&mut self, layer: usize) -> DeviceResult {
         let mut rows = StepRows {
-            segments: &self.step.segments,
-            positions: &self.step.positions,
+            segments: &self.pass.segments,
+            positions: &self.pass.positions,
             sessions: &mut self.sessions.list,
             pool: &mut self.sessions.pool,
             layer: LayerIndex(layer as u16),
-            spoiled: &mut self.step.spoiled,
+            spoiled: &mut self.pass.spoiled,
         };
         self.decoder.mix(&self.device, layer, &mut rows, &mut self.workspace)
     }
 
     pub(super) fn feed_forward(&mut self, layer: usize) -> DeviceResult {
-        let rows = self.step.kept.len();
+        let rows = self.pass.kept.len();
         if rows == 0 {
             return Ok(());
         }
@@ -305,7 +332,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
         let result = self.decoder.feed_forward(&self.device, experts, (layer, rows), workspace)?;
         let LayerResult::Lost(lost) = result else { return Ok(()) };
         let routes = self.workspace.routes();
-        let Sweep { kept, segments, spoiled, .. } = &mut self.step;
+        let Pass { kept, segments, spoiled, .. } = &mut self.pass;
         let fine = segments.iter().zip(spoiled).filter(|(_, spoiled)| spoiled.is_none());
         for (segment, spoiled) in fine {
             let choices = kept.iter().zip(routes.ids.chunks_exact(routes.top_k));
@@ -319,12 +346,12 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     /// Copies the residual stream of the rows that want it.
     fn look(&mut self) -> Result<(), StepError> {
         let hidden = self.decoder.hidden;
-        for (at, &row) in self.step.kept.iter().enumerate() {
-            if self.step.batch.rows[row].wants.hidden {
-                let start = self.step.hidden.len();
-                self.step.hidden.resize(start + hidden, 0.0);
+        for (at, &row) in self.pass.kept.iter().enumerate() {
+            if self.pass.batch.rows[row].wants.hidden {
+                let start = self.pass.hidden.len();
+                self.pass.hidden.resize(start + hidden, 0.0);
                 let stream = View::new(&self.workspace.hidden, at + 1, hidden).rows(at, 1);
-                self.device.read(stream, &mut self.step.hidden[start..])?;
+                self.device.read(stream, &mut self.pass.hidden[start..])?;
             }
         }
         Ok(())
@@ -332,7 +359,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
 
     fn read_logits(&mut self) -> Result<(), StepError> {
         // Of the kept rows, those that want logits.
-        let Sweep { kept, batch, .. } = &mut self.step;
+        let Pass { kept, batch, .. } = &mut self.pass;
         let mut at = 0..;
         let before = kept.len();
         kept.retain_mut(|row| {
@@ -356,7 +383,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
     /// Moves the sessions on, or back where they are spoiled.
     fn settle(&mut self) -> Result<Vec<Spoiled>, StepError> {
         let mut spoiled = Vec::new();
-        for (segment, reason) in self.step.segments.iter().zip(&mut self.step.spoiled) {
+        for (segment, reason) in self.pass.segments.iter().zip(&mut self.pass.spoiled) {
             if let Some(reason) = reason.take() {
                 self.sessions.fall_back(&self.device, segment.session)?;
                 spoiled.push(Spoiled { session: self.sessions.names[segment.session], reason });
@@ -364,7 +391,7 @@ impl<B: Backend, E: RoutedExperts<B>> ModelRunner<B, E> {
             }
             let session = &mut self.sessions.list[segment.session];
             session.advance(segment.position + segment.rows.len() as u32);
-            if self.step.batch.rows[segment.rows.end - 1].wants.checkpoint {
+            if self.pass.batch.rows[segment.rows.end - 1].wants.checkpoint {
                 session.set_checkpoint(&self.device)?;
             }
         }

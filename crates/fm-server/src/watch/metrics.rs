@@ -21,7 +21,7 @@ impl Kind {
 }
 
 /// By the name behind `flash_moe_`.
-const METRICS: [(&str, Kind, &str); 35] = [
+const METRICS: [(&str, Kind, &str); 36] = [
     ("steps_total", Counter, "Passes through the model."),
     ("prompt_tokens_total", Counter, "Tokens of prompts that were computed."),
     ("prompt_rests_total", Counter, "Times that a prompt let answers have a token in between."),
@@ -32,6 +32,7 @@ const METRICS: [(&str, Kind, &str); 35] = [
     ("prefix_write_failures_total", Counter, "Prompts that could not be written to the disk."),
     ("prefix_on_disk", Gauge, "Prompts on disk."),
     ("prefix_disk_bytes", Gauge, "Bytes of prompts on disk."),
+    ("prefix_disk_evicted_total", Counter, "Prompts that made room for others on disk."),
     ("prefix_evicted_total", Counter, "Prompts that made room for others in memory."),
     ("prefix_kept", Gauge, "Prompts in memory."),
     ("calls_kept_bytes", Gauge, "Bytes of calls and items that clients may send back."),
