@@ -8,8 +8,8 @@ use crate::problem::{Problem, Wrong};
 /// Put before a result that is an error: templates have no other word for it.
 const ERROR: &str = "Error: ";
 
-/// What is said of images, and of documents that are no text. Claude Code knows both by their first words: it takes
-/// them out of the conversation, which would otherwise be refused for ever.
+/// What is said of images, and of documents that are no text. Claude Code (2.1.197) looks for the first words of either:
+/// it takes an image out of the conversation, which would otherwise be refused for ever.
 const NO_IMAGE: &str =
     "Could not process image: this server does not do images; the model reads text only";
 const NO_PDF: &str =
