@@ -363,8 +363,9 @@ async fn enter(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     }
     let inside = response.extensions().get::<openai::RefusedInside>();
     let status = inside.map_or(response.status(), |inside| inside.0);
-    // Who asks whether it is well is told, and that is all.
-    if (status.is_client_error() || status.is_server_error()) && path != HEALTH {
+    // Who asks a server that ends whether it is well is told, and that is all.
+    let drains = path == HEALTH && status == StatusCode::SERVICE_UNAVAILABLE;
+    if (status.is_client_error() || status.is_server_error()) && !drains {
         let id = id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default();
         let path = shown(&path);
         let why = why.map_or_else(String::new, |why| format!(": {why}"));

@@ -66,7 +66,7 @@ pub(crate) struct Form {
 }
 
 /// How thoughts are told. They are never summarised: what is called so is all of them.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Thoughts {
     /// As the summary of an item, which whoever asked for one shows and sends back, and not as its content.
     summarised: bool,

@@ -282,6 +282,19 @@ fn who_comes_to_a_server_that_ends_is_told_and_half_requests_are_not_waited_for(
     server.end();
     assert!(waited.elapsed() < Patience::default().head / 2, "{:?}", waited.elapsed());
     drop(half_a_head);
+    assert!(!server.log.lock().unwrap().iter().any(|line| line.starts_with("/health")));
+}
+
+#[test]
+fn a_supervisor_that_is_turned_away_is_told_of() {
+    let server = start(1);
+    let refused = say(server.at, "GET /health HTTP/1.1\r\nhost: up\r\nconnection: close\r\n\r\n");
+    assert_eq!(refused.response().status, 403);
+    let log = server.log.lock().unwrap().clone();
+    assert!(
+        log[0].starts_with("/health refused=403 id=req_") && log[0].contains("--allow-host up"),
+        "{log:?}"
+    );
 }
 
 #[test]
