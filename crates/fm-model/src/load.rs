@@ -1,35 +1,35 @@
 //! Brings described tensors into memory, piece by piece: no second copy of a large tensor exists.
 
 mod identity;
+mod matrix;
 mod staging;
 
-use std::{cell::RefCell, ops::Range};
+use std::cell::RefCell;
 
 use fm_format::{
-    quant::{FormatKind, QuantFormat},
-    record::{Extent, FileIndex, MatrixShape, PlanarPart, ScaleSource, interleave, spread_tiles},
-    source::{Dtype, Files, TensorCheck},
+    record::{Extent, MatrixShape},
+    source::{Dtype, Files},
 };
 use fm_kernels::{
-    Backend, WeightBytes,
+    Backend,
     backend::{DeviceResult, Product, QMatrix, View, ViewMut},
 };
 use half::{bf16, f16};
 use xxhash_rust::xxh3::Xxh3Default;
 
-pub use self::identity::identity;
 use self::staging::Staged;
+pub use self::{identity::identity, matrix::read_matrix};
 use crate::{
     error::LoadError,
     spec::{
-        MatrixRef, MatrixSource, MatrixTransform, ModelSpec, Projection, TiedTensor, VectorRef,
-        VectorTransform, for_each_tensor,
+        MatrixRef, MatrixSource, ModelSpec, Projection, TiedTensor, VectorRef, VectorTransform,
+        for_each_tensor,
     },
 };
 
 /// Bytes of a tensor that are read at once: they are still in the cache of the core when they are
 /// checked and interleaved.
-const READ_BYTES: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 18;
 
 /// Reads what a spec describes and hands it to a device.
 #[derive(Debug)]
@@ -190,165 +190,6 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 }
 
-/// The bytes of a matrix, rows of whole blocks.
-///
-/// # Errors
-/// If a read fails or comes up short.
-pub fn read_matrix(files: &Files, matrix: &MatrixRef) -> Result<WeightBytes, LoadError> {
-    let mut out = WeightBytes::zeroed(matrix.shape.bytes());
-    read_into(files, matrix, &mut out)?;
-    Ok(out)
-}
-
-/// See [`read_matrix`].
-fn read_into(files: &Files, matrix: &MatrixRef, out: &mut [u8]) -> Result<(), LoadError> {
-    match matrix.transform {
-        MatrixTransform::Plain => {
-            read_rows(files, matrix, matrix.shape, &matrix.rows, out)?;
-        }
-        MatrixTransform::TransposedParts(part) => {
-            let mut stored = vec![0; part.bytes()];
-            let parts = out.chunks_exact_mut(part.cols * matrix.shape.row_bytes());
-            for (index, out) in parts.enumerate() {
-                let rows = slice_ranges(&matrix.rows, index * part.rows..(index + 1) * part.rows);
-                read_rows(files, matrix, part, &rows, &mut stored)?;
-                transpose(part, &stored, matrix.shape.format, out);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// What is at `positions` of the ranges, one after the other.
-fn slice_ranges(ranges: &[Range<usize>], positions: Range<usize>) -> Vec<Range<usize>> {
-    let mut first = 0;
-    let mut found = Vec::new();
-    for range in ranges {
-        let from = positions.start.clamp(first, first + range.len()) - first;
-        let to = positions.end.clamp(first, first + range.len()) - first;
-        if from < to {
-            found.push(range.start + from..range.start + to);
-        }
-        first += range.len();
-    }
-    found
-}
-
-/// Transposes a matrix into `out`, whose format is its own or f32.
-fn transpose(shape: MatrixShape, bytes: &[u8], format: &'static QuantFormat, out: &mut [u8]) {
-    let decoded: Vec<u8>;
-    let floats = if format == shape.format {
-        bytes
-    } else {
-        let mut row = vec![0.0; shape.cols];
-        let rows = bytes.chunks_exact(shape.row_bytes()).flat_map(|bytes| {
-            shape.format.decode_row(bytes, &mut row);
-            row.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()
-        });
-        decoded = rows.collect();
-        &decoded
-    };
-    let float_bytes = format.block_bytes;
-    let row_bytes = shape.cols * float_bytes;
-    let places = out.chunks_exact_mut(float_bytes).enumerate();
-    for (at, place) in places {
-        let (col, row) = (at / shape.rows, at % shape.rows);
-        place.copy_from_slice(&floats[row * row_bytes + col * float_bytes..][..float_bytes]);
-    }
-}
-
-/// Reads the given rows of a matrix as they are stored. Tensors that are read as a whole are checked.
-fn read_rows(
-    files: &Files,
-    matrix: &MatrixRef,
-    shape: MatrixShape,
-    ranges: &[Range<usize>],
-    out: &mut [u8],
-) -> Result<(), LoadError> {
-    let row_bytes = shape.row_bytes();
-    let whole = ranges == std::slice::from_ref(&(0..matrix.source_rows));
-    let check = |extent: Extent| whole.then(|| files.check(extent));
-    let mut rest = out;
-    // Every part has one row per weight row.
-    let part_rows = |range: &Range<usize>, extent: Extent| {
-        let bytes = extent.bytes / matrix.source_rows as u64;
-        PartRows { file: extent.file, offset: extent.offset + range.start as u64 * bytes, bytes }
-    };
-    for range in ranges {
-        let (rows, tail) = rest.split_at_mut(range.len() * row_bytes);
-        rest = tail;
-        match matrix.source {
-            MatrixSource::Plain(extent) => {
-                read_plain(files, part_rows(range, extent), check(extent), rows)?;
-            }
-            MatrixSource::Planar { codes, scales, biases, element } => {
-                let parts = [(PlanarPart::Codes, codes), (PlanarPart::Scales, scales)];
-                let biases = biases.map(|biases| (PlanarPart::Biases, biases));
-                for (part, extent) in parts.into_iter().chain(biases) {
-                    if let (FormatKind::Fp8 { .. }, PlanarPart::Scales) = (shape.format.kind, part)
-                    {
-                        let tiles = files.read_extent(extent)?;
-                        spread_tiles(shape, range.start, element, &tiles, rows);
-                        continue;
-                    }
-                    let piece = part_rows(range, extent);
-                    read_part(files, shape, (part, element), (piece, check(extent)), rows)?;
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Rows of one part of a matrix on disk.
-#[derive(Clone, Copy)]
-struct PartRows {
-    file: FileIndex,
-    offset: u64,
-    /// Bytes of a row of this part.
-    bytes: u64,
-}
-
-fn read_plain(
-    files: &Files,
-    rows: PartRows,
-    mut check: Option<TensorCheck<'_>>,
-    out: &mut [u8],
-) -> Result<(), LoadError> {
-    for (i, piece) in out.chunks_mut(READ_BYTES).enumerate() {
-        files.read(rows.file, rows.offset + (i * READ_BYTES) as u64, piece)?;
-        if let Some(check) = &mut check {
-            check.update(piece);
-        }
-    }
-    Ok(check.map_or(Ok(()), TensorCheck::finish)?)
-}
-
-fn read_part(
-    files: &Files,
-    shape: MatrixShape,
-    (part, element): (PlanarPart, ScaleSource),
-    (piece, mut check): (PartRows, Option<TensorCheck<'_>>),
-    out: &mut [u8],
-) -> Result<(), LoadError> {
-    let part_row_bytes = piece.bytes as usize;
-    let rows_at_once = (READ_BYTES / part_row_bytes.max(1)).max(1);
-    let mut buffer = Vec::new();
-    let chunks = out.chunks_mut(rows_at_once * shape.row_bytes());
-    for (i, rows) in chunks.enumerate() {
-        let count = rows.len() / shape.row_bytes();
-        buffer.resize(count * part_row_bytes, 0);
-        let offset = piece.offset + (i * rows_at_once) as u64 * piece.bytes;
-        files.read(piece.file, offset, &mut buffer)?;
-        if let Some(check) = &mut check {
-            check.update(&buffer);
-        }
-        let shape = MatrixShape { rows: count, ..shape };
-        interleave(shape, part, element, &buffer, rows);
-    }
-    Ok(check.map_or(Ok(()), TensorCheck::finish)?)
-}
-
 /// A small tensor as f32, transformed.
 ///
 /// # Errors
@@ -425,67 +266,4 @@ pub fn fingerprint(files: &Files, spec: &ModelSpec) -> Result<u128, LoadError> {
         hash.update(&files.read_extent(extent)?);
     }
     Ok(hash.digest128())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-    use fm_format::quant::{self, by_name};
-
-    /// A matrix of `[5, 3]`, of which rows 0, 1, 3 and 4 are two parts.
-    fn parts(format: &'static QuantFormat, bytes: &[u8], cols: usize) -> (Vec<u8>, MatrixRef) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("weights");
-        fs::write(&path, bytes).unwrap();
-        let extent = Extent { file: FileIndex(0), offset: 0, bytes: bytes.len() as u64 };
-        let whole = MatrixRef {
-            name: "kv_b_proj".to_owned(),
-            shape: MatrixShape { rows: 5, cols, format },
-            source: MatrixSource::Plain(extent),
-            source_rows: 5,
-            rows: std::iter::once(0..5).collect(),
-            transform: MatrixTransform::Plain,
-        };
-        let turned = whole.select(vec![0..2, 3..5]).transpose_parts(2);
-        (read_matrix(&Files::new(vec![path]), &turned).unwrap().to_vec(), turned)
-    }
-
-    #[test]
-    fn parts_are_transposed_each_by_itself_in_their_own_format() {
-        let stored: Vec<u8> = (0..15_u16).flat_map(u16::to_le_bytes).collect();
-        let (read, turned) = parts(by_name("bf16").unwrap(), &stored, 3);
-        let expected = [0, 3, 1, 4, 2, 5, 9, 12, 10, 13, 11, 14_u16];
-        assert_eq!(read, expected.map(u16::to_le_bytes).concat());
-        assert_eq!((turned.shape.rows, turned.shape.cols), (6, 2));
-    }
-
-    #[test]
-    fn parts_that_are_packed_come_out_as_f32() {
-        let format = by_name("affine4_g32").unwrap();
-        let values: Vec<f32> = (0..5 * 32).map(|i| (i as f32).sin()).collect();
-        let mut stored = vec![0; 5 * format.row_bytes(32).unwrap()];
-        let mut decoded = vec![vec![0.0; 32]; 5];
-        let rows = stored.chunks_exact_mut(format.row_bytes(32).unwrap());
-        for ((bytes, values), decoded) in rows.zip(values.chunks(32)).zip(&mut decoded) {
-            format.encode_row(values, bytes);
-            format.decode_row(bytes, decoded);
-        }
-        let (read, turned) = parts(format, &stored, 32);
-        assert_eq!(turned.shape.format, quant::float_format(quant::FloatKind::F32));
-        for (at, bytes) in read.chunks_exact(4).enumerate() {
-            let (part, col, row) = (at / 64, at / 2 % 32, at % 2);
-            let expected: f32 = decoded[[0, 1, 3, 4][2 * part + row]][col];
-            assert_eq!(bytes, expected.to_le_bytes(), "weight {at}");
-        }
-    }
-
-    #[test]
-    fn rows_are_found_across_ranges() {
-        let ranges = [4..6, 8..9, 0..3];
-        assert_eq!(slice_ranges(&ranges, 0..2), ranges[..1]);
-        assert_eq!(slice_ranges(&ranges, 1..5), [5..6, 8..9, 0..2]);
-        assert_eq!(slice_ranges(&ranges, 3..6), ranges[2..]);
-    }
 }

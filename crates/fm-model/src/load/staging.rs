@@ -17,7 +17,7 @@ use std::{
 use fm_format::{source::Files, together::together};
 use fm_kernels::{WeightBytes, WeightSlab};
 
-use super::read_into;
+use super::matrix::read_into;
 use crate::{
     error::LoadError,
     ffi,
