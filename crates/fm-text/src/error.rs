@@ -48,15 +48,6 @@ pub enum TextError {
         source: kitoken::convert::ConversionError,
     },
 
-    /// The converted tokenizer does not hold together.
-    #[error("cannot build the tokenizer of {}", path.display())]
-    Build {
-        /// The file.
-        path: PathBuf,
-        /// What the library said.
-        source: kitoken::InitializationError,
-    },
-
     /// The tokenizer asks for something whose token ids could not be guaranteed.
     #[error("{} uses {feature}, which is not supported: its token ids would not be exact", path.display())]
     UnsupportedTokenizer {
@@ -132,13 +123,11 @@ pub enum TextError {
         source: BpetError,
     },
 
-    /// A piece of text has no token and the vocabulary has no fallback.
-    #[error("cannot encode text of {bytes} bytes")]
+    /// A part of a text has no token and the vocabulary has no fallback.
+    #[error("the vocabulary has no token for {part:?}")]
     Encode {
-        /// Length of the text.
-        bytes: usize,
-        /// What the library said.
-        source: kitoken::EncodeError,
+        /// The part.
+        part: String,
     },
 
     /// The split pattern of the tokenizer would exhaust its backtracking stack.

@@ -4,9 +4,9 @@
 //! text ─► added tokens cut out ─► normalise ─► normalised added tokens cut out ─► split, merge
 //! ```
 //!
-//! Splitting and merging are `kitoken`'s, five times as fast as `tokenizers`; what it does
-//! otherwise is repaired when `tokenizer.json` is converted (`tokenizer/file.rs`). The tests hold
-//! the ids against what `tokenizers` itself gave.
+//! Normalising and splitting are `kitoken`'s; what it does otherwise than `tokenizers` is repaired when
+//! `tokenizer.json` is converted (`tokenizer/file.rs`). Merging is ours (`tokenizer/merge.rs`). The
+//! tests hold the ids against what `tokenizers` itself gave.
 
 mod added;
 mod beside;
@@ -16,13 +16,14 @@ mod exact;
 mod file;
 mod frame;
 pub(crate) mod guard;
+mod merge;
 mod normalize;
 mod reach;
 mod token_table;
 
 use std::{borrow::Cow, collections::HashMap, path::Path};
 
-use kitoken::{Configuration, Kitoken, SpecialTokenKind};
+use kitoken::Configuration;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -33,6 +34,7 @@ use self::{
     beside::Beside,
     decoder::Start,
     file::Parts,
+    merge::{Merger, Room},
     normalize::Normalizer,
     token_table::TokenTable,
 };
@@ -57,27 +59,19 @@ pub enum SpecialTokens {
 /// The vocabulary of a model and the rules to encode with it.
 #[derive(Debug)]
 pub struct Tokenizer {
-    kitoken: Kitoken,
     normalizer: Normalizer,
+    split: Configuration,
+    merger: Merger,
     /// Added tokens that are looked for in the text as it is.
     added: AddedMatcher,
     /// Added tokens that are looked for after normalisation.
     added_normalized: AddedMatcher,
-    whole_pieces: Option<WholePieces>,
     added_ids: HashMap<String, u32>,
     special_ids: Vec<u32>,
     table: TokenTable,
     vocab_len: usize,
     frame: Frame,
     start: Start,
-}
-
-/// `ignore_merges` with tokens that no merges reach: a piece of split text is looked up here
-/// before it is merged, so the split has to happen outside of `kitoken`.
-#[derive(Debug)]
-struct WholePieces {
-    split: Configuration,
-    ids: HashMap<Vec<u8>, u32>,
 }
 
 /// Where a converted tokenizer is kept.
@@ -112,7 +106,7 @@ impl Tokenizer {
         let beside = Beside::read(dir)?;
         let cache = Cache { dir: cache_dir, hash: xxh3_128(&json) ^ beside.hash() };
         let convert = || Parts::from_json(&json, beside, &path);
-        let mut tokenizer = Tokenizer::cached(cache, &path, convert)?;
+        let mut tokenizer = Tokenizer::cached(cache, convert)?;
         let frame = Frame::configured(&config, |text| tokenizer.token_id(text))
             .map_err(|feature| TextError::UnsupportedTokenizer { path: config_path, feature })?;
         if let Some(frame) = frame {
@@ -135,7 +129,7 @@ impl Tokenizer {
     ) -> Result<Tokenizer, TextError> {
         let refused = |source| TextError::Vocabulary { path: path.to_owned(), source };
         let cache = Cache { dir: cache_dir, hash: vocabulary.hash() };
-        Tokenizer::cached(cache, path, || {
+        Tokenizer::cached(cache, || {
             let json = vocabulary.tokenizer_json().map_err(refused)?;
             let frame = vocabulary.frame().map_err(refused)?;
             Ok(Parts { frame, ..Parts::from_json(&json, Beside::default(), path)? })
@@ -144,36 +138,24 @@ impl Tokenizer {
 
     fn cached(
         cache: Cache<'_>,
-        path: &Path,
         convert: impl FnOnce() -> Result<Parts, TextError>,
     ) -> Result<Tokenizer, TextError> {
         let Cache { dir, hash } = cache;
-        if let Some(parts) = dir.and_then(|dir| cache::read(dir, hash))
-            && let Ok(tokenizer) = Tokenizer::from_parts(parts, path)
-        {
-            return Ok(tokenizer);
+        if let Some(parts) = dir.and_then(|dir| cache::read(dir, hash)) {
+            return Ok(Tokenizer::from_parts(parts));
         }
         let parts = convert()?;
         if let Some(dir) = dir {
             // The next start is slower, nothing else.
             let _ = cache::write(dir, hash, &parts);
         }
-        Tokenizer::from_parts(parts, path)
+        Ok(Tokenizer::from_parts(parts))
     }
 
-    fn from_parts(parts: Parts, path: &Path) -> Result<Tokenizer, TextError> {
-        let Parts { mut definition, added, whole_pieces, table, frame, start } = parts;
-        let normalizer = Normalizer::new(file::take_normalization(&mut definition));
-        let whole_pieces = (!whole_pieces.is_empty()).then(|| WholePieces {
-            split: Configuration {
-                split: std::mem::take(&mut definition.config.split),
-                ..Configuration::default()
-            },
-            ids: whole_pieces.into_iter().map(|(id, bytes)| (bytes, id)).collect(),
-        });
-        let kitoken = Kitoken::from_definition(definition)
-            .map_err(|source| TextError::Build { path: path.to_owned(), source })?;
-
+    fn from_parts(parts: Parts) -> Tokenizer {
+        let Parts { definition, merger, added, table, frame, start } = parts;
+        let Configuration { normalization, split, .. } = definition.config;
+        let normalizer = Normalizer::new(normalization);
         let added_ids = added.iter().map(|token| (token.content.clone(), token.id)).collect();
         let mut special_ids: Vec<u32> =
             added.iter().filter(|token| token.special).map(|token| token.id).collect();
@@ -186,19 +168,19 @@ impl Tokenizer {
             normalizer.apply(&mut content, 1..2);
             AddedToken { content: content.into_owned(), ..token }
         });
-        Ok(Tokenizer {
+        Tokenizer {
             added_normalized: AddedMatcher::new(normalized.collect()),
             added: AddedMatcher::new(exact),
-            kitoken,
             normalizer,
-            whole_pieces,
+            split: Configuration { split, ..Configuration::default() },
+            merger,
             added_ids,
             special_ids,
             vocab_len: table.len(),
             table,
             frame,
             start,
-        })
+        }
     }
 
     /// What belongs before a text that no chat template made, usually nothing or a beginning of
@@ -223,6 +205,7 @@ impl Tokenizer {
         refuse_long_spaces(text)?;
         let skip_control = special == SpecialTokens::AsText;
         let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut room = Room::default();
         for cut in self.added.cut(text, skip_control) {
             let range = match cut {
                 Cut::Token(id) => {
@@ -238,9 +221,9 @@ impl Tokenizer {
                 match cut {
                     Cut::Token(id) => ids.push(id),
                     Cut::Text(range) if special == SpecialTokens::ParseTemplate => {
-                        self.encode_plain(&guard::unguarded(&piece[range]), &mut ids)?;
+                        self.encode_plain(&guard::unguarded(&piece[range]), &mut room, &mut ids)?;
                     }
-                    Cut::Text(range) => self.encode_plain(&piece[range], &mut ids)?,
+                    Cut::Text(range) => self.encode_plain(&piece[range], &mut room, &mut ids)?,
                 }
             }
         }
@@ -248,25 +231,16 @@ impl Tokenizer {
     }
 
     /// Encodes normalised text without added tokens.
-    fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
-        let merge = |piece: &str| {
-            // No kind of special token is parsed here: they are all cut out.
-            self.kitoken
-                .encode(piece, &[] as &[SpecialTokenKind])
-                .map_err(|source| TextError::Encode { bytes: piece.len(), source })
-        };
-        let Some(whole) = &self.whole_pieces else {
-            ids.append(&mut merge(text)?);
-            return Ok(());
-        };
-        for (start, end) in whole.split.split(text) {
-            let piece = &text[start..end];
-            match whole.ids.get(piece.as_bytes()) {
-                Some(&id) => ids.push(id),
-                None => ids.append(&mut merge(piece)?),
-            }
-        }
-        Ok(())
+    fn encode_plain(
+        &self,
+        text: &str,
+        room: &mut Room,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let pieces = self.split.split(text).into_iter().filter(|(start, end)| start < end);
+        pieces
+            .map(|(start, end)| &text[start..end])
+            .try_for_each(|p| self.merger.encode(p, room, ids))
     }
 
     /// The bytes a token stands for; not always whole characters. Nothing for an id that no token

@@ -171,15 +171,16 @@ fn read_parts(
     out: &mut [u8],
 ) -> Result<(), LoadError> {
     let rows_at_once = (READ_BYTES / shape.row_bytes()).max(1);
-    let mut buffer = Vec::new();
+    // No part of a row has more bytes than the row.
+    let mut buffer = vec![0; (rows_at_once * shape.row_bytes()).min(out.len())];
     for (i, out) in out.chunks_mut(rows_at_once * shape.row_bytes()).enumerate() {
         let some = MatrixShape { rows: out.len() / shape.row_bytes(), ..shape };
         for part in &mut parts {
             match part {
                 Part::Rows(part, rows) => {
-                    buffer.resize(some.rows * rows.row_bytes, 0);
-                    rows.read(&mut buffer)?;
-                    interleave(some, *part, element, &buffer, out);
+                    let bytes = &mut buffer[..some.rows * rows.row_bytes];
+                    rows.read(bytes)?;
+                    interleave(some, *part, element, bytes, out);
                 }
                 Part::Tiles(tiles) => {
                     spread_tiles(some, first_row + i * rows_at_once, element, tiles, out);

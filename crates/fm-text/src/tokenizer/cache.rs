@@ -5,8 +5,8 @@
 //! an error: the JSON is always there.
 //!
 //! ```text
-//! file = magic (8) | xxh3-128 of key and rest (16) | kitoken bytes (u64) | about bytes (u64)
-//!      | kitoken definition | about (JSON: added tokens, whole pieces, frame, start) | token table
+//! file = magic (8) | xxh3-128 of key and rest (16) | bytes of each of the rest (4 × u64)
+//!      | kitoken definition | about (JSON: added tokens, rules, frame, start) | merger | token table
 //! ```
 //!
 //! The hash is checked because a flipped bit in a vocabulary gives wrong ids and no error, and so does the vocabulary of
@@ -23,17 +23,22 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{
-    added::AddedToken, decoder::Start, file::Parts, frame::Frame, token_table::TokenTable,
+    added::AddedToken,
+    decoder::Start,
+    file::Parts,
+    frame::Frame,
+    merge::{Merger, Rules},
+    token_table::TokenTable,
 };
 
 /// Names format and version. Change the last digits whenever the conversion in `file.rs` or the
 /// version of `kitoken` changes: old caches then go unused.
-const MAGIC: &[u8; 8] = b"fmtext05";
+const MAGIC: &[u8; 8] = b"fmtext06";
 
 #[derive(Serialize, Deserialize)]
 struct About {
     added: Vec<AddedToken>,
-    whole_pieces: Vec<(u32, Vec<u8>)>,
+    rules: Rules,
     frame: Frame,
     start: Start,
 }
@@ -71,20 +76,18 @@ fn hash(key: u128, body: &[u8]) -> u128 {
 }
 
 fn encode(key: u128, parts: &Parts) -> io::Result<Vec<u8>> {
-    let kit = parts.definition.to_vec();
     let about = About {
         added: parts.added.clone(),
-        whole_pieces: parts.whole_pieces.clone(),
+        rules: parts.merger.rules(),
         frame: parts.frame.clone(),
         start: parts.start,
     };
-    let about = serde_json::to_vec(&about)?;
-    let mut body = Vec::with_capacity(kit.len() * 2 + about.len());
-    body.extend_from_slice(&(kit.len() as u64).to_le_bytes());
-    body.extend_from_slice(&(about.len() as u64).to_le_bytes());
-    body.extend_from_slice(&kit);
-    body.extend_from_slice(&about);
-    parts.table.write(&mut body);
+    let mut sections = [parts.definition.to_vec(), serde_json::to_vec(&about)?, vec![], vec![]];
+    parts.merger.write(&mut sections[2]);
+    parts.table.write(&mut sections[3]);
+    let mut body = Vec::new();
+    sections.iter().for_each(|section| body.extend((section.len() as u64).to_le_bytes()));
+    sections.iter().for_each(|section| body.extend_from_slice(section));
     Ok([&MAGIC[..], &hash(key, &body).to_le_bytes(), &body].concat())
 }
 
@@ -93,12 +96,20 @@ fn decode(key: u128, data: &[u8]) -> Option<Parts> {
     if hash(key, body) != u128::from_le_bytes(*found) {
         return None;
     }
-    let (kit_bytes, rest) = body.split_first_chunk::<8>()?;
-    let (about_bytes, rest) = rest.split_first_chunk::<8>()?;
-    let bytes = |field: &[u8; 8]| usize::try_from(u64::from_le_bytes(*field)).ok();
-    let (kit, rest) = rest.split_at_checked(bytes(kit_bytes)?)?;
-    let (about, table) = rest.split_at_checked(bytes(about_bytes)?)?;
-    let About { added, whole_pieces, frame, start } = serde_json::from_slice(about).ok()?;
+    let [kit, about, merger, table] = sections(body)?;
+    let About { added, rules, frame, start } = serde_json::from_slice(about).ok()?;
     let definition = Definition::from_slice(kit).ok()?;
-    Some(Parts { definition, added, whole_pieces, table: TokenTable::read(table)?, frame, start })
+    let (merger, table) = (Merger::read(rules, merger)?, TokenTable::read(table)?);
+    Some(Parts { definition, merger, added, table, frame, start })
+}
+
+/// What lies behind the lengths at the beginning.
+fn sections<const N: usize>(body: &[u8]) -> Option<[&[u8]; N]> {
+    let (lengths, mut rest) = body.split_at_checked(8 * N)?;
+    let mut found = [&[][..]; N];
+    for (section, length) in found.iter_mut().zip(lengths.as_chunks::<8>().0) {
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+        (*section, rest) = rest.split_at_checked(length)?;
+    }
+    rest.is_empty().then_some(found)
 }

@@ -23,6 +23,9 @@ pub(super) fn unsupported_feature(json: &TokenizerJson, chars: bool) -> Option<&
     if filled(&json.model.continuing_subword_prefix) || filled(&json.model.end_of_word_suffix) {
         return Some("subword affixes");
     }
+    if json.model.vocab.len() >= IDS_MAX as usize {
+        return Some("more than 16 million tokens");
+    }
     let ids = json.model.vocab.values().copied().chain(json.added_tokens.iter().map(|t| t.id));
     if ids.max().is_some_and(|id| id >= IDS_MAX) {
         return Some("token ids above 16 million");
@@ -88,7 +91,8 @@ fn is_exact_splitter(step: &Value) -> bool {
 fn drops_text(model: &BpeJson, chars: bool) -> bool {
     if chars {
         let falls_back = model.byte_fallback == Some(true) && model.vocab.contains_key("<0x00>");
-        return model.unk_token.is_none() && !falls_back;
+        let unknown = model.unk_token.as_ref().is_some_and(|text| model.vocab.contains_key(text));
+        return !unknown && !falls_back;
     }
     let mut spelled = [false; 256];
     // No character of UTF-8 contains these.

@@ -3,42 +3,44 @@
 //! `kitoken` converts the file, and departs from `tokenizers` in places that are repaired here or
 //! refused (`tokenizer/exact.rs`), because another id is another prompt:
 //!
-//! * it merges by the *resulting token*, `tokenizers` by the *pair*, so it gets the vocabulary for
-//!   which that is the same ([`Reached`]);
-//! * it leaves added tokens out of the vocabulary, where text may still merge to them, and takes
-//!   byte tokens (`<0x41>`) for bytes without a fallback: its vocabulary is not used at all;
+//! * it merges by the *resulting token*, `tokenizers` by the *pair*; it leaves added tokens out of the
+//!   vocabulary, where text may still merge to them, and takes byte tokens (`<0x41>`) for bytes without
+//!   a fallback: its vocabulary is not used at all, see [`Reached`];
 //! * its split pattern of a plain `ByteLevel` pre-tokenizer is not GPT-2's, and where it splits at
 //!   a single character it takes that for one byte;
 //! * its `Metaspace` split keeps runs of `▁` together;
 //! * it splits text at added tokens even where they shall be read as text. Added tokens are cut by
-//!   [`AddedMatcher`](super::added::AddedMatcher) instead and never reach it;
-//! * it pads and truncates if the file says so, which `transformers` never does by itself.
+//!   [`AddedMatcher`](super::added::AddedMatcher) instead and never reach it.
 
-use std::{collections::HashMap, path::Path, thread};
+use std::{collections::HashMap, path::Path};
 
 use kitoken::{
-    Definition, Fallback, Model, Normalization, Processing, Regex, SpecialTokenKind, Split,
-    SplitBehavior, SplitPattern,
+    Definition, Model, Regex, Split, SplitBehavior, SplitPattern, convert::ConversionError,
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
-    added::AddedToken, beside::Beside, decoder::Start, exact, frame::Frame, reach::Reached,
+    added::AddedToken,
+    beside::Beside,
+    decoder::Start,
+    exact,
+    frame::Frame,
+    merge::{Fallback, Merger},
+    reach::Reached,
     token_table::TokenTable,
 };
-use crate::{error::TextError, meanwhile::meanwhile};
+use crate::error::TextError;
 
 /// Everything a tokenizer is made of; what the cache file stores.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// The converted tokenizer, repaired, without added tokens.
+    /// How text is normalised and split, repaired; neither vocabulary nor added tokens.
     pub(crate) definition: Definition,
+    /// What pieces of split text become.
+    pub(crate) merger: Merger,
     /// The added tokens.
     pub(crate) added: Vec<AddedToken>,
-    /// Tokens that only a whole piece of split text can be, never the result of merges
-    /// (`ignore_merges`); usually none.
-    pub(crate) whole_pieces: Vec<(u32, Vec<u8>)>,
     /// The bytes of every token.
     pub(crate) table: TokenTable,
     /// What stands around a text that no chat template made.
@@ -63,6 +65,33 @@ pub(super) struct TokenizerJson {
     pub(super) model: BpeJson,
 }
 
+impl TokenizerJson {
+    /// How text is normalised and split. The converter sees a file without vocabulary: it would spend a
+    /// second on 248 thousand tokens that are not used, and tell added tokens from them.
+    fn convert(&self) -> Result<Definition, ConversionError> {
+        let Self { normalizer, pre_tokenizer, decoder, .. } = self;
+        let without = json!({
+            "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder,
+            "model": {"vocab": {}, "merges": []},
+        });
+        Definition::from_tokenizers_slice(without.to_string().as_bytes())
+    }
+}
+
+/// Whether the file says that its model is none of BPE.
+fn is_other_model(json: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Kinds {
+        model: Kind,
+    }
+    #[derive(Deserialize)]
+    struct Kind {
+        #[serde(rename = "type")]
+        kind: String,
+    }
+    serde_json::from_slice(json).is_ok_and(|Kinds { model: Kind { kind } }| kind != "BPE")
+}
+
 /// `model` of `tokenizer.json`.
 #[derive(Deserialize)]
 pub(super) struct BpeJson {
@@ -71,6 +100,7 @@ pub(super) struct BpeJson {
     pub(super) ignore_merges: Option<bool>,
     pub(super) byte_fallback: Option<bool>,
     pub(super) unk_token: Option<String>,
+    pub(super) fuse_unk: Option<bool>,
     pub(super) dropout: Option<f32>,
     pub(super) continuing_subword_prefix: Option<String>,
     pub(super) end_of_word_suffix: Option<String>,
@@ -100,31 +130,31 @@ impl Parts {
     pub(super) fn from_json(json: &[u8], beside: Beside, path: &Path) -> Result<Parts, TextError> {
         let unsupported =
             |feature| TextError::UnsupportedTokenizer { path: path.to_owned(), feature };
-        let (definition, json) = thread::scope(|scope| {
-            let parsed = meanwhile(scope, || serde_json::from_slice::<TokenizerJson>(json));
-            (Definition::from_tokenizers_slice(json), parsed())
-        });
-        let mut definition =
-            definition.map_err(|source| TextError::Convert { path: path.to_owned(), source })?;
-        let Model::BytePair { vocab, chars } = &mut definition.model else {
-            return Err(unsupported("a model other than BPE"));
+        let json: TokenizerJson = serde_json::from_slice(json).map_err(|source| {
+            if is_other_model(json) {
+                return unsupported("a model other than BPE");
+            }
+            TextError::Json { path: path.to_owned(), source }
+        })?;
+        let mut definition = json
+            .convert()
+            .map_err(|source| TextError::Convert { path: path.to_owned(), source })?;
+        let Model::BytePair { chars, .. } = definition.model else {
+            unreachable!("it is made of a model of byte pairs");
         };
-        let json = json.map_err(|source| TextError::Json { path: path.to_owned(), source })?;
-        if let Some(feature) = exact::unsupported_feature(&json, *chars) {
+        if let Some(feature) = exact::unsupported_feature(&json, chars) {
             return Err(unsupported(feature));
         }
-        let start = Start::of_decoder(&json.decoder, *chars).map_err(unsupported)?;
-        let Reached { vocab: reached, whole_pieces, has_byte_fallback } =
-            Reached::of(&json.model, *chars).map_err(unsupported)?;
-        // The converter asks for bytes of at least one token.
-        if reached.is_empty() {
+        let start = Start::of_decoder(&json.decoder, chars).map_err(unsupported)?;
+        let reached = Reached::of(&json.model, chars).map_err(unsupported)?;
+        if reached.merged.is_empty() {
             return Err(unsupported("an empty vocabulary"));
         }
-        *vocab = reached;
+        let merger = Merger::new(&reached, chars, fallback(&json.model, &reached));
         let frame = Frame::of(&json.post_processor)
             .ok_or_else(|| unsupported("a post-processor that is not known"))?;
 
-        let bytes = |text: &str| if *chars { char_bytes(text) } else { byte_bytes(text) };
+        let bytes = |text: &str| if chars { char_bytes(text) } else { byte_bytes(text) };
         let table = |added: &[AddedToken]| {
             let vocab = json.model.vocab.iter().map(|(text, &id)| (id, bytes(text)));
             TokenTable::new(
@@ -141,22 +171,20 @@ impl Parts {
         if added.len() > known {
             whole = table(&added);
         }
-        keep_unknown_token_only(&mut definition);
         repair_splits(&mut definition);
-        let config = &mut definition.config;
-        config.fallback.retain(|fallback| has_byte_fallback || *fallback != Fallback::Bytes);
-        config.processing.retain(|step| matches!(step, Processing::Collapse { .. }));
-        Ok(Parts { definition, added, whole_pieces, table: whole, frame, start })
+        Ok(Parts { definition, merger, added, table: whole, frame, start })
     }
 }
 
-/// The unknown token is a fallback of the encoder and stays; all others are cut out before.
-fn keep_unknown_token_only(definition: &mut Definition) {
-    definition.specials.retain(|special| special.kind == SpecialTokenKind::Unknown);
-    for special in &mut definition.specials {
-        // An extracted token would end a piece of text wherever it is mentioned.
-        special.extract = false;
+/// What becomes of symbols that have no token: their bytes if there are tokens for bytes, else the
+/// unknown token.
+fn fallback(model: &BpeJson, reached: &Reached) -> Fallback {
+    if reached.has_byte_fallback {
+        return Fallback::Bytes;
     }
+    let unknown = model.unk_token.as_ref().and_then(|text| model.vocab.get(text));
+    let once = model.fuse_unk == Some(true);
+    unknown.map_or(Fallback::Never, |&id| Fallback::Unknown { id, once })
 }
 
 /// Puts the split patterns of `tokenizers` where the converter wrote its own.
@@ -183,12 +211,6 @@ fn repair_splits(definition: &mut Definition) {
             _ => {}
         }
     }
-}
-
-/// Takes the normalisation out of a definition: it runs before added tokens are cut a second
-/// time, so it cannot run inside the encoder.
-pub(crate) fn take_normalization(definition: &mut Definition) -> Vec<Normalization> {
-    std::mem::take(&mut definition.config.normalization)
 }
 
 /// Bytes of a byte-level token: every character stands for one byte.

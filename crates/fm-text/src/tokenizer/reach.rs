@@ -1,7 +1,7 @@
 //! Which tokens merging makes, and when.
 //!
-//! `tokenizers` looks up a *pair* to find what two neighbours become and how soon; `kitoken` looks
-//! up the *resulting text*. They agree on a vocabulary that holds only tokens that are what their
+//! `tokenizers` looks up a *pair* to find what two neighbours become and how soon; a
+//! [`Merger`](super::merge::Merger) looks up the *resulting text*. They agree on a vocabulary that holds only tokens that are what their
 //! own text encodes to, in the order of the merge that finishes each of them. If a token is
 //! what its own text encodes to, then wherever merges have left its two halves beside each other,
 //! no merge has crossed its borders, so inside them everything went as it does for the token
@@ -13,16 +13,14 @@ use std::{
     thread,
 };
 
-use kitoken::{Token, Vocab};
-
 use super::file::{BpeJson, byte_bytes, byte_of};
 use crate::meanwhile::meanwhile;
 
 /// A vocabulary in merging order.
 pub(super) struct Reached {
-    /// What merging can make, first merged first, and the bytes of a byte fallback.
-    pub(super) vocab: Vocab,
-    /// Tokens that only a whole piece of split text can be (`ignore_merges`).
+    /// Ids and texts of what merging can make, first merged first, and of the bytes of a byte fallback.
+    pub(super) merged: Vec<(u32, Vec<u8>)>,
+    /// Those of tokens that only a whole piece of split text can be (`ignore_merges`); usually none.
     pub(super) whole_pieces: Vec<(u32, Vec<u8>)>,
     /// Whether every byte has a token of its own to fall back to.
     pub(super) has_byte_fallback: bool,
@@ -66,8 +64,8 @@ impl Reached {
             }
         }
         ranked.sort_unstable();
-        let vocab = ranked.into_iter().map(|(_, id, bytes)| Token { bytes, id }).collect();
-        Ok(Reached { vocab, whole_pieces, has_byte_fallback })
+        let merged = ranked.into_iter().map(|(_, id, bytes)| (id, bytes)).collect();
+        Ok(Reached { merged, whole_pieces, has_byte_fallback })
     }
 }
 

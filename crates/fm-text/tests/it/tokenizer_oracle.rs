@@ -326,10 +326,14 @@ fn what_could_not_be_exact_is_refused() {
         },
     ];
     demo.into_iter().for_each(|change| refused(demo_json(), change));
-    let llama: [fn(&mut Value); 3] = [
+    let llama: [fn(&mut Value); 4] = [
         |json| drop(json["model"]["vocab"].as_object_mut().unwrap().remove("<0xF0>")),
         |json| {
             json["model"]["unk_token"] = Value::Null;
+            json["model"]["byte_fallback"] = json!(false);
+        },
+        |json| {
+            json["model"]["unk_token"] = json!("<nowhere>");
             json["model"]["byte_fallback"] = json!(false);
         },
         |json| {
@@ -339,6 +343,20 @@ fn what_could_not_be_exact_is_refused() {
     ];
     let plain = || oracle::llama_json(&Value::Null, &Value::Null);
     llama.into_iter().for_each(|change| refused(plain(), change));
+}
+
+#[test]
+fn models_other_than_bpe_are_refused_by_name() {
+    let models = [
+        json!({"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]}),
+        json!({"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "a": 1}}),
+    ];
+    for model in models {
+        let refused = oracle::open(&json!({"model": model})).unwrap_err().to_string();
+        assert!(refused.contains("a model other than BPE"), "{refused}");
+    }
+    let broken = oracle::open(&json!({"model": {"type": "BPE", "vocab": []}})).unwrap_err();
+    assert!(matches!(broken, fm_text::TextError::Json { .. }), "{broken}");
 }
 
 #[test]
