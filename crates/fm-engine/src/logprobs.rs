@@ -1,6 +1,9 @@
 //! How likely the model thought a token was, and what it would have liked as much.
 
-use crate::sampler::descending;
+use crate::sampler::{
+    descending,
+    weights::{find_from, floor_of_largest, largest, sum_of_exp},
+};
 
 /// Log-probabilities of one position. Reused, so that a steady step allocates nothing.
 #[derive(Debug, Default)]
@@ -9,23 +12,25 @@ pub(crate) struct Logprobs {
     top: usize,
     /// `(token, log-probability)`, likeliest first.
     likeliest: Vec<(u32, f32)>,
+    /// Room for what finds them.
+    maxima: Vec<f32>,
 }
 
 impl Logprobs {
     pub(crate) fn new(top: usize) -> Self {
-        Self { top, likeliest: Vec::new() }
+        Self { top, likeliest: Vec::new(), maxima: Vec::new() }
     }
 
     /// Takes the model's own distribution, before penalties and temperature, and returns the
-    /// log-probability of `token`. Sums in f64, in ascending order of tokens.
+    /// log-probability of `token`.
     pub(crate) fn look(&mut self, logits: &[f32], token: u32) -> f32 {
-        let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|logit| f64::from(logit - peak).exp()).sum();
-        let log_sum = f64::from(peak) + sum.ln();
+        let peak = largest(logits);
+        let log_sum = f64::from(peak) + sum_of_exp(logits, peak).ln();
         let logprob = |logit: f32| (f64::from(logit) - log_sum) as f32;
         self.likeliest.clear();
         if self.top > 0 {
-            self.likeliest.extend((0..).zip(logits.iter().copied()));
+            let floor = floor_of_largest(logits, self.top, &mut self.maxima);
+            find_from(logits, floor, &mut self.likeliest);
             if self.top < self.likeliest.len() {
                 self.likeliest.select_nth_unstable_by(self.top - 1, descending);
                 self.likeliest.truncate(self.top);

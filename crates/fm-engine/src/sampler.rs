@@ -2,7 +2,13 @@
 //!
 //! The order is that of transformers: bias, penalties, temperature, top-k, top-p, min-p, draw.
 
+pub(crate) mod weights;
+
 use std::cmp::Ordering;
+
+use self::weights::{
+    are_finite, exp, find_from, floor_of_largest, largest, position_of, spend, sum, weigh,
+};
 
 /// How a token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,27 +67,34 @@ pub struct Sampler {
     generated: Vec<u32>,
     /// Whether each token stands in the text.
     present: Vec<bool>,
+    /// Those that do, each once.
+    seen: Vec<u32>,
     /// Added to logits before anything else.
     bias: Vec<(u32, f32)>,
+    /// Logits, and when a token is drawn from all of them their weights.
     logits: Vec<f32>,
-    /// Candidates with their probabilities.
+    /// Candidates with their weights.
     candidates: Vec<(u32, f32)>,
+    /// Room for what finds candidates.
+    maxima: Vec<f32>,
 }
 
 impl Sampler {
     /// A sampler for a vocabulary, with the prompt as the text so far.
     pub fn new(sampling: Sampling, vocab: usize, prompt: &[u32]) -> Self {
-        let mut present = vec![false; vocab];
-        prompt.iter().for_each(|token| present[*token as usize] = true);
-        Self {
+        let mut sampler = Self {
             sampling,
             random: SplitMix64(sampling.seed),
             generated: vec![0; vocab],
-            present,
+            present: vec![false; vocab],
+            seen: Vec::new(),
             bias: Vec::new(),
             logits: Vec::with_capacity(vocab),
-            candidates: Vec::with_capacity(vocab),
-        }
+            candidates: Vec::new(),
+            maxima: Vec::new(),
+        };
+        prompt.iter().for_each(|token| sampler.see(*token));
+        sampler
     }
 
     /// Adds to the logits of some tokens, before anything else is done to them. Tokens without logits are
@@ -94,7 +107,13 @@ impl Sampler {
     /// Notes a token that was not sampled but put into the text.
     pub fn note(&mut self, token: u32) {
         self.generated[token as usize] += 1;
-        self.present[token as usize] = true;
+        self.see(token);
+    }
+
+    fn see(&mut self, token: u32) {
+        if !std::mem::replace(&mut self.present[token as usize], true) {
+            self.seen.push(token);
+        }
     }
 
     /// Chooses a token and notes it.
@@ -116,7 +135,7 @@ impl Sampler {
         mask: impl FnOnce(&mut [f32]),
     ) -> Result<u32, NotANumber> {
         // Of the model's own: what bias and masks make infinite, they mean.
-        if logits.iter().fold(false, |any, logit| any | !logit.is_finite()) {
+        if !are_finite(logits) {
             let token = logits.iter().position(|logit| !logit.is_finite()).expect("one is");
             return Err(NotANumber { token });
         }
@@ -140,93 +159,98 @@ impl Sampler {
     fn penalise(&mut self) {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } =
             self.sampling;
-        if repetition_penalty != 1.0 {
-            let present = self.logits.iter_mut().zip(&self.present);
-            for (logit, _) in present.filter(|(_, present)| **present) {
-                let factor =
-                    if *logit > 0.0 { repetition_penalty.recip() } else { repetition_penalty };
-                *logit *= factor;
-            }
+        if (repetition_penalty, presence_penalty, frequency_penalty) == (1.0, 0.0, 0.0) {
+            return;
         }
-        if presence_penalty != 0.0 || frequency_penalty != 0.0 {
-            let generated = self.logits.iter_mut().zip(&self.generated);
-            for (logit, count) in generated.filter(|(_, count)| **count > 0) {
-                *logit -= presence_penalty + frequency_penalty * *count as f32;
+        for token in self.seen.iter().map(|token| *token as usize) {
+            let (logit, count) = (&mut self.logits[token], self.generated[token]);
+            if repetition_penalty != 1.0 {
+                *logit *=
+                    if *logit > 0.0 { repetition_penalty.recip() } else { repetition_penalty };
+            }
+            if count > 0 {
+                *logit -= presence_penalty + frequency_penalty * count as f32;
             }
         }
     }
 
     /// The lowest of the tokens with the largest logit.
     fn likeliest(&self) -> u32 {
-        let best = largest(&self.logits);
-        self.logits.iter().position(|logit| *logit == best).unwrap_or(0) as u32
+        position_of(&self.logits, largest(&self.logits)).unwrap_or(0) as u32
     }
 
     fn draw(&mut self) -> u32 {
-        self.select_candidates();
-        let mut rest = f64::from(self.random.unit()) * self.total();
-        let drawn = self.candidates.iter().find(|(_, probability)| {
-            rest -= f64::from(*probability);
-            rest < 0.0
-        });
-        // Rounding may leave a rest behind all of them, and the last may be as good as impossible.
-        drawn.map_or_else(|| self.likeliest(), |(token, _)| *token)
-    }
-
-    /// Fills `candidates` with tokens and unnormalised probabilities, of which the likeliest has 1. Nothing is
-    /// sorted but what has to be, which is the most expensive step where a vocabulary is large.
-    fn select_candidates(&mut self) {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
-        self.candidates.clear();
-        let possible = (0..).zip(&self.logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        self.candidates.extend(possible.map(|(token, logit)| (token, logit / temperature)));
-        if top_k > 0 && top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(top_k - 1, descending);
-            self.candidates.truncate(top_k);
-            self.candidates.sort_unstable_by(descending);
-        }
         let peak = largest(&self.logits) / temperature;
-        self.candidates.iter_mut().for_each(|(_, x)| *x = (*x - peak).exp());
+        let part = self.random.unit();
+        let drawn = if top_k > 0 || top_p < 1.0 || min_p > 0.0 {
+            self.select_candidates(peak);
+            let mut rest =
+                part * self.candidates.iter().map(|(_, weight)| f64::from(*weight)).sum::<f64>();
+            let drawn = self.candidates.iter().find(|(_, weight)| {
+                rest -= f64::from(*weight);
+                rest < 0.0
+            });
+            drawn.map(|(token, _)| *token)
+        } else {
+            weigh(&mut self.logits, temperature, peak);
+            spend(&self.logits, part * sum(&self.logits)).map(|token| token as u32)
+        };
+        // Rounding may leave a rest behind all of them, and the last may be as good as impossible.
+        drawn.unwrap_or_else(|| self.likeliest())
+    }
+
+    /// Fills `candidates` with tokens in their order, and weights, of which the likeliest has 1. Of a large
+    /// vocabulary nothing is sorted, and only the likeliest become pairs.
+    fn select_candidates(&mut self, peak: f32) {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let (logits, candidates) = (&mut self.logits, &mut self.candidates);
+        let mut total = 0.0;
+        if top_k > 0 && top_k < logits.len() {
+            let floor = floor_of_largest(logits, top_k, &mut self.maxima).max(f32::MIN);
+            find_from(logits, floor, candidates);
+            if top_k < candidates.len() {
+                candidates.select_nth_unstable_by(top_k - 1, descending);
+                candidates.truncate(top_k);
+            }
+            for (_, x) in candidates.iter_mut() {
+                *x = exp(*x / temperature - peak);
+                total += f64::from(*x);
+            }
+        } else {
+            weigh(logits, temperature, peak);
+            total = sum(logits);
+            // All that weigh less have less than the share that goes, together.
+            let least = (1.0 - f64::from(top_p)) * total / logits.len() as f64;
+            let least = (least as f32 * 0.999).max(f32::MIN_POSITIVE).max(min_p.min(1.0));
+            find_from(logits, least, candidates);
+        }
         if top_p < 1.0 {
-            self.keep_likeliest(top_p);
+            keep_likeliest(candidates, f64::from(top_p) * total);
         }
-        if min_p > 0.0 {
-            self.candidates.retain(|(_, p)| *p >= min_p.min(1.0));
-        }
-    }
-
-    /// Keeps the likeliest candidates that have this share of the probability together, likeliest first.
-    fn keep_likeliest(&mut self, share: f32) {
-        let (share, total) = (f64::from(share), self.total());
-        // All that are less likely have less than the share that goes, together.
-        let least = (1.0 - share) * total / self.candidates.len() as f64;
-        self.candidates.retain(|(_, p)| f64::from(*p) >= least);
-        self.candidates.sort_unstable_by(descending);
-        let mut sum = 0.0;
-        // The token that crosses the border belongs to the candidates.
-        let last = self.candidates.iter().position(|(_, p)| {
-            sum += f64::from(*p);
-            sum >= share * total
-        });
-        self.candidates.truncate(last.map_or(self.candidates.len(), |last| last + 1));
-    }
-
-    /// What the probabilities of the candidates add up to, a large vocabulary's too.
-    fn total(&self) -> f64 {
-        self.candidates.iter().map(|(_, p)| f64::from(*p)).sum()
+        candidates.retain(|(_, weight)| *weight >= min_p.min(1.0));
+        candidates.sort_unstable_by_key(|(token, _)| *token);
     }
 }
 
-/// The largest of some numbers. In sixteen lanes, as a single one waits for every comparison.
-fn largest(values: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let (chunks, rest) = values.as_chunks::<16>();
-    let larger = |lane: &mut f32, value: &f32| *lane = lane.max(*value);
-    for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| larger(lane, value));
+/// Keeps the likeliest candidates that weigh so much together, in no order. The one that crosses the border
+/// belongs to them.
+fn keep_likeliest(candidates: &mut Vec<(u32, f32)>, mut weight: f64) {
+    // Where the border may be.
+    let (mut from, mut to) = (0, candidates.len());
+    while to - from > 1 {
+        let middle = (to - from) / 2;
+        candidates[from..to].select_nth_unstable_by(middle, descending);
+        let half = &candidates[from..from + middle];
+        let together: f64 = half.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        if together >= weight {
+            to = from + middle;
+        } else {
+            weight -= together;
+            from += middle;
+        }
     }
-    lanes.iter_mut().zip(rest).for_each(|(lane, value)| larger(lane, value));
-    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    candidates.truncate(to);
 }
 
 /// The likelier token first, and the lower one of equals.
@@ -250,8 +274,8 @@ impl SplitMix64 {
     }
 
     /// Uniform in `[0, 1)`.
-    fn unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1_u64 << 24) as f32
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 40) as f64 / (1_u64 << 24) as f64
     }
 }
 
@@ -326,7 +350,7 @@ mod tests {
     #[test]
     fn what_is_not_sorted_is_left_out_as_if_it_were() {
         let mut random = SplitMix64(7);
-        let logits: Vec<f32> = (0..3_000).map(|_| 9.0 * random.unit()).collect();
+        let logits: Vec<f32> = (0..3_000).map(|_| 9.0 * random.unit() as f32).collect();
         for (top_k, top_p, min_p) in [
             (0, 1.0, 0.0),
             (0, 0.9, 0.0),
@@ -339,9 +363,8 @@ mod tests {
                 Sampling { temperature: 1.5, top_k, top_p, min_p, ..Sampling::default() };
             let mut sampler = Sampler::new(sampling, logits.len(), &[]);
             sampler.logits.clone_from(&logits);
-            sampler.select_candidates();
-            let mut got: Vec<u32> = sampler.candidates.iter().map(|(token, _)| *token).collect();
-            got.sort_unstable();
+            sampler.select_candidates(largest(&logits) / 1.5);
+            let got: Vec<u32> = sampler.candidates.iter().map(|(token, _)| *token).collect();
 
             let mut all: Vec<(u32, f32)> =
                 (0..).zip(logits.iter().map(|logit| (logit / 1.5).exp())).collect();
@@ -364,6 +387,9 @@ mod tests {
         let greedy = Sampling::default();
         let mut sampler = Sampler::new(Sampling { repetition_penalty: 3.0, ..greedy }, 4, &[1]);
         assert_eq!(sampler.sample(&LOGITS).unwrap(), 2, "2.0 / 3 < 1.0");
+        let mut sampler =
+            Sampler::new(Sampling { repetition_penalty: 3.0, ..greedy }, 4, &[1, 2, 1]);
+        assert_eq!(sampler.sample(&LOGITS).unwrap(), 1, "2.0 / 3 > 1.0 / 3, each once");
         let mut sampler = Sampler::new(Sampling { presence_penalty: 1.5, ..greedy }, 4, &[1]);
         assert_eq!(sampler.sample(&LOGITS).unwrap(), 1, "the prompt does not count");
         assert_eq!(sampler.sample(&LOGITS).unwrap(), 2, "2.0 - 1.5 < 1.0");

@@ -88,11 +88,32 @@ impl Mask {
     /// Lets through what may come next: tokens of the grammar, `others`, and those that end the text
     /// where it may end.
     pub(crate) fn apply(&self, logits: &mut [f32], eos: &[u32], others: &[u32]) {
-        for (token, logit) in (0..).zip(logits.iter_mut()) {
-            let allowed = self.bits.is_allowed(token) || others.contains(&token);
-            let allowed = if eos.contains(&token) { self.ends } else { allowed };
-            // Whatever the model thinks of it, a token that is allowed is above one that is not.
-            *logit = if allowed { logit.max(f32::MIN) } else { f32::NEG_INFINITY };
+        // Whatever the model thinks of it, a token that is allowed is above one that is not.
+        let allowed = |logit: f32| logit.max(f32::MIN);
+        let others = others.iter().filter(|token| !eos.contains(token));
+        let ends = eos.iter().filter(|_| self.ends);
+        let kept = others.chain(ends).filter_map(|token| {
+            logits.get(*token as usize).map(|logit| (*token as usize, allowed(*logit)))
+        });
+        let kept: Vec<(usize, f32)> = kept.collect();
+        // A grammar allows few tokens, most of the time: words of none take no look at each.
+        let words = self.bits.as_slice().iter().copied().chain(std::iter::repeat(0));
+        for (word, logits) in words.zip(logits.chunks_mut(u32::BITS as usize)) {
+            if word == 0 {
+                logits.fill(f32::NEG_INFINITY);
+                continue;
+            }
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                *logit = if word >> bit & 1 == 1 { allowed(*logit) } else { f32::NEG_INFINITY };
+            }
+        }
+        for token in eos {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        for (token, logit) in kept {
+            logits[token] = logit;
         }
     }
 

@@ -155,6 +155,7 @@ impl StoredRows<'_> {
 }
 
 /// What the blocks of a matrix are made of.
+#[expect(clippy::large_enum_variant, reason = "a matrix has two or three")]
 enum Part<'a> {
     /// An element for every block.
     Rows(PlanarPart, StoredRows<'a>),
@@ -285,7 +286,7 @@ mod tests {
 
     /// Bytes of which no two rows are alike.
     fn noise(len: usize, seed: usize) -> Vec<u8> {
-        (0..len).map(|i| ((i + seed) * 0x9E37_79B9 >> 16) as u8).collect()
+        (0..len).map(|i| (((i + seed) * 0x9E37_79B9) >> 16) as u8).collect()
     }
 
     /// Codes, scales and biases of `affine4_g64`.
