@@ -68,6 +68,16 @@ pub enum LoadError {
         key: String,
     },
 
+    /// A model whose positions are scaled otherwise than its family's default says, in a file that does not say how.
+    #[error(
+        "the GGUF metadata lacks `{key}`, and this model was not trained with the default of its architecture; a file \
+         that today's llama.cpp converts has it"
+    )]
+    MissingRamp {
+        /// The key.
+        key: String,
+    },
+
     /// A key that may change the arithmetic in a way we do not know.
     #[error("the GGUF metadata has the unknown key `{key}`; nothing is ignored silently")]
     UnknownKey {

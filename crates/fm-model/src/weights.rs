@@ -23,6 +23,9 @@ use crate::{
 
 mod quantization;
 
+/// Ends of names of what old checkpoints keep though every reader computes it from the configuration.
+const ROTARY_FREQUENCIES: &str = ".self_attn.rotary_emb.inv_freq";
+
 /// A checkpoint's tensors, by name.
 #[derive(Debug)]
 pub(crate) struct Weights<'a> {
@@ -358,7 +361,9 @@ impl<'a> Weights<'a> {
         catalog: &Catalog,
     ) -> Result<Vec<String>, LoadError> {
         let (used, skipped) = (self.used.borrow(), self.skipped.borrow());
-        let known = |name: &str| used.contains(name) || skipped.contains(name);
+        let known = |name: &str| {
+            used.contains(name) || skipped.contains(name) || name.ends_with(ROTARY_FREQUENCIES)
+        };
         if let Some(name) = self.checkpoint.tensors.keys().find(|name| !known(name)) {
             return Err(LoadError::UnknownTensor { tensor: name.clone(), model_type });
         }

@@ -42,7 +42,7 @@ pub(super) fn announced(config: &Value, fields: &[&'static str]) -> Result<(), L
 
 /// Refuses what would make another program compute something else than the family's network.
 pub(super) fn check_foreign(config: &Value) -> Result<(), LoadError> {
-    const ROWS: [(&str, &str); 2] = [
+    const ROWS: [(&str, &str); 3] = [
         (
             "quantize_activations",
             "mlx-lm would round activations to fewer bits as well, which this build does not do; convert the \
@@ -52,6 +52,11 @@ pub(super) fn check_foreign(config: &Value) -> Result<(), LoadError> {
             "model_file",
             "mlx-lm would run the code in that file, which this build does not; if the model is a plain one \
              of its family, remove the field",
+        ),
+        (
+            "dual_chunk_attention_config",
+            "vLLM would attend in chunks, for contexts beyond those of training, which this build does not do; use the \
+             configuration that the model comes with",
         ),
     ];
     for (field, reason) in ROWS {

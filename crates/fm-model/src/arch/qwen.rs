@@ -99,10 +99,15 @@ pub(super) struct LinearConfig {
     linear_conv_kernel_dim: usize,
     full_attention_interval: Option<usize>,
     layer_types: Option<Vec<String>>,
+    /// What the output gate of these layers goes through.
+    output_gate_type: Option<String>,
 }
 
 impl LinearConfig {
     pub(super) fn shape(&self, head_order: HeadOrder) -> Result<DeltaShape, LoadError> {
+        let gate = self.output_gate_type.as_deref().unwrap_or("silu");
+        let silu = ["silu", "swish"].contains(&gate);
+        require(silu, "output_gate_type", gate, "expected `silu` or `swish`, which is the same")?;
         check_dims(&[
             ("linear_num_key_heads", self.linear_num_key_heads),
             ("linear_num_value_heads", self.linear_num_value_heads),

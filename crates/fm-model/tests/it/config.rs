@@ -8,7 +8,7 @@ use fm_model::{
     spec::{MixerSpec, ModelSpec, RopeScaling, Yarn},
 };
 use fm_testkit::tiny_checkpoint::{Family, Layout, TinyModel};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::edit_config;
 
@@ -157,5 +157,27 @@ mod qwen3_5_moe {
             });
             assert_eq!(described(dir.path()).head.is_none(), tied);
         }
+    }
+}
+
+/// Anything else would be another network.
+#[test]
+fn gates_of_linear_attention_are_silu() {
+    for family in [Family::Qwen3Next, Family::Qwen3_5Moe] {
+        let dir = tempfile::tempdir().unwrap();
+        TinyModel::new(family).write(dir.path(), &Layout::Hf, 1);
+        let with = |gate: Value| {
+            edit_config(dir.path(), |config| {
+                let nested = config.get("text_config").is_some();
+                let text = if nested { &mut config["text_config"] } else { config };
+                text["output_gate_type"] = gate;
+            });
+            describe(&Checkpoint::open(dir.path()).unwrap()).map_err(|error| error.to_string())
+        };
+        for silu in [json!("silu"), json!("swish"), Value::Null] {
+            with(silu).unwrap();
+        }
+        let error = with(json!("sigmoid")).unwrap_err();
+        assert!(error.contains("`output_gate_type` in the configuration is `sigmoid`"), "{error}");
     }
 }

@@ -189,6 +189,24 @@ fn a_factor_for_scaled_positions_is_neutral_or_refused() {
     assert!(with(2.0).unwrap_err().contains("rope.scaling.attn_factor"));
 }
 
+/// Its ramp is not where the default has it.
+#[test]
+fn a_kimi_k2_that_does_not_say_where_its_ramp_is_is_refused() {
+    let file = |pre: &str, hidden: &str| {
+        described("deepseek_v3", |header| {
+            rename(header, "qwen35", pre);
+            hide(header, hidden);
+        })
+    };
+    let key = "deepseek2.rope.scaling.yarn_beta_fast";
+    let refusal = file("kimi-k2", key).unwrap_err();
+    assert!(refusal.contains(&format!("the GGUF metadata lacks `{key}`")), "{refusal}");
+    // What says it, what has another default, and what scales nothing.
+    file("kimi-k2", "deepseek2.expert_weights_norm").unwrap();
+    file("deepseek-v3", key).unwrap();
+    described("glm4_moe_lite", |header| rename(header, "qwen35", "kimi-k2")).unwrap();
+}
+
 #[test]
 fn a_bias_that_one_projection_has_all_have() {
     let renamed = |family: &str, name: &str, other: &str| {

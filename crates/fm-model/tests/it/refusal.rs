@@ -158,8 +158,11 @@ fn words_about_packing_have_to_be_readable_and_to_agree() {
 /// They would round activations, or run another network.
 #[test]
 fn what_makes_another_program_compute_something_else_is_refused() {
-    for (field, value) in [("quantize_activations", json!(true)), ("model_file", json!("mine.py"))]
-    {
+    for (field, value, other) in [
+        ("quantize_activations", json!(true), "mlx-lm"),
+        ("model_file", json!("mine.py"), "mlx-lm"),
+        ("dual_chunk_attention_config", json!({"chunk_size": 262_144}), "vLLM"),
+    ] {
         let dir = written(&Layout::Mlx(MlxLayout::uniform(4, 32)));
         for silent in [Value::Null, json!(false)] {
             edit_config(dir.path(), |config| config[field] = silent);
@@ -171,7 +174,7 @@ fn what_makes_another_program_compute_something_else_is_refused() {
             message.contains(&format!("`{field}` in the configuration is {value}")),
             "{message}"
         );
-        assert!(message.contains("mlx-lm would"), "{message}");
+        assert!(message.contains(&format!("{other} would")), "{message}");
     }
 }
 

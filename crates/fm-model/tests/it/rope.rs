@@ -180,3 +180,31 @@ fn published_dictionaries_are_read() {
             .unwrap_or_else(|error| panic!("{fields}: {error}"));
     }
 }
+
+/// Adds a tensor of two floats to a checkpoint of one file.
+fn add_tensor(dir: &Path, name: &str) {
+    let path = dir.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let mut header: Value = serde_json::from_slice(header).unwrap();
+    let end = data.len();
+    header[name] = json!({"dtype": "F32", "shape": [2], "data_offsets": [end, end + 8]});
+    let header = serde_json::to_vec(&header).unwrap();
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(&path, [&length[..], &header, data, &[0; 8]].concat()).unwrap();
+}
+
+/// Moonlight has them, and every reader computes them.
+#[test]
+fn kept_frequencies_are_passed_over() {
+    let described = |name: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        TinyModel::new(Family::DeepseekV3).write(dir.path(), &Layout::Hf, 1);
+        add_tensor(dir.path(), name);
+        describe(&Checkpoint::open(dir.path()).unwrap()).map_err(|error| error.to_string())
+    };
+    described("model.layers.0.self_attn.rotary_emb.inv_freq").unwrap();
+    let error = described("model.layers.0.self_attn.other.inv_freq").unwrap_err();
+    assert!(error.contains("`model.layers.0.self_attn.other.inv_freq` has no place"), "{error}");
+}

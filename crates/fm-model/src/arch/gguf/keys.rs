@@ -110,6 +110,11 @@ impl<'a> Keys<'a> {
         self.value(key, Metadata::text)
     }
 
+    /// What the tokenizer splits text with, which tells models of one architecture apart.
+    pub(super) fn pre_tokenizer(&self) -> Result<Option<&'a str>, LoadError> {
+        self.metadata.text("tokenizer.ggml.pre").map_err(LoadError::Metadata)
+    }
+
     pub(super) fn required(&self, key: &'static str) -> Result<u64, LoadError> {
         self.count(key)?.ok_or_else(|| self.missing(key))
     }

@@ -34,6 +34,7 @@ pub(super) fn decoder(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadEr
 const THETA_DEFAULT: f64 = 10_000.0;
 
 const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+const BETA_FAST: &str = "rope.scaling.yarn_beta_fast";
 
 /// Base and scaling of rotary positions.
 pub(super) fn rope(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
@@ -45,11 +46,17 @@ pub(super) fn rope(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError
         let expected = "expected 1: no published file has another";
         return Err(LoadError::Field { field: ATTENTION_FACTOR, found: found.into(), expected });
     }
+    let kind = keys.text("rope.scaling.type")?;
+    let beta_fast = keys.float(BETA_FAST)?;
+    // Older converters leave out where the ramp is, and Kimi-K2's is not where the default of its architecture has it.
+    if kind == Some("yarn") && beta_fast.is_none() && keys.pre_tokenizer()? == Some("kimi-k2") {
+        return Err(LoadError::MissingRamp { key: keys.key(BETA_FAST) });
+    }
     let scaling = json!({
-        "rope_type": keys.text("rope.scaling.type")?.map(|kind| if kind == "none" { "default" } else { kind }),
+        "rope_type": kind.map(|kind| if kind == "none" { "default" } else { kind }),
         "factor": keys.float("rope.scaling.factor")?,
         "original_max_position_embeddings": keys.count("rope.scaling.original_context_length")?,
-        "beta_fast": keys.float("rope.scaling.yarn_beta_fast")?,
+        "beta_fast": beta_fast,
         "beta_slow": keys.float("rope.scaling.yarn_beta_slow")?,
         "mscale": mscale,
         "mscale_all_dim": mscale,
