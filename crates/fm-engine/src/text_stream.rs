@@ -261,8 +261,13 @@ impl<'t> TextStream<'t> {
         }
     }
 
-    /// What was held back, now that nothing follows. Says whether a stop string was in it.
-    pub(crate) fn finish(&mut self, sink: &mut impl Hear) -> Option<FinishReason> {
+    /// What was held back, now that nothing follows. Says whether a stop string was in it. Where the model has ended
+    /// its turn itself, it may have called in a thought.
+    pub(crate) fn finish(
+        &mut self,
+        reason: FinishReason,
+        sink: &mut impl Hear,
+    ) -> Option<FinishReason> {
         let mut finish = None;
         let apart = self.is_apart();
         let last = self.detokenizer.finish();
@@ -291,6 +296,11 @@ impl<'t> TextStream<'t> {
             if let ControlFlow::Break(reason @ FinishReason::StopString(_)) = told {
                 finish = finish.or(Some(reason));
             }
+        }
+        if reason == FinishReason::Stop && !apart {
+            let mut parts = self.splitter.called_as_thought();
+            // Until there are as many as are wanted.
+            let _ = parts.try_for_each(|part| self.told.tell(part, sink));
         }
         match self.told.flush(sink) {
             ControlFlow::Break(reason @ FinishReason::StopString(_)) => finish.or(Some(reason)),

@@ -22,6 +22,7 @@ pub struct AnswerSplitter {
     way: Way,
     /// Bytes that have come.
     bytes: usize,
+    thought: Thought,
     parts: Parts,
 }
 
@@ -29,6 +30,14 @@ pub struct AnswerSplitter {
 enum Way {
     Tags { thinking: ThinkingSplitter, calls: Option<CallSplitter> },
     Harmony(Harmony),
+}
+
+/// A thought so far, of which nobody knows yet whether it will be closed; kept where there may be calls.
+#[derive(Debug, Default)]
+struct Thought {
+    text: String,
+    /// Where it stands in all text.
+    at: usize,
 }
 
 impl AnswerSplitter {
@@ -41,7 +50,7 @@ impl AnswerSplitter {
                 calls: dialect.and_then(|dialect| dialect.splitter(form.calls.clone()?)),
             },
         };
-        AnswerSplitter { way, bytes: 0, parts: Parts::default() }
+        AnswerSplitter { way, bytes: 0, thought: Thought::default(), parts: Parts::default() }
     }
 
     /// Adds text and returns what is decided now.
@@ -55,13 +64,26 @@ impl AnswerSplitter {
     pub fn finish(&mut self, text: &str) -> impl Iterator<Item = Part<'_>> {
         self.parts.clear();
         self.read(text);
-        let Self { way, parts, .. } = self;
+        let Self { way, thought, parts, .. } = self;
         match way {
             Way::Harmony(harmony) => harmony.finish(parts),
             Way::Tags { thinking, calls } => {
-                thinking.finish().for_each(|segment| add(parts, calls, segment));
+                thinking.finish().for_each(|segment| add(parts, (calls, thought), segment));
                 calls.iter_mut().for_each(|calls| calls.finish(parts));
             }
+        }
+        self.parts.iter()
+    }
+
+    /// The calls that a thought ends with that was not closed when the model ended its turn: behind
+    /// [`finish`](Self::finish). Models of the Qwen3.5 family call so now and then; the thought keeps the text.
+    pub fn called_as_thought(&mut self) -> impl Iterator<Item = Part<'_>> {
+        let Self { way, bytes, thought, parts } = self;
+        parts.clear();
+        if let Way::Tags { calls: Some(calls), .. } = way
+            && thought.at + thought.text.len() == *bytes
+        {
+            call_as_thought(calls, thought, parts);
         }
         self.parts.iter()
     }
@@ -80,20 +102,54 @@ impl AnswerSplitter {
     }
 
     fn read(&mut self, text: &str) {
-        let Self { way, bytes, parts } = self;
+        let Self { way, bytes, thought, parts } = self;
         match way {
             Way::Harmony(harmony) => harmony.push(*bytes, text, parts),
             Way::Tags { thinking, calls } => {
-                thinking.push(text).for_each(|segment| add(parts, calls, segment));
+                thinking.push(text).for_each(|segment| add(parts, (calls, thought), segment));
             }
         }
         *bytes += text.len();
     }
 }
 
-fn add(parts: &mut Parts, calls: &mut Option<CallSplitter>, segment: Segment<'_>) {
-    match (segment.channel, calls) {
-        (Channel::Answer, Some(calls)) => calls.push(segment.at, segment.text, parts),
-        _ => parts.text(segment),
+fn add(
+    parts: &mut Parts,
+    (calls, thought): (&mut Option<CallSplitter>, &mut Thought),
+    segment: Segment<'_>,
+) {
+    let Some(calls) = calls else { return parts.text(segment) };
+    if segment.channel == Channel::Answer {
+        thought.text.clear();
+        return calls.push(segment.at, segment.text, parts);
+    }
+    // Another one, behind tags.
+    if thought.at + thought.text.len() != segment.at {
+        *thought = Thought { text: String::new(), at: segment.at };
+    }
+    thought.text.push_str(segment.text);
+    parts.text(segment);
+}
+
+/// Marks of calls in a thought that ends with calls, at most: what is behind each is read.
+const MARKS_MAX: usize = 128;
+
+/// Adds the calls that a thought ends with.
+fn call_as_thought(calls: &mut CallSplitter, thought: &Thought, parts: &mut Parts) {
+    let Thought { text, at } = thought;
+    let is_calls = |from: &usize| {
+        let (mut trial, mut found) = (calls.fresh(), Parts::default());
+        trial.push(0, &text[*from..], &mut found);
+        trial.finish(&mut found);
+        found.all_calls()
+    };
+    let marks = calls.places(text);
+    if marks.len() > MARKS_MAX {
+        return;
+    }
+    // From the first on behind which there is nothing else.
+    if let Some(&first) = marks.iter().find(|from| is_calls(from)) {
+        calls.push(*at + first, &text[first..], parts);
+        calls.finish(parts);
     }
 }

@@ -130,6 +130,15 @@ pub enum TextError {
         part: String,
     },
 
+    /// An expression that the tokenizer splits text with gave up.
+    #[error("cannot split a text of {bytes} bytes as the tokenizer does")]
+    Split {
+        /// Its length.
+        bytes: usize,
+        /// Why.
+        source: Box<fancy_regex::Error>,
+    },
+
     /// The split pattern of the tokenizer would exhaust its backtracking stack.
     #[error(
         "cannot encode a run of {chars} white-space characters at byte {offset}; at most {max} \

@@ -4,9 +4,9 @@
 //! text ─► added tokens cut out ─► normalise ─► normalised added tokens cut out ─► split, merge
 //! ```
 //!
-//! Normalising and splitting are `kitoken`'s; what it does otherwise than `tokenizers` is repaired when
-//! `tokenizer.json` is converted (`tokenizer/file.rs`). Merging is ours (`tokenizer/merge.rs`). The
-//! tests hold the ids against what `tokenizers` itself gave.
+//! Normalising is `kitoken`'s, and what text is split at; what it does otherwise than `tokenizers` is repaired
+//! when `tokenizer.json` is converted (`tokenizer/file.rs`). Splitting (`tokenizer/split.rs`) and merging
+//! (`tokenizer/merge.rs`) are ours. The tests hold the ids against what `tokenizers` itself gave.
 
 mod added;
 mod beside;
@@ -19,11 +19,11 @@ pub(crate) mod guard;
 mod merge;
 mod normalize;
 mod reach;
+mod split;
 mod token_table;
 
 use std::{borrow::Cow, collections::HashMap, path::Path};
 
-use kitoken::Configuration;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -36,6 +36,7 @@ use self::{
     file::Parts,
     merge::{Merger, Room},
     normalize::Normalizer,
+    split::Splitter,
     token_table::TokenTable,
 };
 use crate::{error::TextError, files, vocabulary::Vocabulary};
@@ -60,7 +61,7 @@ pub enum SpecialTokens {
 #[derive(Debug)]
 pub struct Tokenizer {
     normalizer: Normalizer,
-    split: Configuration,
+    splitter: Splitter,
     merger: Merger,
     /// Added tokens that are looked for in the text as it is.
     added: AddedMatcher,
@@ -82,8 +83,7 @@ struct Cache<'a> {
 }
 
 /// The longest run of white space that can be encoded. The split patterns of all current models
-/// contain `\s+(?!\S)`, which keeps one backtracking step per character on a stack of a million;
-/// beyond that `kitoken` panics.
+/// contain `\s+(?!\S)`, which keeps one backtracking step per character on a stack of a million.
 pub const SPACES_MAX: usize = 500_000;
 
 impl Tokenizer {
@@ -153,9 +153,8 @@ impl Tokenizer {
     }
 
     fn from_parts(parts: Parts) -> Tokenizer {
-        let Parts { definition, merger, added, table, frame, start } = parts;
-        let Configuration { normalization, split, .. } = definition.config;
-        let normalizer = Normalizer::new(normalization);
+        let Parts { definition, steps, merger, added, table, frame, start } = parts;
+        let normalizer = Normalizer::new(definition.config.normalization);
         let added_ids = added.iter().map(|token| (token.content.clone(), token.id)).collect();
         let mut special_ids: Vec<u32> =
             added.iter().filter(|token| token.special).map(|token| token.id).collect();
@@ -172,7 +171,7 @@ impl Tokenizer {
             added_normalized: AddedMatcher::new(normalized.collect()),
             added: AddedMatcher::new(exact),
             normalizer,
-            split: Configuration { split, ..Configuration::default() },
+            splitter: Splitter::new(steps),
             merger,
             added_ids,
             special_ids,
@@ -199,8 +198,8 @@ impl Tokenizer {
     /// see [`prefix`](Self::prefix).
     ///
     /// # Errors
-    /// If a run of white space is longer than [`SPACES_MAX`], or the vocabulary has neither a
-    /// token nor a fallback for a part of the text.
+    /// If a run of white space is longer than [`SPACES_MAX`], a split pattern gives up otherwise, or the vocabulary has
+    /// neither a token nor a fallback for a part of the text.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TextError> {
         refuse_long_spaces(text)?;
         let skip_control = special == SpecialTokens::AsText;
@@ -237,10 +236,8 @@ impl Tokenizer {
         room: &mut Room,
         ids: &mut Vec<u32>,
     ) -> Result<(), TextError> {
-        let pieces = self.split.split(text).into_iter().filter(|(start, end)| start < end);
-        pieces
-            .map(|(start, end)| &text[start..end])
-            .try_for_each(|p| self.merger.encode(p, room, ids))
+        let pieces = self.splitter.pieces(text)?;
+        pieces.into_iter().try_for_each(|piece| self.merger.encode(&text[piece], room, ids))
     }
 
     /// The bytes a token stands for; not always whole characters. Nothing for an id that no token

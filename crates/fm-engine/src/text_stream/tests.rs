@@ -196,7 +196,7 @@ fn told(request: &Request, constrained: Option<Constrained>, tokens: &[u32]) -> 
         }
     }
     let ill_formed = if finish.is_none() { stream.ill_formed() } else { 0 };
-    finish = stream.finish(&mut heard).or(finish);
+    finish = stream.finish(FinishReason::Stop, &mut heard).or(finish);
     let Said { tokens, told, .. } = &heard.said;
     assert_eq!(*told, tokens.len(), "no token comes without its text");
     assert!(tokens.iter().all(|(token, _)| channels[*token] == Channel::Answer), "{tokens:?}");
@@ -239,6 +239,34 @@ fn requests() -> impl Strategy<Value = (Request, Option<Constrained>)> {
             };
             (request, constrained)
         })
+}
+
+/// A model that ends its turn in a thought has called what the thought ends with; one that was cut may have gone on.
+#[test]
+fn a_thought_calls_where_the_model_ended_it_and_no_more_than_is_wanted() {
+    let tool = json!({"type": "function", "function": {"name": "look", "parameters": {}}});
+    let calls = Some(Definitions::new(std::slice::from_ref(&tool)).into());
+    let answer =
+        AnswerForm { dialect: DIALECTS.iter().find(|dialect| dialect.name == "hermes"), calls };
+    let call = "<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>\n";
+    let text = format!("hm\n{call}{call}");
+    let tokens = VOCABULARY.tokenizer.encode(&text, SpecialTokens::Parse).unwrap();
+    for (reason, calls_max, expected) in [
+        (FinishReason::Stop, None, 2),
+        (FinishReason::Stop, Some(1), 1),
+        (FinishReason::Length, None, 0),
+    ] {
+        let thinking = ThinkingState::Open;
+        let request = Request { thinking, answer: answer.clone(), calls_max, ..Request::default() };
+        let mut stream = TextStream::new(&VOCABULARY.tokenizer, &request, usize::MAX).unwrap();
+        let mut heard = Heard::default();
+        for token in &tokens {
+            assert_eq!(stream.push(*token, &mut heard).unwrap(), None);
+        }
+        assert_eq!(stream.finish(reason, &mut heard), None);
+        assert_eq!(stream.told.calls.len(), expected, "{reason:?}");
+        assert_eq!(stream.told.thinking.trim_end(), text.trim_end());
+    }
 }
 
 /// The text before a call may end as a stop string begins, and that of a call that breaks off may go on with it.
@@ -310,7 +338,7 @@ fn an_answer_begins_without_the_space_of_its_tokenizer_and_a_continued_text_keep
             for token in &tokens {
                 stream.push_constrained(*token, &mut heard).unwrap();
             }
-            stream.finish(&mut heard);
+            stream.finish(FinishReason::Stop, &mut heard);
             assert_eq!(stream.told.answer, text, "{constrained:?}");
         }
     }

@@ -33,7 +33,7 @@ impl<S: Hear> Writing<'_, S> {
             None => FinishReason::Cancelled,
         };
         if let (Some(text), true) = (&mut self.text, finish != FinishReason::Cancelled) {
-            finish = text.finish(&mut self.sink).unwrap_or(finish);
+            finish = text.finish(finish, &mut self.sink).unwrap_or(finish);
         }
         let (text, thinking, calls) = match self.text.map(|text| text.told) {
             Some(told) => (Some(told.answer), Some(told.thinking), told.calls),

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 use kitoken::{Regex, Split, SplitBehavior};
 use serde::{Deserialize, Serialize};
 
@@ -56,12 +57,34 @@ impl AddedToken {
 /// Finds added tokens in text.
 #[derive(Debug)]
 pub(crate) struct AddedMatcher {
-    /// Longest first, so that the first hit at a place is the longest.
-    tokens: Vec<AddedToken>,
-    /// Which tokens can start with a byte; most bytes start none.
-    by_first_byte: Vec<Vec<u32>>,
+    all: Search,
+    /// Those that are control tokens.
+    control: Search,
     /// `\w` as regular expressions have it: letters, marks, decimal digits, connectors, joiners.
     word: Split,
+}
+
+/// Finds some of them, in a time that does not depend on how many there are.
+#[derive(Debug)]
+struct Search {
+    tokens: Vec<AddedToken>,
+    search: AhoCorasick,
+}
+
+impl Search {
+    fn new(tokens: Vec<AddedToken>) -> Self {
+        let search = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(tokens.iter().map(|token| &token.content))
+            .expect("fewer than two thousand million bytes of tokens");
+        Self { tokens, search }
+    }
+
+    /// The first that begins at `from` or behind it, the longest of those that begin there.
+    fn next(&self, text: &str, from: usize) -> Option<(usize, &AddedToken)> {
+        let found = self.search.find(Input::new(text).range(from..))?;
+        Some((found.start(), &self.tokens[found.pattern().as_usize()]))
+    }
 }
 
 /// A cut of the text: an added token, or text between two of them.
@@ -74,25 +97,21 @@ pub(crate) enum Cut {
 impl AddedMatcher {
     pub(crate) fn new(mut tokens: Vec<AddedToken>) -> AddedMatcher {
         tokens.retain(|token| !token.content.is_empty());
-        tokens.sort_by_key(|token| std::cmp::Reverse(token.content.len()));
-        let mut by_first_byte = vec![Vec::new(); 256];
-        for (index, token) in tokens.iter().enumerate() {
-            by_first_byte[usize::from(token.content.as_bytes()[0])].push(index as u32);
-        }
         let word = Regex::new(r"\w").expect("a constant pattern that a test compiles").into();
         let word = Split::Pattern { pattern: word, behavior: SplitBehavior::Match };
-        AddedMatcher { tokens, by_first_byte, word }
+        let control = tokens.iter().filter(|token| token.is_control()).cloned().collect();
+        AddedMatcher { all: Search::new(tokens), control: Search::new(control), word }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
+        self.all.tokens.is_empty()
     }
 
     /// Cuts `text` at its added tokens; `skip_control` leaves control tokens in the text.
     pub(crate) fn cut(&self, text: &str, skip_control: bool) -> Vec<Cut> {
         let mut cuts = Vec::new();
         let (mut done, mut at) = (0, 0);
-        while let Some((start, token)) = self.next_match(text, at, |_| true) {
+        while let Some((start, token)) = self.all.next(text, at) {
             let stop = start + token.content.len();
             at = stop;
             if (skip_control && token.is_control())
@@ -117,23 +136,7 @@ impl AddedMatcher {
 
     /// The first control token that begins at `from` or behind it.
     pub(crate) fn next_control(&self, text: &str, from: usize) -> Option<(usize, &AddedToken)> {
-        self.next_match(text, from, AddedToken::is_control)
-    }
-
-    fn next_match(
-        &self,
-        text: &str,
-        from: usize,
-        wanted: impl Fn(&AddedToken) -> bool,
-    ) -> Option<(usize, &AddedToken)> {
-        let bytes = text.as_bytes();
-        (from..bytes.len()).find_map(|start| {
-            self.by_first_byte.get(usize::from(bytes[start]))?.iter().find_map(|&index| {
-                let token = &self.tokens[index as usize];
-                let is_here = bytes[start..].starts_with(token.content.as_bytes());
-                (is_here && wanted(token)).then_some((start, token))
-            })
-        })
+        self.control.next(text, from)
     }
 
     /// Whether no word character touches the range from either side.
@@ -146,6 +149,10 @@ impl AddedMatcher {
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Reverse;
+
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
 
     fn token(id: u32, content: &str) -> AddedToken {
@@ -156,6 +163,28 @@ mod tests {
     fn takes_the_longest_token_at_the_leftmost_place() {
         let matcher = AddedMatcher::new(vec![token(1, "<a"), token(2, "<a>"), token(3, "a>b")]);
         assert_eq!(matcher.cut("x<a>b", false), [Cut::Text(0..1), Cut::Token(2), Cut::Text(4..5)]);
+    }
+
+    proptest! {
+        #[test]
+        fn finds_what_a_look_at_every_place_finds(
+            text in "[ab<|>é]{0,24}",
+            contents in vec("[ab<|>é]{1,4}", 0..8),
+        ) {
+            let tokens: Vec<_> = (0..).zip(&contents).map(|(id, text)| token(id, text)).collect();
+            let at = |start: usize| {
+                let here = tokens.iter().filter(|token| text[start..].starts_with(&token.content));
+                // Of two that are alike the first.
+                let longest = here.max_by_key(|token| (token.content.len(), Reverse(token.id)));
+                longest.map(|token| (start, token.id))
+            };
+            let starts: Vec<usize> = text.char_indices().map(|(start, _)| start).collect();
+            let search = Search::new(tokens.clone());
+            for &from in &starts {
+                let found = search.next(&text, from).map(|(start, token)| (start, token.id));
+                prop_assert_eq!(found, starts.iter().filter(|start| **start >= from).find_map(|&start| at(start)));
+            }
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{added::AddedToken, token_table::TokenTable};
+use super::{added::AddedToken, file::added_bytes, token_table::TokenTable};
 use crate::{error::TextError, files};
 
 /// The largest id that a token may have: a hundred times those of any vocabulary, and the table of
@@ -148,11 +148,11 @@ impl Beside {
     }
 
     /// The added tokens of a model, where those of `tokenizer.json` are `added`, and `vocab` and `table` have
-    /// all that it knows.
+    /// all that it knows. `chars` says whether a symbol is a character; otherwise it stands for a byte.
     pub(super) fn merge(
         self,
         mut added: Vec<AddedToken>,
-        (vocab, table): (&HashMap<String, u32>, &TokenTable),
+        (vocab, table, chars): (&HashMap<String, u32>, &TokenTable, bool),
     ) -> Result<Vec<AddedToken>, TextError> {
         let is_named = |text: &str| {
             let named = self.specials.iter().filter(|special| special.naming != Naming::List);
@@ -160,7 +160,7 @@ impl Beside {
         };
         let known = added.len();
         for Numbered { path, mut token, overrules } in self.numbered {
-            let at = place(&token, &path, (&added, known), table)?;
+            let at = place(&token, &path, (&added, known), (table, chars))?;
             if at.is_some_and(|at| !overrules || added[at] == token) {
                 continue;
             }
@@ -197,7 +197,7 @@ fn place(
     token: &AddedToken,
     path: &Path,
     (added, known): (&[AddedToken], usize),
-    table: &TokenTable,
+    (table, chars): (&TokenTable, bool),
 ) -> Result<Option<usize>, TextError> {
     let AddedToken { id, content: text, .. } = token;
     let (path, id) = (path.to_owned(), *id);
@@ -206,16 +206,18 @@ fn place(
     }
     let at = added.iter().position(|other| other.content == *text);
     let own = added[known..].iter().find(|other| other.id == id);
-    let here = own.map(|own| own.content.as_bytes()).or_else(|| table.get(id));
-    let found = match (at, here) {
+    let bytes = added_bytes(text, chars);
+    let here = own.map(|own| added_bytes(&own.content, chars));
+    let here = here.or_else(|| table.get(id).map(<[u8]>::to_vec));
+    let found = match (at, &here) {
         (Some(at), _) => Some(added[at].id),
-        (None, Some(bytes)) if bytes == text.as_bytes() => Some(id),
-        (None, _) => table.find(text.as_bytes()),
+        (None, Some(here)) if *here == bytes => Some(id),
+        (None, _) => table.find(&bytes),
     };
     let contradicts =
-        found.is_some_and(|found| found != id) || here.is_some_and(|here| here != text.as_bytes());
+        found.is_some_and(|found| found != id) || here.as_ref().is_some_and(|here| *here != bytes);
     if contradicts {
-        let known = here.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        let known = here.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         return Err(TextError::TokenContradiction { path, id, text: text.clone(), found, known });
     }
     Ok(at)

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! file = magic (8) | xxh3-128 of key and rest (16) | bytes of each of the rest (4 × u64)
-//!      | kitoken definition | about (JSON: added tokens, rules, frame, start) | merger | token table
+//!      | kitoken definition | about (JSON: steps, added tokens, rules, frame, start) | merger | token table
 //! ```
 //!
 //! The hash is checked because a flipped bit in a vocabulary gives wrong ids and no error, and so does the vocabulary of
@@ -28,15 +28,17 @@ use super::{
     file::Parts,
     frame::Frame,
     merge::{Merger, Rules},
+    split::Step,
     token_table::TokenTable,
 };
 
 /// Names format and version. Change the last digits whenever the conversion in `file.rs` or the
 /// version of `kitoken` changes: old caches then go unused.
-const MAGIC: &[u8; 8] = b"fmtext06";
+const MAGIC: &[u8; 8] = b"fmtext07";
 
 #[derive(Serialize, Deserialize)]
 struct About {
+    steps: Vec<Step>,
     added: Vec<AddedToken>,
     rules: Rules,
     frame: Frame,
@@ -77,6 +79,7 @@ fn hash(key: u128, body: &[u8]) -> u128 {
 
 fn encode(key: u128, parts: &Parts) -> io::Result<Vec<u8>> {
     let about = About {
+        steps: parts.steps.clone(),
         added: parts.added.clone(),
         rules: parts.merger.rules(),
         frame: parts.frame.clone(),
@@ -97,10 +100,10 @@ fn decode(key: u128, data: &[u8]) -> Option<Parts> {
         return None;
     }
     let [kit, about, merger, table] = sections(body)?;
-    let About { added, rules, frame, start } = serde_json::from_slice(about).ok()?;
+    let About { steps, added, rules, frame, start } = serde_json::from_slice(about).ok()?;
     let definition = Definition::from_slice(kit).ok()?;
     let (merger, table) = (Merger::read(rules, merger)?, TokenTable::read(table)?);
-    Some(Parts { definition, merger, added, table, frame, start })
+    Some(Parts { definition, steps, merger, added, table, frame, start })
 }
 
 /// What lies behind the lengths at the beginning.

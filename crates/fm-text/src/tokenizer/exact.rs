@@ -6,10 +6,16 @@
 
 use serde_json::Value;
 
-use super::file::{BpeJson, TokenizerJson, byte_bytes};
+use super::{
+    file::{BpeJson, TokenizerJson, byte_bytes},
+    token_table::BYTES_MAX,
+};
 
 /// Ids above have no place in the table of tokens; the largest vocabularies have 262 thousand.
 const IDS_MAX: u32 = 1 << 24;
+
+/// Of a token with more than [`BYTES_MAX`].
+pub(super) const TOO_LONG: &str = "tokens of 64 KiB";
 
 /// The first thing in the file that could not be encoded exactly. `chars` says whether a symbol
 /// is a character; otherwise it stands for a byte.
@@ -29,6 +35,14 @@ pub(super) fn unsupported_feature(json: &TokenizerJson, chars: bool) -> Option<&
     let ids = json.model.vocab.values().copied().chain(json.added_tokens.iter().map(|t| t.id));
     if ids.max().is_some_and(|id| id >= IDS_MAX) {
         return Some("token ids above 16 million");
+    }
+    if json.model.vocab.keys().any(|text| text.len() > BYTES_MAX) {
+        return Some(TOO_LONG);
+    }
+    // `tokenizers` takes the vocabulary's, without a word: whoever wrote the file meant something else.
+    let mut ids = json.added_tokens.iter().map(|t| (t.id, json.model.vocab.get(&t.content)));
+    if ids.any(|(id, known)| known.is_some_and(|known| *known != id)) {
+        return Some("an added token with another id than in the vocabulary");
     }
     if normalizers.iter().chain(splitters).any(|step| step["type"] == "Sequence") {
         return Some("nested sequences");

@@ -12,11 +12,9 @@
 //! * it splits text at added tokens even where they shall be read as text. Added tokens are cut by
 //!   [`AddedMatcher`](super::added::AddedMatcher) instead and never reach it.
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, mem, path::Path};
 
-use kitoken::{
-    Definition, Model, Regex, Split, SplitBehavior, SplitPattern, convert::ConversionError,
-};
+use kitoken::{Definition, Model, Split, SplitBehavior, SplitPattern, convert::ConversionError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -28,15 +26,18 @@ use super::{
     frame::Frame,
     merge::{Fallback, Merger},
     reach::Reached,
-    token_table::TokenTable,
+    split::{Pattern, Step},
+    token_table::{BYTES_MAX, TokenTable},
 };
 use crate::error::TextError;
 
 /// Everything a tokenizer is made of; what the cache file stores.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// How text is normalised and split, repaired; neither vocabulary nor added tokens.
+    /// How text is normalised; neither vocabulary nor added tokens.
     pub(crate) definition: Definition,
+    /// How it is split.
+    pub(crate) steps: Vec<Step>,
     /// What pieces of split text become.
     pub(crate) merger: Merger,
     /// The added tokens.
@@ -158,12 +159,15 @@ impl Parts {
         let table = |added: &[AddedToken]| {
             let vocab = json.model.vocab.iter().map(|(text, &id)| (id, bytes(text)));
             TokenTable::new(
-                vocab.chain(added.iter().map(|t| (t.id, t.content.clone().into_bytes()))),
+                vocab.chain(added.iter().map(|t| (t.id, added_bytes(&t.content, chars)))),
             )
         };
         let known = json.added_tokens.len();
         let mut whole = table(&json.added_tokens);
-        let added = beside.merge(json.added_tokens, (&json.model.vocab, &whole))?;
+        let added = beside.merge(json.added_tokens, (&json.model.vocab, &whole, chars))?;
+        if added.iter().any(|token| token.content.len() > BYTES_MAX) {
+            return Err(unsupported(exact::TOO_LONG));
+        }
         if added.iter().any(|token| token.normalized) && exact::normalizes_late(&json.pre_tokenizer)
         {
             return Err(unsupported("normalized added tokens and spaces written as text is split"));
@@ -171,8 +175,8 @@ impl Parts {
         if added.len() > known {
             whole = table(&added);
         }
-        repair_splits(&mut definition);
-        Ok(Parts { definition, merger, added, table: whole, frame, start })
+        let steps = mem::take(&mut definition.config.split).into_iter().filter_map(step).collect();
+        Ok(Parts { definition, steps, merger, added, table: whole, frame, start })
     }
 }
 
@@ -187,30 +191,27 @@ fn fallback(model: &BpeJson, reached: &Reached) -> Fallback {
     unknown.map_or(Fallback::Never, |&id| Fallback::Unknown { id, once })
 }
 
-/// Puts the split patterns of `tokenizers` where the converter wrote its own.
-fn repair_splits(definition: &mut Definition) {
+/// A step of splitting, with the pattern of `tokenizers` where the converter wrote its own.
+fn step(split: Split) -> Option<Step> {
     const CONVERTED_BYTE_LEVEL: &str =
         r"'(?:[sdmt]|ll|ve|re)|\s?\p{L}+|\s?\p{N}+|\s?[^\s\p{L}\p{N}]+";
     const GPT2: &str =
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+    // `tokenizer/exact.rs` refuses what splits between scripts.
+    let Split::Pattern { pattern, behavior } = split else { return None };
     let spaces = format!("{METASPACE}+");
-    for split in &mut definition.config.split {
-        let Split::Pattern { pattern, behavior } = split else { continue };
-        match &*pattern {
-            // It takes every character for one byte.
-            SplitPattern::Character(c) => *pattern = SplitPattern::String(c.to_string()),
-            SplitPattern::Regex(regex) if &**regex == CONVERTED_BYTE_LEVEL => {
-                let gpt2 = Regex::new(GPT2).expect("a constant pattern that a test compiles");
-                *pattern = gpt2.into();
+    let pattern = match pattern {
+        SplitPattern::Character(c) => Pattern::Text(c.to_string()),
+        SplitPattern::String(text) => Pattern::Text(text),
+        SplitPattern::Regex(regex) => match &*regex {
+            CONVERTED_BYTE_LEVEL => Pattern::Regex(GPT2.to_owned()),
+            regex if *regex == *spaces && behavior == SplitBehavior::MergeRight => {
+                Pattern::Text(METASPACE.to_string())
             }
-            SplitPattern::Regex(regex)
-                if **regex == *spaces && *behavior == SplitBehavior::MergeRight =>
-            {
-                *pattern = SplitPattern::String(METASPACE.to_string());
-            }
-            _ => {}
-        }
-    }
+            regex => Pattern::Regex(regex.to_owned()),
+        },
+    };
+    Some(Step { pattern, behavior })
 }
 
 /// Bytes of a byte-level token: every character stands for one byte.
@@ -246,6 +247,11 @@ fn char_bytes(text: &str) -> Vec<u8> {
         Some(byte) => vec![byte],
         None => text.replace(METASPACE, " ").into_bytes(),
     }
+}
+
+/// Bytes of an added token: its text, in which the Llama lineage writes spaces as elsewhere.
+pub(super) fn added_bytes(text: &str, chars: bool) -> Vec<u8> {
+    if chars { char_bytes(text) } else { text.as_bytes().to_vec() }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! `kitoken` does that too, with four maps whose million of keys have an allocation each: a
 //! vocabulary of 248 thousand tokens took a start 0.2 s to build them, on the cores that read the
 //! trunk meanwhile, and 0.1 s to free them. This table is three allocations and is built in
-//! milliseconds. Text is still normalised and split by `kitoken`.
+//! milliseconds. Text is still normalised by `kitoken`.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -156,6 +156,8 @@ fn text_that_a_vocabulary_adds_is_a_token_wherever_it_stands() {
         let tokens = added.map(|(id, text)| AddedToken::new(id, text, false));
         let tokens = tokens.map(|token| serde_json::to_value(token).unwrap());
         json["added_tokens"].as_array_mut().unwrap().extend(tokens);
+        // In a vocabulary it stands for a byte that no text has.
+        json["model"]["vocab"].as_object_mut().unwrap().remove("ö");
     });
     let tokenizer = case.open();
     for (id, text) in added {

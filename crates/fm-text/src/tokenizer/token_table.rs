@@ -8,8 +8,11 @@ pub(crate) struct TokenTable {
     bytes: Vec<u8>,
 }
 
-/// The length of a token that does not exist. No tokenizer has tokens of 64 KiB.
+/// The length of a token that does not exist.
 const ABSENT: u16 = u16::MAX;
+
+/// Bytes of a token, at most: no published tokenizer has longer ones than some hundred.
+pub(super) const BYTES_MAX: usize = ABSENT as usize - 1;
 
 impl TokenTable {
     /// Later entries replace earlier ones of the same id.

@@ -100,6 +100,12 @@ impl Parts {
         open
     }
 
+    /// Whether there are calls, all of them complete, and nothing else.
+    pub(crate) fn all_calls(&self) -> bool {
+        let is_call = |kind: &Kind| !matches!(kind, Kind::Text(_) | Kind::Broken);
+        !self.entries.is_empty() && self.entries.iter().all(|(kind, ..)| is_call(kind))
+    }
+
     /// Calls that have begun so far.
     pub(super) fn begun(&self) -> usize {
         self.begun

@@ -50,6 +50,19 @@ impl CallSplitter {
         }
     }
 
+    /// One for other text.
+    pub(crate) fn fresh(&self) -> Self {
+        Self::new(self.opens, Arc::clone(&self.definitions))
+    }
+
+    /// Where marks that open calls stand in a text, ascending.
+    pub(crate) fn places(&self, text: &str) -> Vec<usize> {
+        let mut places: Vec<usize> =
+            self.marks.iter().flat_map(|mark| text.match_indices(mark)).map(|(at, _)| at).collect();
+        places.sort_unstable();
+        places
+    }
+
     /// Adds text that stands at `at` of all text, behind what came before, and says what is decided now.
     pub(crate) fn push(&mut self, at: usize, text: &str, parts: &mut Parts) {
         self.held.push(at, text);

@@ -300,7 +300,14 @@ fn what_could_not_be_exact_is_refused() {
         assert!(oracle::open(&json).is_ok());
         assert!(oracle::open(&changed).is_err(), "{}", changed["pre_tokenizer"]);
     };
-    let demo: [fn(&mut Value); 12] = [
+    let demo: [fn(&mut Value); 15] = [
+        |json| json["added_tokens"][0]["content"] = json!("a".repeat(1 << 16)),
+        |json| json["model"]["vocab"]["a".repeat(1 << 16)] = json!(5000),
+        |json| {
+            let id = json["added_tokens"][0]["id"].as_u64().unwrap();
+            let text = json["added_tokens"][0]["content"].as_str().unwrap().to_owned();
+            json["model"]["vocab"][text] = json!(id + 5000);
+        },
         |json| json["model"]["dropout"] = json!(0.1),
         |json| json["model"]["continuing_subword_prefix"] = json!("##"),
         |json| json["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = json!(true),
@@ -392,6 +399,36 @@ fn very_long_runs_neither_fail_nor_panic() {
         refused,
         Err(fm_text::TextError::SpacesTooLong { offset: 2, chars: 1_100_000, .. })
     ));
+    // These patterns match no marks of layout and no private characters, so that a run of them is searched for at
+    // each of its characters.
+    let mut json = demo_json();
+    split_by(&mut json, &DEEPSEEK_V3);
+    let tokenizer = oracle::open(&json).unwrap();
+    for run in ["\0", "\u{200d}", "\u{e000}"] {
+        let text = run.repeat(400_000);
+        let ids = tokenizer.encode(&text, SpecialTokens::Parse).unwrap();
+        assert_eq!(oracle::decode(&tokenizer, &ids, false), text);
+    }
+}
+
+/// Gemma has dozens of them.
+#[test]
+fn added_tokens_of_spaces_are_spaces_in_the_llama_lineage() {
+    let mut json = oracle::llama_json(&Value::Null, &Value::Null);
+    let mut add = |text: &str| {
+        let id = json["model"]["vocab"][text].as_u64().unwrap_or(5000);
+        let token = json!({"id": id, "content": text, "normalized": false, "special": false});
+        json["added_tokens"].as_array_mut().unwrap().push(token);
+        id as u32
+    };
+    let (two, five) = (add("▁▁"), add("▁▁▁▁▁"));
+    let tokenizer = oracle::open(&json).unwrap();
+    assert_eq!(tokenizer.token_bytes(two), Some(&b"  "[..]));
+    assert_eq!(tokenizer.token_bytes(five), Some(&b"     "[..]));
+    let ids = tokenizer.encode("a▁▁▁▁▁b", SpecialTokens::Parse).unwrap();
+    assert!(ids.contains(&five));
+    assert_eq!(oracle::decode(&tokenizer, &ids, false).trim_start(), "a     b");
+    assert_eq!(tokenizer.token_id("▁▁"), Some(two));
 }
 
 #[test]

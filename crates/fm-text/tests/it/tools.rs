@@ -84,7 +84,8 @@ fn hear(name: &str, tools: &[Value], pieces: &[&str]) -> Heard {
     for piece in pieces {
         splitter.push(piece).for_each(&mut hear);
     }
-    splitter.finish("").for_each(hear);
+    splitter.finish("").for_each(&mut hear);
+    splitter.called_as_thought().for_each(hear);
     heard
 }
 
@@ -134,6 +135,32 @@ const CASES: &[(&str, &str, &str)] = &[
         "hermes",
         "<think>\nuse <tool_call>{}\n</think>\n\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
         "{use <tool_call>{}}[0 f({})=Some(\"{}\")]",
+    ),
+    // Thoughts that are not closed and end with calls, and such that do not.
+    (
+        "qwen_xml",
+        "<think>\nI use <tool_call>: so\n<tool_call>\n<function=noop>\n</function>\n</tool_call>\n<tool_call>\n<function=look>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n",
+        "{I use <tool_call>: so\n<tool_call>\n<function=noop>\n</function>\n</tool_call>\n<tool_call>\n<function=look>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n}[0 noop({})=Some(\"\\n\")][1 look({\"days\": 3})=Some(\"\\n<parameter=days>\\n3\\n</parameter>\\n\")]",
+    ),
+    (
+        "qwen_xml",
+        "<think>\n<tool_call>\n<function=look>\n<parameter=city>\na <function=b> c\n</parameter>\n</function>\n</tool_call>",
+        "{<tool_call>\n<function=look>\n<parameter=city>\na <function=b> c\n</parameter>\n</function>\n</tool_call>}[0 look({\"city\": \"a <function=b> c\"})=Some(\"\\n<parameter=city>\\na <function=b> c\\n</parameter>\\n\")]",
+    ),
+    (
+        "hermes",
+        "<think>\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n</think>\n<think>\n",
+        "{<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
+    ),
+    (
+        "hermes",
+        "<think>\nso <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> or not",
+        "{so <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> or not",
+    ),
+    (
+        "hermes",
+        "<think>\nso <tool_call>{\"name\": \"f\", \"arguments\": {\"a\"",
+        "{so <tool_call>{\"name\": \"f\", \"arguments\": {\"a\"",
     ),
     (
         "qwen_xml",
