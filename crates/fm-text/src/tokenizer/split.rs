@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TextError;
 
+/// Steps back of one search: 16 for each byte of the longest texts that are read (64 MiB). They take seconds; an
+/// expression that takes more, which a hostile file may have, would not end.
+const STEPS_BACK_MAX: usize = 1 << 30;
+
 /// A step of splitting: each splits what the one before it has left in one piece.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Step {
@@ -43,7 +47,7 @@ impl Splitter {
         let search = |pattern| match pattern {
             Pattern::Text(text) => Search::Text(text),
             Pattern::Regex(regex) => {
-                let regex = RegexBuilder::new(&regex).backtrack_limit(usize::MAX).build();
+                let regex = RegexBuilder::new(&regex).backtrack_limit(STEPS_BACK_MAX).build();
                 Search::Regex(regex.expect("the converter has compiled it"))
             }
         };
@@ -53,7 +57,7 @@ impl Splitter {
     /// The pieces of `text`, none of them empty.
     ///
     /// # Errors
-    /// If an expression exhausts its stack.
+    /// If an expression exhausts its stack, or takes too many steps back.
     pub(super) fn pieces(&self, text: &str) -> Result<Vec<Range<usize>>, TextError> {
         let (mut pieces, mut finer): (Vec<_>, _) =
             (iter::once(0..text.len()).collect(), Vec::new());
