@@ -26,7 +26,8 @@ fn hear(dialect: usize, pieces: &[&str]) -> (String, Vec<(String, String)>) {
     let (mut said, mut calls, mut open) = (String::new(), Vec::new(), None);
     let mut hear = |part: Part<'_>| match part {
         Part::Text(Segment { channel: Channel::Answer, text, .. }) => said.push_str(text),
-        Part::Text(_) => {}
+        Part::LineEnd(Channel::Answer) => said.push('\n'),
+        Part::Text(_) | Part::LineEnd(_) => {}
         Part::Call(_, CallPart::Begin(name)) => open = Some((name.to_owned(), String::new())),
         Part::Call(_, CallPart::Arguments(json)) => {
             open.as_mut().expect("a call has begun").1.push_str(json);

@@ -10,7 +10,7 @@ use std::{
         mpsc::{self, Receiver, Sender, SyncSender},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fm_convert::ConvertError;
@@ -21,7 +21,7 @@ use fm_server::ServeError;
 use fm_text::Channel;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::{hub, places};
+use crate::{hub, places, signals};
 
 const DIM: &str = "\x1b[2m";
 const RESET: &str = "\x1b[0m";
@@ -152,6 +152,9 @@ impl Lines {
 /// Whether Ctrl-C was pressed: there is one keyboard.
 static PRESSED: AtomicBool = AtomicBool::new(false);
 
+/// From when on a second Ctrl-C is one: a terminal and a supervisor tell of the same one within milliseconds.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+
 /// Ctrl-C: the first one asks the work to end cleanly, the second one does not wait.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt(&'static AtomicBool);
@@ -179,11 +182,15 @@ impl Interrupt {
 
     /// The same; the first Ctrl-C does `also`.
     pub(crate) fn install_with(also: impl Fn() + Send + 'static) -> Self {
-        let installed = ctrlc::set_handler(move || {
-            if PRESSED.swap(true, Ordering::SeqCst) {
-                leave(); // the user has asked twice
+        let mut first: Option<Instant> = None;
+        let installed = signals::on_each(move || match first {
+            None => {
+                first = Some(Instant::now());
+                PRESSED.store(true, Ordering::SeqCst);
+                also();
             }
-            also();
+            Some(first) if first.elapsed() >= AGAIN_AFTER => leave(),
+            Some(_) => {}
         });
         drop(installed);
         Self(&PRESSED)

@@ -9,6 +9,7 @@ mod hub;
 mod input;
 mod places;
 mod results;
+mod signals;
 mod version;
 
 use std::process::ExitCode;

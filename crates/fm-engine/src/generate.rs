@@ -303,6 +303,27 @@ pub struct Generated {
     pub logits_hash: u128,
 }
 
+impl Generated {
+    /// Nothing, and why.
+    pub fn nothing(finish: FinishReason) -> Self {
+        Self {
+            tokens: Vec::new(),
+            text: Some(String::new()),
+            thinking: None,
+            calls: Vec::new(),
+            finish,
+            reused: 0,
+            restored: 0,
+            thinking_tokens: 0,
+            first_token: None,
+            prefill: Phase::default(),
+            decode: Phase::default(),
+            longest_wait: Duration::ZERO,
+            logits_hash: 0,
+        }
+    }
+}
+
 /// Runs one request on one session.
 #[expect(missing_debug_implementations, reason = "a runner has nothing to show")]
 pub struct Generation<'a> {

@@ -186,7 +186,6 @@ impl Scheduler {
                 batch: Batch::default(),
                 pace: Pace::new(options.stall_max),
                 sweeps: Sweeps::default(),
-                turn: 0,
             };
             crew.work(&jobs.0);
         };
@@ -258,8 +257,6 @@ struct Crew<'t> {
     pace: Pace,
     /// Prompts that are on their way through the layers.
     sweeps: Sweeps,
-    /// Whose prompt is the first to be taken in by the next sweep.
-    turn: usize,
 }
 
 impl Crew<'_> {

@@ -285,6 +285,7 @@ impl<'t> TextStream<'t> {
             is_call |= match &part {
                 Part::Text(Segment { text, .. }) => marks.iter().any(|mark| text.starts_with(mark)),
                 Part::Call(_, part) => matches!(part, CallPart::Broken),
+                Part::LineEnd(_) => false,
             };
             let told = match part {
                 Part::Text(Segment { channel: Channel::Answer, at, text }) if is_call => {
@@ -310,7 +311,8 @@ impl<'t> TextStream<'t> {
 }
 
 fn is_thinking(part: &Part<'_>) -> bool {
-    matches!(part, Part::Text(Segment { channel: Channel::Thinking, .. }))
+    let thinking = Channel::Thinking;
+    matches!(part, Part::Text(Segment { channel, .. }) | Part::LineEnd(channel) if *channel == thinking)
 }
 
 impl Told {
@@ -344,6 +346,15 @@ impl Told {
                 said(sink, Event::Text(Channel::Thinking, text))
             }
             Part::Text(Segment { at, text, .. }) => self.answer((at, text), sink),
+            Part::LineEnd(Channel::Thinking) => {
+                self.thinking.push('\n');
+                said(sink, Event::Text(Channel::Thinking, "\n"))
+            }
+            Part::LineEnd(Channel::Answer) => {
+                let Self { stop, answer, places, .. } = self;
+                places.iter_mut().for_each(|places| places.unwritten(1));
+                say(stop.push("\n"), (answer, places), sink)
+            }
             Part::Call(index, part) => {
                 if let CallPart::Begin(name) = part {
                     self.flush(sink)?;

@@ -14,3 +14,6 @@ pub mod source;
 pub mod together;
 
 pub use error::FormatError;
+
+/// Bytes of files are counted in `usize`.
+const _: () = assert!(usize::BITS >= 64);

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
+    ops::Bound,
     path::{Path, PathBuf},
 };
 
@@ -54,6 +55,12 @@ const ADAPTER: &str = "adapter_config.json";
 type OpenContainer = fn(&Path) -> Result<Option<Checkpoint>, FormatError>;
 
 impl Checkpoint {
+    /// Tensors whose names begin like this, by name.
+    pub fn tensors_of(&self, prefix: &str) -> impl Iterator<Item = (&String, &Tensor)> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        self.tensors.range::<str, _>(from).take_while(move |(name, _)| name.starts_with(prefix))
+    }
+
     /// Reads configuration and headers of the checkpoint or container at `path`: a directory, or
     /// any GGUF file of a model.
     ///

@@ -349,8 +349,8 @@ impl<'a> Weights<'a> {
     /// Every tensor whose name begins like this is none of ours.
     pub(crate) fn skip(&self, prefix: &str) {
         let Some(prefix) = self.published_name(prefix) else { return };
-        let names = self.checkpoint.tensors.keys().filter(|name| name.starts_with(&*prefix));
-        self.skipped.borrow_mut().extend(names.map(String::as_str));
+        let names = self.checkpoint.tensors_of(&prefix).map(|(name, _)| name.as_str());
+        self.skipped.borrow_mut().extend(names);
     }
 
     /// The check at the end: every tensor was asked for or skipped, and every record of a

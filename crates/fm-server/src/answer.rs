@@ -8,7 +8,8 @@ use std::{
 };
 
 use fm_engine::{
-    generate::{Chosen, Event, Generated},
+    EngineError,
+    generate::{Chosen, Event, FinishReason, Generated},
     schedule::{Job, Listener, Queue, Refused, Update},
 };
 use fm_text::{CallPart, Channel};
@@ -181,6 +182,8 @@ pub(crate) struct Answer {
     sent: UnboundedReceiver<Sent>,
     /// Choices that have not ended.
     open: usize,
+    /// Whether anything of any choice has been told.
+    told: bool,
     ids: CallIds,
     pub(crate) tally: Tally,
 }
@@ -192,7 +195,7 @@ impl Answer {
         tally: Tally,
         ids: CallIds,
     ) -> Self {
-        Self { sent, open: choices, ids, tally }
+        Self { sent, open: choices, told: false, ids, tally }
     }
 
     /// The next piece and whose it is; nothing when all choices have ended, or one has failed.
@@ -202,6 +205,14 @@ impl Answer {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Sent::Started)) => self.tally.start(),
                 Poll::Ready(Some(Sent::Piece(choice, piece))) => {
+                    let piece = match piece {
+                        // One that never had its turn, beside others that did.
+                        Piece::Failed(Problem::Engine(EngineError::Late)) if self.told => {
+                            Piece::Done(Box::new(Generated::nothing(FinishReason::Deadline)))
+                        }
+                        piece => piece,
+                    };
+                    self.told = true;
                     match &piece {
                         Piece::Done(generated) => {
                             self.open -= 1;

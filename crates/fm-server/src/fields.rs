@@ -183,9 +183,11 @@ impl Fields {
         within.map(Some).ok_or_else(|| wrong().at(self.path_of(field)))
     }
 
-    /// Any whole number, negative ones and `1.0` too.
+    /// Any whole number, negative ones and `1.0` too; −1 is none, as clients of other engines mean it.
     pub(crate) fn seed(&mut self) -> Result<Option<u64>, Problem> {
-        let Some(value) = self.take("seed") else { return Ok(None) };
+        let Some(value) = self.take("seed").filter(|value| value.as_f64() != Some(-1.0)) else {
+            return Ok(None);
+        };
         let signed = || value.as_i64().map(i64::cast_unsigned);
         let seed = value.as_u64().or_else(signed).or_else(|| bits(value.as_f64()?));
         seed.map(Some)
@@ -439,16 +441,17 @@ mod tests {
     #[test]
     fn a_seed_is_any_whole_number_of_64_bits() {
         for (good, seed) in [
-            ("0", 0),
-            ("18446744073709551615", u64::MAX),
-            ("-1", u64::MAX),
-            ("1.0", 1),
-            ("-2e0", u64::MAX - 1),
-            ("-9223372036854775808", 1 << 63),
-            ("1e19", 10_000_000_000_000_000_000),
+            ("0", Some(0)),
+            ("18446744073709551615", Some(u64::MAX)),
+            ("-1", None),
+            ("-1.0", None),
+            ("1.0", Some(1)),
+            ("-2e0", Some(u64::MAX - 1)),
+            ("-9223372036854775808", Some(1 << 63)),
+            ("1e19", Some(10_000_000_000_000_000_000)),
         ] {
             let mut fields = fields(&format!("{{\"seed\": {good}}}"));
-            assert_eq!(fields.seed().unwrap(), Some(seed), "{good}");
+            assert_eq!(fields.seed().unwrap(), seed, "{good}");
         }
         for bad in
             ["0.5", "18446744073709551616", "-9223372036854775809e1", "1e300", "\"1\"", "true"]

@@ -176,6 +176,7 @@ fn thinking(
     let effort = effort.or(words.text("reasoning_effort")?);
     let thinking = fields.flag("enable_thinking")?;
     let thinking = thinking.or(words.flag("enable_thinking")?).or(words.flag("thinking")?);
+    keep_thoughts(&mut words, conversation)?;
     words.end(&[])?;
     conversation.enable_thinking =
         thinking.or(effort.as_ref().map(|effort| !matches!(effort.as_str(), "none" | "minimal")));
@@ -189,6 +190,15 @@ fn thinking(
     }
     let budget = fields.count("thinking_budget", 0..=TOKENS_MAX)?;
     manner.think_budget = budget.map(|budget| budget as usize);
+    Ok(())
+}
+
+/// Takes whether thoughts of earlier turns are told, as GLM's and Qwen's templates call it.
+fn keep_thoughts(fields: &mut Fields, conversation: &mut Conversation) -> Result<(), Problem> {
+    for name in ["clear_thinking", "preserve_thinking"] {
+        let said = fields.flag(name)?.map(|said| (name.to_owned(), said.into()));
+        conversation.variables.extend(said);
+    }
     Ok(())
 }
 

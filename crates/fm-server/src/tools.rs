@@ -13,7 +13,10 @@ use fm_text::{
     tools::{Callable, valid_name},
 };
 
-pub(crate) use self::{namespaces::Namespaces, results::place_results};
+pub(crate) use self::{
+    namespaces::Namespaces,
+    results::{call_one_by_one, place_results},
+};
 use crate::{
     fields::Fields,
     problem::{Problem, Wrong},
@@ -39,7 +42,8 @@ const LEFT_OUT: [&str; 8] = [
 ];
 
 /// The same of Anthropic's interface: whoever serves the original runs them.
-const OF_ANTHROPIC: [&str; 4] = ["code_execution", "tool_search_tool", "web_fetch", "web_search"];
+const OF_ANTHROPIC: [&str; 5] =
+    ["advisor", "code_execution", "tool_search_tool", "web_fetch", "web_search"];
 
 /// What the schema of a function is called: in one interface or another, and in lists of MCP.
 const SCHEMAS: [&str; 3] = ["parameters", "input_schema", "inputSchema"];

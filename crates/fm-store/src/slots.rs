@@ -224,8 +224,13 @@ pub(crate) fn staging(bytes: usize, count: usize) -> Result<Vec<Buffer>, StoreEr
 
 /// Memory that [`staging`] takes: whole huge pages, unless that would be mostly waste.
 pub(crate) fn staged_bytes(bytes: usize, count: usize) -> usize {
-    let bytes = bytes * count;
-    if bytes < HUGE / 2 { bytes } else { bytes.next_multiple_of(HUGE) }
+    // More than there are addresses is more than anybody has: mapping it fails.
+    let bytes = bytes.saturating_mul(count);
+    if bytes < HUGE / 2 {
+        bytes
+    } else {
+        bytes.checked_next_multiple_of(HUGE).unwrap_or(usize::MAX)
+    }
 }
 
 /// Zeroed anonymous memory, aligned to 4096, and to [`HUGE`] if it is that long.
@@ -251,15 +256,16 @@ impl Pages {
         let (null, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         // Memory that is never touched costs addresses only.
         let more = if bytes < HUGE { 0 } else { HUGE };
+        let length = bytes.saturating_add(more);
         // SAFETY: the kernel chooses the address, so the new mapping overlaps nothing.
-        let mapped = unsafe { mmap_anonymous(null, bytes + more, access, MapFlags::PRIVATE) };
+        let mapped = unsafe { mmap_anonymous(null, length, access, MapFlags::PRIVATE) };
         let mapped = mapped
             .map_err(|errno| StoreError::OutOfMemory { bytes, source: io::Error::from(errno) })?;
         let mapped = NonNull::new(mapped.cast::<u8>()).expect("no mapping is at address zero");
         let skip = if more == 0 { 0 } else { mapped.addr().get().wrapping_neg() % HUGE };
         // SAFETY: `skip` is less than `more`, so all `bytes` behind it are mapped.
         let start = unsafe { mapped.add(skip) };
-        let pages = Self { start, mapped: (mapped, bytes + more) };
+        let pages = Self { start, mapped: (mapped, length) };
         pages.advise_huge(bytes);
         Ok(pages)
     }
@@ -360,6 +366,7 @@ mod tests {
         assert_eq!(slots_per_chunk(4096, 10, 64 << 20), 10);
         assert_eq!(slots_per_chunk(100 << 20, 10, 64 << 20), 1);
         assert_eq!((staged_bytes(4096, 4), staged_bytes(594_000, 4)), (16_384, 2 * HUGE));
+        assert!(matches!(staging(1 << 62, 4), Err(StoreError::OutOfMemory { .. })));
     }
 
     #[test]

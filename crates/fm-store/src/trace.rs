@@ -26,6 +26,9 @@ const VERSION: u32 = 1;
 /// A header is a few numbers per layer.
 const HEADER_BYTES_MAX: u32 = 1 << 20;
 
+/// Bytes of all experts: more than any model has, and so many that sums of them are numbers.
+const EXPERT_BYTES_MAX: u128 = 1 << 60;
+
 /// More rows than any step has.
 const ROWS_MAX: u32 = 1 << 20;
 
@@ -420,11 +423,15 @@ impl<R: Read> Hashed<R> {
         self.hash.update(&text);
         let header: Option<TraceHeader> = serde_json::from_slice(&text).ok();
         let possible = |layer: &TracedLayer| (1..=usize::from(u16::MAX)).contains(&layer.experts);
+        let bytes = |layer: &TracedLayer| {
+            layer.experts as u128 * u128::from(layer.slot_bytes.max(layer.read_bytes))
+        };
         Ok(header.filter(|header| {
             header.version == VERSION
                 && (1..=usize::from(u16::MAX)).contains(&header.top_k)
                 && u16::try_from(header.layers.len()).is_ok()
                 && header.layers.iter().flatten().all(possible)
+                && header.layers.iter().flatten().map(bytes).sum::<u128>() <= EXPERT_BYTES_MAX
         }))
     }
 }

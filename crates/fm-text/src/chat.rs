@@ -45,6 +45,9 @@ const ADDITIONAL: &str = "additional_chat_templates";
 /// Names for whether the model shall think: in most templates, and in those of `DeepSeek` since V3.1.
 const THINKING_NAMES: [&str; 2] = ["enable_thinking", "thinking"];
 
+/// How much thought a model shall give to an answer.
+const EFFORT: &str = "reasoning_effort";
+
 /// Works in a thread with [`STACK_BYTES`]; in this one where the system gives none.
 fn on_a_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let (mut work, mut done) = (Some(work), None);
@@ -306,13 +309,23 @@ impl ChatTemplate {
         let thinking = thinking.flat_map(|on| THINKING_NAMES.map(|name| (name, Value::from(on))));
         let special = self.special_tokens.iter();
         let further = request.variables.into_iter().flatten();
+        let further = further.map(|(name, value)| {
+            (name.as_str(), self.effort(name, value).unwrap_or_else(|| Value::from(Serde(value))))
+        });
         Value::from_pairs(
             special
                 .map(|(name, text)| (name.as_str(), Value::from(text.as_str())))
                 .chain(own)
                 .chain(thinking)
-                .chain(further.map(|(name, value)| (name.as_str(), Value::from(Serde(value))))),
+                .chain(further),
         )
+    }
+
+    /// An effort in a word that the model knows, if it has another one.
+    fn effort(&self, name: &str, word: &serde_json::Value) -> Option<Value> {
+        let efforts = self.dialect.filter(|_| name == EFFORT)?.channels()?.efforts;
+        let (_, known) = efforts.iter().find(|(unknown, _)| word == unknown)?;
+        Some(Value::from(*known))
     }
 }
 

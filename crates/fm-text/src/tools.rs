@@ -84,6 +84,8 @@ pub struct Channels {
     pub again: &'static str,
     /// Begins the answer behind that, or behind what the prompt ends with.
     pub answer: &'static str,
+    /// Efforts that the models were not trained with, and the nearest that they were.
+    pub(crate) efforts: &'static [(&'static str, &'static str)],
 }
 
 /// Where the arguments lie behind the name of a call.

@@ -15,6 +15,8 @@ mod paths;
 mod profile;
 mod report;
 mod serve;
+mod serving;
+mod signals;
 
 use std::{
     path::Path,

@@ -2,10 +2,9 @@
 
 use std::{
     env, fs,
-    io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, ChildStderr, Command, Stdio},
+    process::Command,
     rc::Rc,
     thread,
     time::{Duration, Instant},
@@ -13,113 +12,12 @@ use std::{
 
 use fm_testkit::golden::workspace_dir;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::{flash_moe, program, stderr};
-
-/// A process that ends when its test does, however that ends.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A server, which says that it is ready.
-struct Serving {
-    child: Process,
-    stderr: BufReader<ChildStderr>,
-    address: String,
-    /// What it said before it was ready.
-    greeting: String,
-    home: Rc<TempDir>,
-}
-
-impl Serving {
-    fn start(more: &[&str]) -> Self {
-        Self::start_at(&Rc::new(tempfile::tempdir().unwrap()), more)
-    }
-
-    /// One that finds what another one has left.
-    fn start_at(home: &Rc<TempDir>, more: &[&str]) -> Self {
-        Self::start_in(home, None, more)
-    }
-
-    /// One of another model.
-    fn start_with(model: &str, more: &[&str]) -> Self {
-        Self::start_of(model, &Rc::new(tempfile::tempdir().unwrap()), None, more)
-    }
-
-    /// One whose user has a directory for settings that is not the usual one.
-    fn start_in(home: &Rc<TempDir>, settings: Option<&Path>, more: &[&str]) -> Self {
-        Self::start_of("models/demo", home, settings, more)
-    }
-
-    fn start_of(model: &str, home: &Rc<TempDir>, settings: Option<&Path>, more: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_flash-moe"))
-            .args(["serve", model, "--port", "0", "--memory", "300MB", "--context", "1024"])
-            .args(more)
-            .current_dir(workspace_dir())
-            .env_clear()
-            .env("HOME", home.path())
-            .envs(settings.map(|dir| ("XDG_CONFIG_HOME", dir)))
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut greeting = String::new();
-        while !greeting.contains("ANTHROPIC_BASE_URL") {
-            assert!(stderr.read_line(&mut greeting).unwrap() > 0, "{greeting}");
-        }
-        let (_, rest) = greeting.split_once("http://").unwrap();
-        let address = rest.split_whitespace().next().unwrap().to_owned();
-        Self { child: Process(child), stderr, address, greeting, home: Rc::clone(home) }
-    }
-
-    /// Kills it: it has no time for anything.
-    fn kill(mut self) -> Rc<TempDir> {
-        self.child.0.kill().unwrap();
-        self.child.0.wait().unwrap();
-        self.home
-    }
-
-    /// Asks it to end; its exit code, and what it said since the greeting.
-    fn end(mut self) -> (Option<i32>, String) {
-        let id = self.child.0.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        let code = self.child.0.wait().unwrap().code();
-        let mut said = String::new();
-        self.stderr.read_to_string(&mut said).unwrap();
-        (code, said)
-    }
-}
-
-/// A short answer, with its head.
-fn ask(host: &str) -> String {
-    let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}"#;
-    send(host, "POST /v1/chat/completions", body)
-}
-
-fn send(host: &str, what: &str, body: &str) -> String {
-    send_with(host, what, &[&format!("host: {host}")], body)
-}
-
-fn send_with(host: &str, what: &str, headers: &[&str], body: &str) -> String {
-    let headers = headers.join("\r\n");
-    let mut stream = TcpStream::connect(host).unwrap();
-    let length = body.len();
-    write!(
-        stream,
-        "{what} HTTP/1.1\r\n{headers}\r\nconnection: close\r\n\
-         content-length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    response
-}
+use crate::{
+    flash_moe, program,
+    serving::{Serving, ask, send, send_with},
+    stderr,
+};
 
 #[test]
 fn it_greets_answers_and_ends_on_sigterm() {

@@ -149,6 +149,7 @@ fn read(dialect: &'static Dialect, tools: &[Value], text: &str) -> (Vec<(String,
     let (mut heard, mut said, mut open) = (Vec::new(), String::new(), None);
     let mut hear = |part: Part<'_>| match part {
         Part::Text(text) => said.push_str(text.text),
+        Part::LineEnd(_) => said.push('\n'),
         Part::Call(_, CallPart::Begin(name)) => open = Some((name.to_owned(), String::new())),
         Part::Call(_, CallPart::Arguments(json)) => open.as_mut().unwrap().1.push_str(json),
         Part::Call(_, CallPart::End(_)) => heard.extend(open.take()),

@@ -166,8 +166,9 @@ pub(crate) struct Disk {
     segments: HashMap<u64, Segment>,
     /// What other fingerprints have, least recently used last.
     others: Vec<Other>,
-    /// What those had that somebody uses: there is less room for this one.
-    bytes_in_use: u64,
+    /// What nobody here can make room of: those that somebody uses, and files that may belong to what cannot be read
+    /// for now.
+    bytes_stuck: u64,
     clock: u64,
     spill: Option<Spill>,
     /// What one moves by; there is one at a time.
@@ -318,7 +319,7 @@ impl Disk {
         let entries: u64 = self.entries.iter().map(|listed| listed.bytes).sum();
         let segments: u64 = self.segments.values().map(|segment| segment.bytes).sum();
         let others: u64 = self.others.iter().map(|other| other.bytes).sum();
-        entries + segments + others + self.bytes_in_use
+        entries + segments + others + self.bytes_stuck
     }
 
     /// Makes room for a session, of others of no higher rank. Says whether there is; where there cannot be, nothing goes.
@@ -338,7 +339,9 @@ impl Disk {
             if too_large && let Some(other) = self.others.pop() {
                 match other.take() {
                     Some(lock) => self.order(Order::RemoveDir(other.dir, lock)),
-                    None => self.bytes_in_use += other.bytes,
+                    None if other.dir.is_dir() => self.bytes_stuck += other.bytes,
+                    // Somebody else has removed it.
+                    None => {}
                 }
                 continue;
             }
@@ -368,7 +371,7 @@ impl Disk {
     fn stays(&self, pin: &Pin) -> (u64, usize, usize) {
         let mut references: HashMap<u64, usize> =
             self.segments.iter().map(|(name, segment)| (*name, segment.references)).collect();
-        let (mut bytes, mut entries, mut tokens) = (self.bytes_in_use, 0, 0);
+        let (mut bytes, mut entries, mut tokens) = (self.bytes_stuck, 0, 0);
         for listed in &self.entries {
             if listed.pin.rank() > pin.rank() {
                 bytes += listed.bytes;

@@ -70,7 +70,11 @@ impl Crew<'_> {
             let more = self.prefixes.spill(self.runner.as_mut(), Instant::now() + IDLE_SLICE);
             let resumes = self.prefixes.resumes();
             let job = if more { queue.next() } else { queue.wait(resumes) };
-            if job.is_some() || !queue.is_open() || !more && resumes.is_none() {
+            if !queue.is_open() {
+                // One may have come before it closed, but after it was looked for.
+                return job.or_else(|| queue.next());
+            }
+            if job.is_some() || !more && resumes.is_none() {
                 return job;
             }
         }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fm_model::runner::{Lane, StepError};
+use fm_model::runner::{Lane, SessionId, StepError};
 
 use super::{Crew, queue::Queue};
 use crate::{
@@ -20,6 +20,8 @@ use crate::{
 pub(super) struct Sweeps {
     long: Option<Sweep>,
     short: Option<Sweep>,
+    /// Whose prompt came first in the latest one of each lane: the next one begins behind it.
+    first: [Option<SessionId>; 2],
 }
 
 #[derive(Debug, Default)]
@@ -182,15 +184,20 @@ impl Crew<'_> {
             Lane::Short => short,
         };
         let mut room = if writes { self.pace.rows().min(most) } else { most };
-        let count = self.writings.len();
+        let (count, first) = (self.writings.len(), &mut self.sweeps.first[lane as usize]);
+        let latest = first.take();
+        let latest = self.writings.iter().position(|writing| Some(writing.session()) == latest);
+        let start = latest.map_or(0, |at| at + 1);
         for at in 0..count {
-            let at = (self.turn + at) % count;
+            let at = (start + at) % count;
             let Some(tokens) = self.wants(&self.writings[at]) else { continue };
             let is_here = match lane {
                 Lane::Long => tokens > short || !are_apart,
                 Lane::Short => tokens <= short,
             };
             if is_here {
+                let first = &mut self.sweeps.first[lane as usize];
+                first.get_or_insert_with(|| self.writings[at].session());
                 room -= self.writings[at].ask_in(lane, room, &mut self.batch);
             }
         }
@@ -198,7 +205,6 @@ impl Crew<'_> {
         if rows == 0 {
             return false;
         }
-        self.turn = self.turn.wrapping_add(1);
         self.make_room();
         match self.runner.sweep_begin(lane, &self.batch) {
             Ok(()) => *self.sweeps.of(lane) = Some(Sweep { rows, layer: Duration::ZERO }),

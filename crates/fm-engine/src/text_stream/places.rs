@@ -43,6 +43,11 @@ impl Places {
         self.bytes += bytes;
     }
 
+    /// So many bytes of the answer come next that no token has.
+    pub(super) fn unwritten(&mut self, bytes: usize) {
+        self.bytes += bytes;
+    }
+
     /// The next token that begins in so much of the answer: where, and which it is.
     pub(super) fn next(&mut self, told: usize) -> Option<(usize, usize)> {
         self.held.pop_front_if(|(at, _)| *at < told)

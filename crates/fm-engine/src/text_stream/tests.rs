@@ -400,8 +400,17 @@ proptest! {
         let pieces = pieces(&fragments);
         let (letters, _) = tokens(&pieces, &[1]);
         let (heard, _, answer, ..) = told(&request, constrained, &letters);
-        let mut bytes = Vec::new();
+        let (mut bytes, mut before) = (Vec::new(), None);
         for (token, at) in &heard.said.tokens {
+            // Between two messages of the answer a line ends that no token has written.
+            let is_apart = before.map_or_else(
+                || !request.opening.starts_with(&answer[..*at]),
+                |before| !bytes.ends_with(b"\n") || at - before > 1,
+            );
+            if is_apart && answer.as_bytes()[at - 1] == b'\n' {
+                bytes.push(b'\n');
+            }
+            before = Some(*at);
             let own = VOCABULARY.tokenizer.token_bytes(letters[*token]).unwrap();
             let torn = answer.is_char_boundary(*at) && answer[*at..].starts_with('\u{FFFD}');
             prop_assert!(torn || answer.as_bytes()[*at] == own[0], "{} {}", answer, at);

@@ -1,6 +1,6 @@
 //! Prompts on disk of several fingerprints, of several servers, and out of reach.
 
-use std::fs;
+use std::{fs, sync::atomic::Ordering};
 
 use fm_engine::schedule::DiskError;
 
@@ -57,6 +57,24 @@ fn what_somebody_else_uses_takes_of_the_room() {
     scheduler.drain().unwrap();
     assert_eq!(tight.files(), theirs);
     running.drain().unwrap();
+}
+
+/// Two servers of other models may make room of the same directory.
+#[test]
+fn what_somebody_else_has_removed_takes_no_room() {
+    let dir = family_dir("qwen3_moe");
+    let shelf = Shelf::new(ROOMY);
+    let old = shelf.start_as(&dir, 1).unwrap();
+    answer(&old, request(tokens(1, 140)));
+    old.drain().unwrap();
+    let tight = Shelf { bytes_max: shelf.bytes() * 3 / 2, ..shelf };
+    let scheduler = tight.start_as(&dir, 2).unwrap();
+    fs::remove_dir_all(tight.dir.path().join(format!("{:032x}", 1))).unwrap();
+    answer(&scheduler, request(tokens(1, 140)));
+    settled(&scheduler, 1);
+    let counted = scheduler.activity().prefixes.disk_bytes.load(Ordering::Relaxed);
+    scheduler.drain().unwrap();
+    assert_eq!(counted, tight.bytes());
 }
 
 /// A conversation that has outgrown the bound leaves everybody, and its own earlier turns, what they have.
@@ -118,7 +136,13 @@ fn what_cannot_be_read_for_now_stays() {
         if extension == "entry" {
             away();
         }
+        let unfinished = file.with_file_name("0123456789abcdef.new");
+        fs::write(&unfinished, "half of it").unwrap();
         let scheduler = shelf.start(&dir);
+        assert!(!unfinished.exists(), "nobody can want it any more");
+        let counted = scheduler.activity().prefixes.disk_bytes.load(Ordering::Relaxed);
+        let there = files.iter().map(|file| file.symlink_metadata().unwrap().len());
+        assert_eq!(counted, there.sum::<u64>(), "{extension}");
         if extension == "segment" {
             away();
         }

@@ -4,7 +4,7 @@ use std::{
     ops::ControlFlow,
     sync::{
         Arc, Mutex,
-        atomic::Ordering,
+        atomic::{AtomicU64, Ordering},
         mpsc::{self, Receiver},
     },
     thread,
@@ -333,5 +333,49 @@ fn a_text_whose_time_is_over_ends_with_what_it_has() {
     let timed = Request { deadline: Some(now + Duration::from_hours(1)), ..request(3) };
     let timed = push(&scheduler, timed).recv().unwrap().unwrap();
     assert_eq!((timed.logits_hash, timed.tokens), (alone.logits_hash, alone.tokens));
+    scheduler.drain().unwrap();
+}
+
+/// However many texts are written beside them.
+#[test]
+fn long_prompts_take_turns() {
+    let engine = EngineOptions { prefill_chunk: Some(8), ..EngineOptions::default() };
+    let scheduler = start(&engine, OPTIONS);
+    let long = |seed, tokens| Request {
+        prompt: Noise::new(seed).tokens(tokens, 2000),
+        max_tokens: Some(1),
+        context: 448,
+        ..Request::default()
+    };
+    let written = Request { max_tokens: None, context: 128, ..request(1) };
+    let writer = push(&scheduler, written);
+    let activity = scheduler.activity();
+    until(|| activity.sessions.load(Ordering::Relaxed) == 1);
+    // Layers of the sweeps that each was in; those of the first one when the second one's prompt is over.
+    let layers: Arc<[AtomicU64; 3]> = Arc::default();
+    let jobs = [long(2, 400), long(3, 150)].map(job).into_iter().enumerate();
+    let (jobs, ends): (Vec<Job>, Vec<Ends>) = jobs
+        .map(|(of, (mut job, ends))| {
+            let (layers, mut listener) = (Arc::clone(&layers), job.listener);
+            job.listener = Box::new(move |update| {
+                match update {
+                    Update::Event(Event::Prefill { .. }) => {
+                        layers[of].fetch_add(1, Ordering::Relaxed);
+                    }
+                    Update::Event(Event::Token(_)) if of == 1 => {
+                        layers[2].store(layers[0].load(Ordering::Relaxed), Ordering::Relaxed);
+                    }
+                    _ => {}
+                }
+                listener(update)
+            });
+            (job, ends)
+        })
+        .unzip();
+    scheduler.queue().push(jobs).unwrap();
+    ends[1].recv().unwrap().unwrap();
+    let [_, second, first] = [0, 1, 2].map(|of: usize| layers[of].load(Ordering::Relaxed));
+    assert!(first > second / 2 && first < second + second / 2, "{first} and {second} layers");
+    drop((writer, ends));
     scheduler.drain().unwrap();
 }

@@ -6,9 +6,12 @@
 //!
 //! Source: the safetensors format description (huggingface/safetensors, README).
 
-use std::{fs::File, io::Read, path::Path};
+use std::{fmt, fs::File, io::Read, path::Path};
 
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
 
 use crate::{
     error::FormatError,
@@ -87,22 +90,79 @@ struct Data<'a> {
 }
 
 fn parse_header(header: &[u8], data: &Data<'_>) -> Result<Vec<Tensor>, FormatError> {
-    let parsed: serde_json::Map<String, Value> = serde_json::from_slice(header)
+    let Header(entries) = serde_json::from_slice(header)
         .map_err(|source| FormatError::Json { path: data.path.into(), source })?;
-    let entries = parsed.into_iter().filter(|(name, _)| name != "__metadata__");
-    entries.map(|(name, entry)| parse_tensor(name, &entry, data)).collect()
+    entries.into_iter().map(|(name, entry)| parse_tensor(name, entry, data)).collect()
 }
 
-fn parse_tensor(name: String, entry: &Value, data: &Data<'_>) -> Result<Tensor, FormatError> {
-    #[derive(serde::Deserialize)]
-    struct Entry {
-        dtype: String,
-        shape: Vec<usize>,
-        data_offsets: [u64; 2],
+/// What a header says of its tensors, in its order.
+struct Header(Vec<(String, Entry)>);
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Shape,
+    data_offsets: [u64; 2],
+}
+
+/// Dimensions, of which nobody has more than [`DIMS_MAX`]: a list is not read to its end to find that out.
+struct Shape(Vec<usize>);
+
+const DIMS_MAX: usize = 8;
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("tensors by name")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Header, M::Error> {
+                let mut entries = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                    } else {
+                        entries.push((name, map.next_value()?));
+                    }
+                }
+                Ok(Header(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
     }
-    let Entry { dtype, shape, data_offsets: [begin, end] } =
-        <Entry as serde::Deserialize>::deserialize(entry)
-            .map_err(|source| FormatError::Json { path: data.path.into(), source })?;
+}
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Dims;
+        impl<'de> Visitor<'de> for Dims {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of up to {DIMS_MAX} dimensions")
+            }
+
+            fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<Shape, S::Error> {
+                let mut dims = Vec::new();
+                while let Some(dim) = list.next_element()? {
+                    if dims.len() == DIMS_MAX {
+                        return Err(de::Error::invalid_length(DIMS_MAX + 1, &self));
+                    }
+                    dims.push(dim);
+                }
+                Ok(Shape(dims))
+            }
+        }
+        deserializer.deserialize_seq(Dims)
+    }
+}
+
+fn parse_tensor(name: String, entry: Entry, data: &Data<'_>) -> Result<Tensor, FormatError> {
+    let Entry { dtype, shape: Shape(shape), data_offsets: [begin, end] } = entry;
     let Some(known) = Dtype::parse(&dtype) else {
         return Err(FormatError::Dtype { path: data.path.into(), tensor: name, dtype });
     };
@@ -184,6 +244,22 @@ mod tests {
             let error = header_of(&with_header(&header, 16)).unwrap_err();
             assert!(matches!(error, FormatError::Extent { .. }), "{shape}: {error}");
         }
+    }
+
+    #[test]
+    fn a_shape_is_not_read_to_its_end_to_find_that_it_is_none() {
+        let dims = |count: usize| {
+            let dims = vec!["1"; count].join(",");
+            header_of(&with_header(
+                &format!(r#"{{"w":{{"dtype":"U8","shape":[{dims}],"data_offsets":[0,1]}}}}"#),
+                1,
+            ))
+        };
+        assert_eq!(dims(8).unwrap()[0].shape, [1; 8]);
+        let error = dims(9).unwrap_err();
+        assert!(matches!(error, FormatError::Json { .. }), "{error}");
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("up to 8 dimensions"), "{cause}");
     }
 
     #[test]

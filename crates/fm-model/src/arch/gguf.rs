@@ -106,8 +106,8 @@ pub(crate) fn check_layer_ahead(
     metadata: &Metadata,
     layer: u64,
 ) -> Result<(), LoadError> {
-    let has = |prefix: String| checkpoint.tensors.keys().any(|name| name.starts_with(&prefix));
-    if has(format!("blk.{layer}.")) && !has(format!("blk.{layer}.nextn.")) {
+    let has = |prefix: &str| checkpoint.tensors_of(prefix).next().is_some();
+    if has(&format!("blk.{layer}.")) && !has(&format!("blk.{layer}.nextn.")) {
         let key = Keys::new(metadata, architecture(metadata)?.name).key(keys::LAYERS_AHEAD);
         return Err(LoadError::LayerAhead { key, layer });
     }

@@ -16,8 +16,11 @@ const NO_PDF: &str =
     "Could not process PDF: this server does not do PDFs; the model reads text only";
 
 /// What tools did that run on the original's servers: the answer behind it says what came of it.
-const LEFT_OUT: [&str; 7] = [
+const LEFT_OUT: [&str; 10] = [
     "server_tool_use",
+    "advisor_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
     "web_search_tool_result",
     "web_fetch_tool_result",
     "code_execution_tool_result",

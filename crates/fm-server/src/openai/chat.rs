@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Ending, KEEP_ALIVE, MODERATION, TOLERATED, error, finish_reason, message, odds::Logprobs,
-    refuse, thinking, usage,
+    Ending, KEEP_ALIVE, MODERATION, TOLERATED, error, finish_reason, keep_thoughts, message,
+    odds::Logprobs, refuse, thinking, usage,
 };
 use crate::{
     answer::{Answer, CallPiece, Piece, TokenOdds},
@@ -153,7 +153,7 @@ pub(crate) fn conversation(
     let mut conversation =
         Conversation { messages: messages.collect::<Result<_, _>>()?, ..Conversation::default() };
     let effort = fields.text("reasoning_effort")?;
-    let (effort, switch) = of_vendors(fields, effort)?;
+    let (effort, switch) = of_vendors(fields, effort, &mut conversation)?;
     thinking(fields, (effort, "reasoning_effort"), (manner, &mut conversation))?;
     conversation.enable_thinking = conversation.enable_thinking.or(switch);
     conversation.tools = Tools::take_openai(fields)?;
@@ -165,6 +165,7 @@ pub(crate) fn conversation(
 fn of_vendors(
     fields: &mut Fields,
     effort: Option<String>,
+    conversation: &mut Conversation,
 ) -> Result<(Option<String>, Option<bool>), Problem> {
     let (mut own, mut switch) = (None, None);
     if let Some(value) = fields.take("thinking") {
@@ -174,7 +175,8 @@ fn of_vendors(
             Some("disabled") => Some(false),
             _ => return Err(Wrong::Kind("enabled or disabled").at("thinking.type")),
         };
-        thinking.end(&["clear_thinking"])?;
+        keep_thoughts(&mut thinking, conversation)?;
+        thinking.end(&[])?;
     }
     if let Some(value) = fields.take("reasoning") {
         let mut reasoning = Fields::of(value, "reasoning")?;
@@ -337,5 +339,28 @@ impl Encode for ChatStream {
         let usage_chunk =
             self.form.include_usage.then(|| self.form.frame("chat.completion.chunk", &json!([])));
         self.ending.close(out, usage_chunk, requested);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whether_earlier_thoughts_are_told_is_the_templates_business() {
+        let read = |more: Value| {
+            let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let mut fields = Fields::of(body, "").unwrap();
+            conversation(&mut fields, &mut Manner::default())
+        };
+        let said = |more: Value| Value::Object(read(more).unwrap().variables);
+        let glm = json!({"thinking": {"type": "enabled", "clear_thinking": false}});
+        assert_eq!(said(glm), json!({"clear_thinking": false}));
+        let words = json!({"clear_thinking": true, "preserve_thinking": false});
+        assert_eq!(said(json!({"chat_template_kwargs": words})), words);
+        assert_eq!(said(json!({"enable_thinking": true})), json!({}));
+        let wrong = read(json!({"chat_template_kwargs": {"clear_thinking": "no"}})).unwrap_err();
+        assert_eq!(wrong.field(), Some("chat_template_kwargs.clear_thinking"));
     }
 }

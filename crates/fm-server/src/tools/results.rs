@@ -1,9 +1,10 @@
 //! Results of calls: whose they are. Most templates write them without ids, so that to the model the first result is
 //! that of the first call, whatever order a client sends them in.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, iter, slice};
 
 use fm_text::Message;
+use serde_json::Value;
 
 use super::calls;
 
@@ -45,13 +46,45 @@ pub(crate) fn place_results(messages: &mut [Message]) {
     }
 }
 
+/// Gives every call a message of its own, and puts the results of each behind it: for templates that know one call in
+/// a message, and take a result for that of the last one. Those of no call in the messages before them stay behind all.
+pub(crate) fn call_one_by_one(messages: &mut Vec<Message>) {
+    let mut given = std::mem::take(messages).into_iter().peekable();
+    while given.peek().is_some() {
+        let said = iter::from_fn(|| given.next_if(|message| !is_result(message)));
+        let said: Vec<Message> = said.flat_map(each_call).collect();
+        let mut results: Vec<Message> = iter::from_fn(|| given.next_if(is_result)).collect();
+        for message in said {
+            let id = calls(slice::from_ref(&message)).next().map(|(id, _)| id.to_owned());
+            messages.push(message);
+            if id.is_some() {
+                messages.extend(results.extract_if(.., |result| result.tool_call_id == id));
+            }
+        }
+        messages.append(&mut results);
+    }
+}
+
+/// A message and its calls but the first, each in a message that says nothing else.
+fn each_call(mut message: Message) -> Vec<Message> {
+    let calls = message.tool_calls.as_mut().and_then(Value::as_array_mut);
+    let further = calls.filter(|calls| calls.len() > 1).map(|calls| calls.split_off(1));
+    let alone = |call| Message {
+        tool_calls: Some(Value::Array(vec![call])),
+        ..Message::new("assistant", "")
+    };
+    let further = further.into_iter().flatten().map(alone);
+    let further: Vec<Message> = further.collect();
+    iter::once(message).chain(further).collect()
+}
+
 fn is_result(message: &Message) -> bool {
     message.role == "tool"
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -102,6 +135,41 @@ mod tests {
         // What comes late would be taken for the result of a call just before it.
         let late = vec![called(&[("o", "e")]), said(), calls(), result("o", "0"), result("p", "1")];
         assert_eq!(placed(late), want(&[("1", Some("f")), ("0", Some("e"))]));
+    }
+
+    #[test]
+    fn calls_of_one_message_come_one_by_one_with_their_results() {
+        let thought = Message {
+            reasoning_content: Some("hm".to_owned()),
+            ..called(&[("p", "f"), ("q", "g")])
+        };
+        let asked = Message::new("user", "?");
+        let later = called(&[("r", "h")]);
+        let mut told = vec![
+            asked.clone(),
+            thought.clone(),
+            later.clone(),
+            result("p", "1"),
+            result("q", "2"),
+            result("r", "3"),
+            result("none", "!"),
+            asked.clone(),
+        ];
+        call_one_by_one(&mut told);
+        let first =
+            Message { reasoning_content: thought.reasoning_content, ..called(&[("p", "f")]) };
+        let want = vec![
+            asked.clone(),
+            first,
+            result("p", "1"),
+            called(&[("q", "g")]),
+            result("q", "2"),
+            later,
+            result("r", "3"),
+            result("none", "!"),
+            asked,
+        ];
+        assert_eq!(told, want);
     }
 
     #[test]

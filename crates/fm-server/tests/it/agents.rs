@@ -325,12 +325,15 @@ fn what_is_text_in_other_blocks_is_read_and_what_the_original_did_is_left_out() 
     all.extend([
         json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 5}),
         json!({"type": "web_fetch_20250910", "name": "web_fetch"}),
+        json!({"type": "advisor_20260301", "name": "advisor"}),
     ]);
     let searched = json!([
         {"role": "user", "content": "Look."},
         {"role": "assistant", "content": [
             {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
             {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            {"type": "mcp_tool_use", "id": "m", "name": "f", "server_name": "x", "input": {}},
+            {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": false, "content": []},
             text("It is there."),
         ]},
         {"role": "user", "content": "And?"},
@@ -342,7 +345,10 @@ fn what_is_text_in_other_blocks_is_read_and_what_the_original_did_is_left_out() 
     ]);
     assert_eq!(tokens(searched, &all.into()), tokens(said, &tools));
     let log = server.log.lock().unwrap().clone();
-    assert!(log.iter().any(|line| line.contains(" left_out=web_search,web_fetch ")), "{log:?}");
+    assert!(
+        log.iter().any(|line| line.contains(" left_out=web_search,web_fetch,advisor ")),
+        "{log:?}"
+    );
 }
 
 /// Claude Code looks for these words, and takes what they are said of out of its conversation.

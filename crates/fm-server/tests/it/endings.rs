@@ -9,7 +9,7 @@ use std::{
 
 use fm_engine::{
     EngineError,
-    generate::{Call, Event, FinishReason, Generated, Phase},
+    generate::{Call, Event, FinishReason, Generated},
     schedule::{Job, Refused, Update},
 };
 use fm_server::{Door, Patience, Submit};
@@ -56,21 +56,7 @@ impl Submit for Script {
 
 /// What an answer of three tokens came to.
 pub(crate) fn generated(finish: FinishReason, calls: Vec<Call>) -> Generated {
-    Generated {
-        tokens: vec![1, 2, 3],
-        text: None,
-        thinking: None,
-        calls,
-        finish,
-        reused: 0,
-        restored: 0,
-        thinking_tokens: 0,
-        first_token: None,
-        prefill: Phase::default(),
-        decode: Phase::default(),
-        longest_wait: Duration::ZERO,
-        logits_hash: 0,
-    }
+    Generated { tokens: vec![1, 2, 3], text: None, calls, ..Generated::nothing(finish) }
 }
 
 pub(crate) fn scripted(script: Script) -> Running {
@@ -317,4 +303,40 @@ fn every_chunk_of_an_answer_was_created_when_it_began() {
         let _ = (job.listener)(Update::Event(Event::Text(Channel::Answer, "later")));
         assert_eq!(created(), first, "{path}");
     }
+}
+
+/// The time of a request ends while some of its choices wait behind the others.
+#[test]
+fn choices_that_had_no_turn_take_nothing_from_those_that_had() {
+    let play = |mut job: Job| {
+        let update = if job.request.sampling.seed.is_multiple_of(2) {
+            let _ = (job.listener)(Update::Event(Event::Text(Channel::Answer, "so far")));
+            let text = Some("so far".to_owned());
+            let generated = generated(FinishReason::Deadline, Vec::new());
+            Update::Done(Box::new(Generated { text, ..generated }))
+        } else {
+            Update::Failed(EngineError::Late)
+        };
+        let _ = (job.listener)(update);
+    };
+    let server = scripted(Script::Play(play));
+    let asked = |seed: u64, stream: bool| {
+        let mut body = hello(stream);
+        (body["n"], body["seed"]) = (2.into(), seed.into());
+        post(server.at, PATHS[0], &body)
+    };
+    let whole = asked(0, false).json();
+    let choices: Vec<_> = whole["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| {
+            (choice["message"]["content"].as_str().unwrap_or_default(), &choice["finish_reason"])
+        })
+        .collect();
+    assert_eq!(choices, [("so far", &json!("length")), ("", &json!("length"))]);
+    let streamed = asked(0, true).body;
+    assert_eq!(streamed.matches("\"finish_reason\":\"length\"").count(), 2, "{streamed}");
+    assert!(streamed.trim_end().ends_with("[DONE]"), "{streamed}");
+    assert_eq!(asked(1, false).status, 503, "nothing had been told when the first one failed");
 }

@@ -40,6 +40,9 @@ use crate::{
 /// Marks the completion that means "look at the exchange".
 const WAKE: u64 = u64::MAX;
 
+/// Bytes of a read, of a whole number of blocks: what a request can say is less than 4 GiB.
+const READ_BYTES_MAX: usize = 1 << 30;
+
 /// See the file.
 pub(super) struct IoUringReader {
     exchange: Arc<Exchange>,
@@ -319,7 +322,8 @@ impl Ring {
     /// Hands a read, or the rest of one, to the kernel.
     fn start(&mut self, at: usize, read: Read) {
         let Read { record, step, from, .. } = read;
-        let bytes = step.bytes - from;
+        // What is left of a longer one is asked for when this has come.
+        let bytes = (step.bytes - from).min(READ_BYTES_MAX) as u32;
         let file = &self.parts.files.handles()[step.file.0 as usize];
         let file = types::Fd(file.as_raw_fd());
         let offset = step.offset + from as u64;
@@ -330,15 +334,15 @@ impl Ring {
                 assert!(end <= active.slot.len(), "a straight read ends in its slot");
                 // SAFETY: `at + from` is inside the slot, as just checked.
                 let into = unsafe { active.slot.cast::<u8>().add(at + from) };
-                opcode::Read::new(file, into.as_ptr(), bytes as u32).offset(offset).build()
+                opcode::Read::new(file, into.as_ptr(), bytes).offset(offset).build()
             }
             Target::Staging { .. } | Target::Pieces { .. } => {
                 let into = self.parts.staging[at][from..step.bytes].as_mut_ptr();
                 if self.registered {
-                    let read = opcode::ReadFixed::new(file, into, bytes as u32, at as u16);
+                    let read = opcode::ReadFixed::new(file, into, bytes, at as u16);
                     read.offset(offset).build()
                 } else {
-                    opcode::Read::new(file, into, bytes as u32).offset(offset).build()
+                    opcode::Read::new(file, into, bytes).offset(offset).build()
                 }
             }
         };

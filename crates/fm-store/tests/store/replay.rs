@@ -277,3 +277,15 @@ fn a_trace_comes_back_and_a_damaged_one_does_not() {
         assert!(Trace::read(&path).is_err(), "flipped at {at}");
     }
 }
+
+#[test]
+fn experts_that_nobody_can_add_up_are_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    for (slot_bytes, is_one) in [(1 << 40, true), (1 << 60, false)] {
+        let mut header = TraceHeader::new(&world().catalog, TOP_K);
+        header.layers.iter_mut().flatten().for_each(|layer| layer.slot_bytes = slot_bytes);
+        TraceWriter::create(&path, &header).unwrap().finish().unwrap();
+        assert_eq!(Trace::read(&path).is_ok(), is_one, "{slot_bytes}");
+    }
+}

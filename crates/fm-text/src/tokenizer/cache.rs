@@ -56,18 +56,13 @@ pub(crate) fn read(cache_dir: &Path, key: u128) -> Option<Parts> {
     decode(key, &fs::read(path(cache_dir, key)).ok()?)
 }
 
-/// Writes the cache under a name of its own and renames it, so that nobody reads half a file.
+/// Writes the cache under a name that no other file has and renames it, so that nobody reads half a file.
 pub(crate) fn write(cache_dir: &Path, key: u128, parts: &Parts) -> io::Result<()> {
     fs::create_dir_all(cache_dir)?;
-    let path = path(cache_dir, key);
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut file = fs::File::create_new(&temporary)?;
-    let written = file.write_all(&encode(key, parts)?).and_then(|()| fs::rename(&temporary, &path));
-    if written.is_err() {
-        // The error to report is the first one.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
+    let mut file = tempfile::Builder::new().suffix(".tmp").tempfile_in(cache_dir)?;
+    file.write_all(&encode(key, parts)?)?;
+    file.persist(path(cache_dir, key))?;
+    Ok(())
 }
 
 fn hash(key: u128, body: &[u8]) -> u128 {

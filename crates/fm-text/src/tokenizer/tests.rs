@@ -81,6 +81,23 @@ fn a_broken_cache_is_replaced() {
     }
 }
 
+/// In a container a program has the same number at every start.
+#[test]
+fn what_a_killed_program_left_is_in_nobodys_way() {
+    let case = Case::new(9);
+    case.open();
+    let path = case.cache_file();
+    let left = path.with_extension(format!("fmtext07.{}.tmp", std::process::id()));
+    let earlier = path.with_extension(format!("{}.tmp", std::process::id()));
+    for temporary in [left, earlier] {
+        fs::write(&temporary, "half of it").unwrap();
+        fs::remove_file(&path).unwrap();
+        case.open();
+        assert!(path.exists());
+        fs::remove_file(&temporary).unwrap();
+    }
+}
+
 #[test]
 fn a_cache_that_cannot_be_written_is_no_error() {
     let case = Case::new(9);

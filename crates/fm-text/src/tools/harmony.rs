@@ -29,6 +29,7 @@ pub(super) const CHANNELS: Channels = Channels {
     end: "<|end|>",
     again: "<|start|>assistant",
     answer: "<|channel|>final<|message|>",
+    efforts: &[("none", "low"), ("minimal", "low"), ("xhigh", "high"), ("max", "high")],
 };
 /// The channels that the models know.
 const NAMES: [&str; 3] = ["analysis", "commentary", "final"];
@@ -122,12 +123,17 @@ pub(crate) struct Harmony {
     read: usize,
     /// Where its arguments begin.
     arguments: usize,
+    /// The channels in which something has been said.
+    said: Vec<Channel>,
 }
 
 #[derive(Debug)]
 enum Place {
     Header,
+    /// In a message of a channel.
     Text(Channel),
+    /// Before the text of a further message of a channel: a line of its own.
+    Further(Channel),
     Call(Arguments),
     /// Behind the arguments of a call.
     Tail,
@@ -136,12 +142,13 @@ enum Place {
 impl Harmony {
     /// The prompt has opened a message of the assistant. Without definitions a call is text.
     pub(crate) fn new(definitions: Option<Arc<Definitions>>) -> Self {
-        Self { definitions, place: Place::Header, held: Held::default(), read: 0, arguments: 0 }
+        let (held, said) = (Held::default(), Vec::new());
+        Self { definitions, place: Place::Header, held, read: 0, arguments: 0, said }
     }
 
     pub(crate) fn is_thinking(&self) -> bool {
         match self.place {
-            Place::Text(channel) => channel == Channel::Thinking,
+            Place::Text(channel) | Place::Further(channel) => channel == Channel::Thinking,
             // What a header will say is a grammar's business until it is complete.
             Place::Header | Place::Call(_) | Place::Tail => false,
         }
@@ -149,7 +156,7 @@ impl Harmony {
 
     /// Whether the next text would be said.
     pub(crate) fn is_answering(&self) -> bool {
-        matches!(self.place, Place::Text(Channel::Answer))
+        matches!(self.place, Place::Text(Channel::Answer) | Place::Further(Channel::Answer))
     }
 
     /// Adds text that stands at `at` of all text.
@@ -161,6 +168,10 @@ impl Harmony {
     pub(crate) fn finish(&mut self, parts: &mut Parts) {
         match self.place {
             Place::Text(channel) => parts.text(self.held.all(channel)),
+            Place::Further(channel) if !self.held.is_empty() => {
+                self.further(channel, parts);
+                parts.text(self.held.all(channel));
+            }
             Place::Call(_) => {
                 parts.broken();
                 parts.text(self.held.all(Channel::Answer));
@@ -175,7 +186,7 @@ impl Harmony {
                     parts.text(self.held.all(channel));
                 }
             }
-            Place::Tail => {}
+            Place::Further(_) | Place::Tail => {}
         }
         self.held.clear();
     }
@@ -184,11 +195,14 @@ impl Harmony {
     fn decide(&mut self, parts: &mut Parts) -> bool {
         match &mut self.place {
             Place::Header => self.header(parts),
-            Place::Text(channel) => {
+            &mut (Place::Text(channel) | Place::Further(channel)) => {
                 let end = find(&self.held, &ENDS);
                 let said = end.map_or_else(|| undecided(&self.held, &ENDS), |(at, _)| at);
-                parts.text(self.held.first(said, *channel));
-                self.held.pass(said);
+                if said > 0 {
+                    self.further(channel, parts);
+                    parts.text(self.held.first(said, channel));
+                    self.held.pass(said);
+                }
                 self.next_header(end.is_some())
             }
             Place::Call(arguments) => match arguments.read(&self.held[self.read..], parts) {
@@ -222,6 +236,17 @@ impl Harmony {
         }
     }
 
+    /// Ends the line of an earlier message of a channel, before the text of a further one.
+    fn further(&mut self, channel: Channel, parts: &mut Parts) {
+        if matches!(self.place, Place::Further(_)) {
+            parts.end_line(channel);
+        }
+        self.place = Place::Text(channel);
+        if !self.said.contains(&channel) {
+            self.said.push(channel);
+        }
+    }
+
     fn next_header(&mut self, ended: bool) -> bool {
         if ended {
             self.place = Place::Header;
@@ -251,7 +276,9 @@ impl Harmony {
             (self.read, self.arguments) = (past, past);
             self.place = Place::Call(Arguments::default());
         } else {
-            self.place = Place::Text(channel_of(first_word(words)));
+            let channel = channel_of(first_word(words));
+            let is_further = self.said.contains(&channel);
+            self.place = if is_further { Place::Further(channel) } else { Place::Text(channel) };
             self.held.pass(past);
         }
         true

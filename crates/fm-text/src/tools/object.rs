@@ -18,10 +18,14 @@ pub(super) struct Arguments {
 
 impl Arguments {
     /// Reads on, up to the end of the object. All of it is said but the last brace, which is said if
-    /// the object is one.
+    /// the object is one, and white space before it.
     pub(super) fn read(&mut self, rest: &str, parts: &mut Parts) -> Found {
         if self.text.is_empty() && !rest.starts_with('{') {
-            return if rest.is_empty() { Found::More } else { Found::Broken(0) };
+            return match spaces(rest) {
+                _ if rest.is_empty() => Found::More,
+                0 => Found::Broken(0),
+                spaces => Found::Took(spaces),
+            };
         }
         match self.end.find(rest) {
             None => {

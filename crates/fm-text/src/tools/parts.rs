@@ -9,6 +9,8 @@ use crate::thinking::{Channel, Segment};
 pub enum Part<'a> {
     /// Text, never empty.
     Text(Segment<'a>),
+    /// The end of a line between two messages of a channel, which nobody wrote.
+    LineEnd(Channel),
     /// Something of a call, with the call's place among those that began.
     Call(usize, CallPart<'a>),
 }
@@ -29,6 +31,7 @@ pub enum CallPart<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Text(Channel),
+    LineEnd(Channel),
     Begin,
     Arguments,
     End,
@@ -71,6 +74,10 @@ impl Parts {
         }
     }
 
+    pub(super) fn end_line(&mut self, channel: Channel) {
+        self.put(Kind::LineEnd(channel), 0, "");
+    }
+
     pub(super) fn begin(&mut self, name: &str) {
         self.begun += 1;
         self.open = true;
@@ -102,7 +109,8 @@ impl Parts {
 
     /// Whether there are calls, all of them complete, and nothing else.
     pub(crate) fn all_calls(&self) -> bool {
-        let is_call = |kind: &Kind| !matches!(kind, Kind::Text(_) | Kind::Broken);
+        let is_call =
+            |kind: &Kind| !matches!(kind, Kind::Text(_) | Kind::LineEnd(_) | Kind::Broken);
         !self.entries.is_empty() && self.entries.iter().all(|(kind, ..)| is_call(kind))
     }
 
@@ -116,6 +124,7 @@ impl Parts {
             let text = &self.text[range.clone()];
             match kind {
                 Kind::Text(channel) => Part::Text(Segment { channel: *channel, at: *number, text }),
+                Kind::LineEnd(channel) => Part::LineEnd(*channel),
                 Kind::Begin => Part::Call(*number, CallPart::Begin(text)),
                 Kind::Arguments => Part::Call(*number, CallPart::Arguments(text)),
                 Kind::End => Part::Call(*number, CallPart::End(Some(text))),

@@ -160,9 +160,7 @@ impl Tagged {
         match ends {
             Is::Yes => {
                 value.push(&rest[..end - line], self.parameters, parts);
-                if !value.finish(self.parameters, parts) {
-                    return Step::Broken(end + close.len());
-                }
+                value.finish(self.parameters, parts);
                 self.parameters += 1;
                 self.place = Place::Parameters;
                 Step::Took(end + close.len())
@@ -212,7 +210,7 @@ impl Value {
         }
         if self.streams {
             parts.arguments(&value::escaped(text));
-        } else if !"null".starts_with(&self.text.to_ascii_lowercase()) {
+        } else if !value::may_become_null(&self.text) {
             self.streams = true;
             self.name(before, parts);
             parts.arguments("\"");
@@ -220,16 +218,14 @@ impl Value {
         }
     }
 
-    /// Says the rest; false if the text is no value of its kind.
-    fn finish(&self, before: usize, parts: &mut Parts) -> bool {
+    /// Says the rest.
+    fn finish(&self, before: usize, parts: &mut Parts) {
         if self.streams {
             parts.arguments("\"");
-            return true;
+            return;
         }
-        let Some(json) = value::to_json(&self.text, self.kinds) else { return false };
         self.name(before, parts);
-        parts.arguments(&json);
-        true
+        parts.arguments(&value::to_json(&self.text, self.kinds));
     }
 
     fn name(&self, before: usize, parts: &mut Parts) {

@@ -4,22 +4,26 @@ use serde_json::Value;
 
 use super::definitions::{Kind, Kinds};
 
-/// The JSON of a parameter; nothing if it cannot be what the schema says.
-pub(super) fn to_json(text: &str, kinds: Kinds) -> Option<String> {
+/// The JSON of a parameter; the text as a string if it is not what the schema says, which whoever is
+/// called can say better than a call that is none.
+pub(super) fn to_json(text: &str, kinds: Kinds) -> String {
     // What may be a text is this text, unless it may be nothing too.
     let may_be_null = kinds.are_unknown() || kinds.has(Kind::Null) || !kinds.has(Kind::String);
-    if may_be_null && text.eq_ignore_ascii_case("null") {
-        return Some("null".to_owned());
+    if may_be_null && is_null(text) {
+        return "null".to_owned();
     }
-    if kinds.is_text() {
-        return Some(quoted(text));
-    }
-    let value = read(text.trim(), kinds);
-    match value {
-        Some(value) => Some(value.to_string()),
-        None if kinds.has(Kind::String) => Some(quoted(text)),
-        None => None,
-    }
+    let value = if kinds.is_text() { None } else { read(text.trim(), kinds) };
+    value.map_or_else(|| quoted(text), |value| value.to_string())
+}
+
+/// Nothing, as JSON writes it in any case, or as templates do that print Python's values.
+fn is_null(text: &str) -> bool {
+    text.eq_ignore_ascii_case("null") || text == "None"
+}
+
+/// Whether a text that begins like this may yet be nothing.
+pub(super) fn may_become_null(text: &str) -> bool {
+    "null".starts_with(&text.to_ascii_lowercase()) || "None".starts_with(text)
 }
 
 /// A JSON string.
@@ -51,7 +55,8 @@ fn read(text: &str, kinds: Kinds) -> Option<Value> {
                 }
             }
         }
-        Value::String(_) | Value::Null => None,
+        Value::Null => (kinds.has(Kind::Null) || !kinds.has(Kind::String)).then_some(value),
+        Value::String(_) => None,
     }
 }
 
@@ -109,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    fn json(text: &str, schema: &Value) -> Option<String> {
+    fn json(text: &str, schema: &Value) -> String {
         to_json(text, Kinds::of(schema, &json!({})))
     }
 
@@ -117,45 +122,50 @@ mod tests {
     fn the_schema_says_what_a_parameter_is() {
         let (whole, number) = (json!({"type": "integer"}), json!({"type": "number"}));
         let cases = [
-            ("3", &whole, Some("3")),
-            ("3.0", &whole, Some("3")),
-            (" 3\n", &whole, Some("3")),
-            ("3.5", &whole, None),
-            ("abc", &whole, None),
-            ("", &whole, None),
-            ("\"3\"", &whole, None),
-            ("3", &number, Some("3")),
-            ("-2.5e3", &number, Some("-2500.0")),
-            ("True", &json!({"type": "boolean"}), Some("true")),
-            ("false", &json!({"type": "boolean"}), Some("false")),
-            ("1", &json!({"type": "boolean"}), None),
-            ("NULL", &whole, Some("null")),
-            ("null", &json!({}), Some("null")),
-            ("Null", &json!({"type": ["string", "null"]}), Some("null")),
-            ("Null", &json!({"type": "string"}), Some("\"Null\"")),
-            ("null", &json!({"type": ["string", "integer"]}), Some("\"null\"")),
+            ("3", &whole, "3"),
+            ("3.0", &whole, "3"),
+            (" 3\n", &whole, "3"),
+            ("3.5", &whole, "\"3.5\""),
+            ("abc", &whole, "\"abc\""),
+            ("", &whole, "\"\""),
+            (" \"3\"", &whole, r#"" \"3\"""#),
+            ("3", &number, "3"),
+            ("-2.5e3", &number, "-2500.0"),
+            ("True", &json!({"type": "boolean"}), "true"),
+            ("false", &json!({"type": "boolean"}), "false"),
+            ("1", &json!({"type": "boolean"}), "\"1\""),
+            ("NULL", &whole, "null"),
+            ("null", &json!({}), "null"),
+            ("Null", &json!({"type": ["string", "null"]}), "null"),
+            ("Null", &json!({"type": "string"}), "\"Null\""),
+            ("null", &json!({"type": ["string", "integer"]}), "\"null\""),
+            ("None", &json!({"type": ["integer", "null"]}), "null"),
+            ("None", &json!({"type": ["string", "null"]}), "null"),
+            (" None\n", &whole, "null"),
+            ("none", &json!({"type": ["string", "null"]}), "\"none\""),
+            ("None", &json!({"type": "string"}), "\"None\""),
             (
                 "{'a': True, \"b\": 'it\\'s'}",
                 &json!({"type": "object"}),
-                Some(r#"{"a":true,"b":"it's"}"#),
+                r#"{"a":true,"b":"it's"}"#,
             ),
-            ("[1, None]", &json!({"type": "array"}), Some("[1,null]")),
-            ("[1", &json!({"type": "array"}), None),
-            ("5", &json!({"type": "string"}), Some("\"5\"")),
-            ("5", &json!({}), Some("\"5\"")),
-            (" a\n", &json!({"type": ["string", "null"]}), Some("\" a\\n\"")),
-            ("5", &json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), Some("5")),
-            ("5a", &json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), Some("\"5a\"")),
+            ("[1, None]", &json!({"type": "array"}), "[1,null]"),
+            ("[1", &json!({"type": "array"}), "\"[1\""),
+            ("5", &json!({"type": "string"}), "\"5\""),
+            ("5", &json!({}), "\"5\""),
+            (" a\n", &json!({"type": ["string", "null"]}), "\" a\\n\""),
+            ("5", &json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), "5"),
+            ("5a", &json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), "\"5a\""),
         ];
         for (text, schema, expected) in cases {
-            assert_eq!(json(text, schema).as_deref(), expected, "{text} {schema}");
+            assert_eq!(json(text, schema), expected, "{text} {schema}");
         }
     }
 
     #[test]
     fn numbers_of_any_size_stay_what_they_are() {
         let whole = json!({"type": "integer"});
-        assert_eq!(json("9007199254740993", &whole).as_deref(), Some("9007199254740993"));
-        assert_eq!(json("1e300", &whole), None);
+        assert_eq!(json("9007199254740993", &whole), "9007199254740993");
+        assert_eq!(json("1e300", &whole), "\"1e300\"");
     }
 }

@@ -311,6 +311,20 @@ fn variables_of_the_caller_reach_the_template() {
     assert_eq!(template("{{ reasoning_effort }}").render(&request).unwrap(), "high");
 }
 
+/// gpt-oss was trained with three.
+#[test]
+fn an_effort_is_told_in_a_word_that_the_model_knows() {
+    let told = |source: &str, effort: &str| {
+        let variables = json!({"reasoning_effort": effort});
+        let request = RenderRequest { variables: variables.as_object(), ..RenderRequest::new(&[]) };
+        template(source).render(&request).unwrap()
+    };
+    let efforts = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+    let known = efforts.map(|effort| told("{{ reasoning_effort }}{# <|channel|> #}", effort));
+    assert_eq!(known, ["low", "low", "low", "medium", "high", "high", "high"]);
+    assert_eq!(efforts.map(|effort| told("{{ reasoning_effort }}", effort)), efforts);
+}
+
 #[test]
 fn metadata_may_hold_one_template_or_several() {
     let vocabulary = Vocabulary {

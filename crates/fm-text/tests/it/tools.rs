@@ -35,7 +35,11 @@ struct Heard {
 
 impl Heard {
     fn hear(&mut self, part: Part<'_>) {
-        let channel = if let Part::Text(said) = part { Some(said.channel) } else { None };
+        let channel = match part {
+            Part::Text(said) => Some(said.channel),
+            Part::LineEnd(channel) => Some(channel),
+            Part::Call(..) => None,
+        };
         if channel != self.channel && self.channel == Some(Channel::Thinking) {
             self.script.push('}');
         }
@@ -45,6 +49,7 @@ impl Heard {
         self.channel = channel;
         match part {
             Part::Text(said) => self.script.push_str(said.text),
+            Part::LineEnd(_) => self.script.push('\n'),
             Part::Call(call, CallPart::Begin(name)) => {
                 write!(self.script, "[{call} {name}(").unwrap();
                 name.clone_into(&mut self.name);
@@ -199,7 +204,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "qwen_xml",
         "<function=look><parameter=days>many</parameter></function>",
-        "[0 look({✗]<function=look><parameter=days>many</parameter></function>",
+        "[0 look({\"days\": \"many\"})=Some(\"<parameter=days>many</parameter>\")]",
     ),
     (
         "qwen_xml",
@@ -225,7 +230,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "minimax",
         "<minimax:tool_call><invoke name=\"noop\"></invoke><invoke name=\"look\"><parameter name=\"days\">x</parameter></invoke></minimax:tool_call>",
-        "[0 noop({})=Some(\"\")][1 look({✗]<invoke name=\"look\"><parameter name=\"days\">x</parameter></invoke></minimax:tool_call>",
+        "[0 noop({})=Some(\"\")][1 look({\"days\": \"x\"})=Some(\"<parameter name=\\\"days\\\">x</parameter>\")]",
     ),
     (
         "mistral",
@@ -283,7 +288,20 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "harmony",
         "to be, <|end|><|start|>assistant<|channel|>final<|message|>or not",
-        "to be, or not",
+        "to be, \nor not",
+    ),
+    // Several messages of a channel, one of which says nothing.
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+         <|start|>assistant<|channel|>analysis<|message|>Oh.<|end|><|start|>assistant<|channel|>analysis<|message|>\
+         <|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        "{Hm.}I look.{\nOh.}\nYes.",
+    ),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.look<|message|>\n {\"days\": 1}<|call|>",
+        "[0 look({\"days\": 1})=Some(\"\\n {\\\"days\\\": 1}\")]",
     ),
     ("harmony", "assistant says hi<|start|>assistant", "assistant says hi"),
     ("harmony", "<|channel|>final Yes, so it is.<|return|>", " Yes, so it is."),
@@ -438,6 +456,10 @@ fn calls_are_what_another_implementation_reads() {
             .collect();
         let expected = match &case["result"] {
             Value::Array(list) => list.clone(),
+            // The other implementation has no call where a parameter is not of its type; here whoever is called says so.
+            _ if body.contains("<parameter=days>\nabc\n") => {
+                vec![json!({"name": "get_weather", "arguments": {"days": "abc"}})]
+            }
             result if result.get("error").is_some() => {
                 assert!(heard.script.ends_with(&text), "nothing is lost: {}", heard.script);
                 Vec::new()

@@ -168,7 +168,7 @@ impl Disk {
         let writer = Writer::start(pieces.part_max).map_err(io_error)?;
         let mut disk = Self {
             others: others(&root, &dir),
-            bytes_in_use: 0,
+            bytes_stuck: 0,
             fingerprint,
             bytes_max,
             pieces,
@@ -201,7 +201,8 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Lists entries whose segments are there, and removes all other files, unless some cannot be read now.
+    /// Lists entries whose segments are there, and removes all other files; where an entry cannot be read now, only those
+    /// that cannot be of it.
     fn take(&mut self, files: &[Found]) {
         for file in files {
             if let Some(segment) = number(&file.path, "segment") {
@@ -233,9 +234,14 @@ impl Disk {
             let segment = number(&file.path, "segment");
             let needed = segment.is_some_and(|name| self.segments.contains_key(&name));
             let is_lock = file.path.file_name() == Some(LOCK.as_ref());
-            if all_read && is_ours(&file.path) && !is_lock && !known && !needed {
+            if !is_ours(&file.path) || is_lock || known || needed {
+                continue;
+            }
+            if all_read || number(&file.path, NEW).is_some() {
                 // What cannot be removed is tried again at the next start.
                 let _ = fs::remove_file(&file.path);
+            } else {
+                self.bytes_stuck += file.bytes;
             }
         }
     }

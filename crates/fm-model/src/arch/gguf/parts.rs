@@ -95,7 +95,7 @@ pub(super) fn heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadErro
 pub(super) fn latent_heads(keys: &Keys<'_>, config: &mut Config) -> Result<(), LoadError> {
     let latent = keys.required("attention.kv_lora_rank")?;
     let rotated = keys.required("rope.dimension_count")?;
-    keys.expect("attention.key_length", latent + rotated)?;
+    keys.expect("attention.key_length", latent.saturating_add(rotated))?;
     keys.expect("attention.value_length", latent)?;
     keys.expect("attention.head_count_kv", 1)?;
     let q_dim = keys.required("attention.key_length_mla")?;

@@ -20,8 +20,9 @@ const ITEMS_MAX: usize = 8192;
 /// Parts that are text.
 const TEXTS: &[&str] = &["input_text", "output_text", "text", REFUSAL];
 
-/// What tools did that run on the original's servers: the answer behind it says what came of it.
-const LEFT_OUT: [&str; 7] = [
+/// What tools did that run on the original's servers, where the answer behind it says what came of it, and what only
+/// they can read or do.
+const LEFT_OUT: [&str; 11] = [
     "web_search_call",
     "file_search_call",
     "image_generation_call",
@@ -29,6 +30,10 @@ const LEFT_OUT: [&str; 7] = [
     "tool_search_call",
     "tool_search_output",
     "compaction",
+    "compaction_summary",
+    "compaction_trigger",
+    "context_compaction",
+    "configuration_update",
 ];
 
 /// Reads `instructions` and `input`, whose calls may be of functions in namespaces.
@@ -257,6 +262,8 @@ mod tests {
         let input = json!([
             {"role": "user", "content": "a"},
             {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+            {"type": "compaction_summary", "encrypted_content": "x"},
+            {"type": "configuration_update"},
             {"type": "item_reference", "id": "msg_1"},
             {"type": "custom_tool_call", "call_id": "x", "name": "patch", "input": "*** Begin"},
             output("custom_tool_call_output"),
