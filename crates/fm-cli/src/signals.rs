@@ -2,7 +2,7 @@
 
 use std::io;
 #[cfg(unix)]
-use std::{fs, thread};
+use std::{fs, sync::mpsc, thread};
 
 #[cfg(unix)]
 use signal_hook::{
@@ -18,12 +18,22 @@ use signal_hook::{
 #[cfg(unix)]
 pub(crate) fn on_each(mut act: impl FnMut() + Send + 'static) -> io::Result<()> {
     let ignored = ignored();
-    let heard =
-        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    let mut signals = Signals::new(heard)?;
-    let hear = move || signals.forever().for_each(|_| act());
+    let heard = move |signal: &i32| ignored >> (signal - 1) & 1 == 0;
+    let (tell, told) = mpsc::channel();
+    // A handler without a thread would swallow them.
+    let hear =
+        move || match Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| heard(signal)))
+        {
+            Ok(mut signals) => {
+                let _ = tell.send(Ok(()));
+                signals.forever().for_each(|_| act());
+            }
+            Err(error) => {
+                let _ = tell.send(Err(error));
+            }
+        };
     thread::Builder::new().name("signals".to_owned()).spawn(hear)?;
-    Ok(())
+    told.recv().map_err(io::Error::other)?
 }
 
 #[cfg(not(unix))]

@@ -351,9 +351,11 @@ impl Told {
                 said(sink, Event::Text(Channel::Thinking, "\n"))
             }
             Part::LineEnd(Channel::Answer) => {
-                let Self { stop, answer, places, .. } = self;
+                // No stop string is looked for in what nobody wrote.
+                self.flush(sink)?;
+                let Self { answer, places, .. } = self;
                 places.iter_mut().for_each(|places| places.unwritten(1));
-                say(stop.push("\n"), (answer, places), sink)
+                say(StopPush { emit: "\n", stopped: None }, (answer, places), sink)
             }
             Part::Call(index, part) => {
                 if let CallPart::Begin(name) = part {

@@ -163,6 +163,8 @@ impl Model {
         if shall_not && prompt.thinking == ThinkingState::Open {
             rendered.push_str(thinking::CLOSE_LINES);
             prompt.thinking = ThinkingState::Closed;
+            // Nor end what it may believe to be one still.
+            prompt.banned.extend(self.tokenizer.token_id(thinking::CLOSE));
         }
         rendered.push_str(&prompt.opening);
         Ok((rendered, prompt))

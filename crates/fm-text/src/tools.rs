@@ -10,6 +10,8 @@ mod glm;
 mod grammar;
 mod harmony;
 mod hermes;
+mod kimi;
+mod marked;
 mod minimax;
 mod mistral;
 mod object;
@@ -43,6 +45,7 @@ const NEAR: usize = 64;
 pub static DIALECTS: &[Dialect] = &[
     harmony::HARMONY,
     deepseek::DEEPSEEK,
+    kimi::KIMI,
     mistral::MISTRAL,
     minimax::MINIMAX,
     glm::GLM,

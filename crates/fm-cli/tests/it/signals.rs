@@ -1,12 +1,10 @@
 //! How `serve` ends, and how not.
 
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     process::Command,
     rc::Rc,
-    thread,
-    time::Duration,
 };
 
 use crate::serving::{PROGRAM, Serving, ask};
@@ -16,7 +14,8 @@ use crate::serving::{PROGRAM, Serving, ask};
 fn two_signals_at_once_are_one_wish() {
     let serving = Serving::start(&[]);
     let mut stream = TcpStream::connect(&serving.address).unwrap();
-    let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300}"#;
+    let body =
+        r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "stream": true}"#;
     let (host, length) = (&serving.address, body.len());
     write!(
         stream,
@@ -24,11 +23,13 @@ fn two_signals_at_once_are_one_wish() {
         content-length: {length}\r\n\r\n{body}"
     )
     .unwrap();
-    thread::sleep(Duration::from_millis(50));
+    let (mut stream, mut response) = (BufReader::new(stream), String::new());
+    while !response.contains("data:") {
+        assert!(stream.read_line(&mut response).unwrap() > 0, "{response}");
+    }
     serving.signal(&["INT", "TERM", "HUP"]);
-    let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
-    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+    assert!(response.contains("data: [DONE]"), "{response}");
     let (code, said) = serving.ended();
     assert_eq!(code, Some(0), "{said}");
 }

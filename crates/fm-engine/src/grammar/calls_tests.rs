@@ -35,6 +35,12 @@ const WRITTEN: &[(&str, &str)] = &[
          <｜tool▁sep｜>noop\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
     (
+        "kimi",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>\
+         {\"city\": \"P <é>\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.noop:1\
+         <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    (
         "qwen_xml",
         "<tool_call>\n<function=look>\n<parameter=city>\nP <é>\n</parameter>\n<parameter=days>\n3\n\
          </parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=noop>\n</function>\n</tool_call>",

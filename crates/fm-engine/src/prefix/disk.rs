@@ -166,9 +166,10 @@ pub(crate) struct Disk {
     segments: HashMap<u64, Segment>,
     /// What other fingerprints have, least recently used last.
     others: Vec<Other>,
-    /// What nobody here can make room of: those that somebody uses, and files that may belong to what cannot be read
-    /// for now.
-    bytes_stuck: u64,
+    /// Those of them that somebody uses: there is less room for this one.
+    in_use: Vec<Other>,
+    /// Files that may belong to what cannot be read for now.
+    bytes_unlisted: u64,
     clock: u64,
     spill: Option<Spill>,
     /// What one moves by; there is one at a time.
@@ -319,11 +320,18 @@ impl Disk {
         let entries: u64 = self.entries.iter().map(|listed| listed.bytes).sum();
         let segments: u64 = self.segments.values().map(|segment| segment.bytes).sum();
         let others: u64 = self.others.iter().map(|other| other.bytes).sum();
-        entries + segments + others + self.bytes_stuck
+        entries + segments + others + self.bytes_that_stay()
+    }
+
+    /// What nobody here can make room of.
+    fn bytes_that_stay(&self) -> u64 {
+        self.in_use.iter().map(|other| other.bytes).sum::<u64>() + self.bytes_unlisted
     }
 
     /// Makes room for a session, of others of no higher rank. Says whether there is; where there cannot be, nothing goes.
     fn make_room(&mut self, (bytes, tokens): (u64, usize), pin: &Pin) -> bool {
+        // Whoever used them may have removed them.
+        self.in_use.retain(|other| other.dir.is_dir());
         let (stays, entries, listed) = self.stays(pin);
         let fits = stays + bytes <= self.bytes_max;
         if !fits || entries >= ENTRIES_MAX || listed + tokens > TOKENS_MAX {
@@ -339,7 +347,7 @@ impl Disk {
             if too_large && let Some(other) = self.others.pop() {
                 match other.take() {
                     Some(lock) => self.order(Order::RemoveDir(other.dir, lock)),
-                    None if other.dir.is_dir() => self.bytes_stuck += other.bytes,
+                    None if other.dir.is_dir() => self.in_use.push(other),
                     // Somebody else has removed it.
                     None => {}
                 }
@@ -371,7 +379,7 @@ impl Disk {
     fn stays(&self, pin: &Pin) -> (u64, usize, usize) {
         let mut references: HashMap<u64, usize> =
             self.segments.iter().map(|(name, segment)| (*name, segment.references)).collect();
-        let (mut bytes, mut entries, mut tokens) = (self.bytes_stuck, 0, 0);
+        let (mut bytes, mut entries, mut tokens) = (self.bytes_that_stay(), 0, 0);
         for listed in &self.entries {
             if listed.pin.rank() > pin.rank() {
                 bytes += listed.bytes;

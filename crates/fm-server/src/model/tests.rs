@@ -171,6 +171,8 @@ fn a_thought_that_a_template_begins_for_who_shall_not_think_is_over() {
     let end = |enable_thinking| {
         let conversation = Conversation { enable_thinking, ..ask() };
         let (text, prompt) = model.render(conversation, &Kept::default(), None).unwrap();
+        let close = model.tokenizer.token_id(thinking::CLOSE).unwrap();
+        assert_eq!(prompt.banned.contains(&close), prompt.thinking == ThinkingState::Closed);
         (text.split_once("Hi").unwrap().1.to_owned(), prompt.thinking)
     };
     let open = ("<think>\n".to_owned(), ThinkingState::Open);

@@ -1,7 +1,10 @@
 //! Results of calls: whose they are. Most templates write them without ids, so that to the model the first result is
 //! that of the first call, whatever order a client sends them in.
 
-use std::{collections::HashMap, iter, slice};
+use std::{
+    collections::{HashMap, VecDeque},
+    iter, slice,
+};
 
 use fm_text::Message;
 use serde_json::Value;
@@ -46,22 +49,30 @@ pub(crate) fn place_results(messages: &mut [Message]) {
     }
 }
 
-/// Gives every call a message of its own, and puts the results of each behind it: for templates that know one call in
-/// a message, and take a result for that of the last one. Those of no call in the messages before them stay behind all.
+/// Gives every call a message of its own, and puts a result behind each: for templates that know one call in a message,
+/// and take a result for that of the last one. Results are those of calls that nobody has spoken behind; of calls with one
+/// id, in their order. All others stay behind them.
 pub(crate) fn call_one_by_one(messages: &mut Vec<Message>) {
     let mut given = std::mem::take(messages).into_iter().peekable();
     while given.peek().is_some() {
         let said = iter::from_fn(|| given.next_if(|message| !is_result(message)));
         let said: Vec<Message> = said.flat_map(each_call).collect();
-        let mut results: Vec<Message> = iter::from_fn(|| given.next_if(is_result)).collect();
-        for message in said {
+        let results = iter::from_fn(|| given.next_if(is_result));
+        let mut results: Vec<Option<Message>> = results.map(Some).collect();
+        let mut places: HashMap<Option<String>, VecDeque<usize>> = HashMap::new();
+        for (at, result) in results.iter().flatten().enumerate() {
+            places.entry(result.tool_call_id.clone()).or_default().push_back(at);
+        }
+        let spoken = said.iter().rposition(|message| message.role != "assistant");
+        let first = spoken.map_or(0, |at| at + 1);
+        for (at, message) in said.into_iter().enumerate() {
             let id = calls(slice::from_ref(&message)).next().map(|(id, _)| id.to_owned());
             messages.push(message);
-            if id.is_some() {
-                messages.extend(results.extract_if(.., |result| result.tool_call_id == id));
-            }
+            let place = id.filter(|_| at >= first).and_then(|id| places.get_mut(&Some(id)));
+            let place = place.and_then(VecDeque::pop_front);
+            messages.extend(place.and_then(|at| results[at].take()));
         }
-        messages.append(&mut results);
+        messages.extend(results.into_iter().flatten());
     }
 }
 
@@ -170,6 +181,21 @@ mod tests {
             asked,
         ];
         assert_eq!(told, want);
+    }
+
+    #[test]
+    fn a_result_is_that_of_no_call_that_somebody_has_spoken_behind() {
+        let user = || Message::new("user", "use g");
+        let mut told = vec![called(&[("0", "f")]), user(), called(&[("0", "g")]), result("0", "1")];
+        let want = told.clone();
+        call_one_by_one(&mut told);
+        assert_eq!(told, want, "clients count calls anew in every turn");
+        let mut told =
+            vec![called(&[("", "f"), ("", "g")]), result("", "1"), result("", "2"), user()];
+        call_one_by_one(&mut told);
+        let want =
+            [called(&[("", "f")]), result("", "1"), called(&[("", "g")]), result("", "2"), user()];
+        assert_eq!(told, want, "without ids they come in the order of the calls");
     }
 
     #[test]

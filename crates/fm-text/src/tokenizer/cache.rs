@@ -59,7 +59,11 @@ pub(crate) fn read(cache_dir: &Path, key: u128) -> Option<Parts> {
 /// Writes the cache under a name that no other file has and renames it, so that nobody reads half a file.
 pub(crate) fn write(cache_dir: &Path, key: u128, parts: &Parts) -> io::Result<()> {
     fs::create_dir_all(cache_dir)?;
-    let mut file = tempfile::Builder::new().suffix(".tmp").tempfile_in(cache_dir)?;
+    let mut named = tempfile::Builder::new();
+    // Whoever shares the directory reads it, too.
+    #[cfg(unix)]
+    named.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = named.suffix(".tmp").tempfile_in(cache_dir)?;
     file.write_all(&encode(key, parts)?)?;
     file.persist(path(cache_dir, key))?;
     Ok(())

@@ -43,6 +43,12 @@ pub(super) enum Shape {
         name: (&'static str, &'static str),
         end: &'static str,
     },
+    /// The same with a number behind the name and its closing text, and what follows the number.
+    Counted {
+        name: (&'static str, &'static str),
+        behind: &'static str,
+        end: &'static str,
+    },
     Tagged(&'static Tags, Lines),
 }
 
@@ -212,6 +218,9 @@ impl<'t> Rules<'t> {
             any.push(format!("{lead} call_{at}_{function}"));
             let body = match form.shape {
                 Shape::Json { end, .. } => self.object(callable, end),
+                Shape::Counted { behind, end, .. } => {
+                    format!("/[0-9]{{1,9}}/ {} {}", quoted(behind), self.object(callable, end))
+                }
                 Shape::Tagged(tags, lines) => self.parameters(callable, tags, lines),
             };
             self.add(&format!("call_{at}_{function}"), &body);
@@ -325,7 +334,9 @@ impl Shape {
     /// What a call begins with, up to and with its name and what follows any name.
     fn lead(&self, name: &str) -> String {
         match self {
-            Self::Json { name: around, .. } => [around.0, name, around.1].concat(),
+            Self::Json { name: around, .. } | Self::Counted { name: around, .. } => {
+                [around.0, name, around.1].concat()
+            }
             Self::Tagged(tags, Lines { name: MAYBE, .. }) => {
                 [tags.name.0, name, tags.name.1].concat()
             }
@@ -337,7 +348,7 @@ impl Shape {
 /// Whether calls of this form can be held to a schema.
 pub(super) fn keeps(form: &Form, parameters: &Value) -> Result<(), Unkept> {
     match form.shape {
-        Shape::Json { .. } => Ok(()),
+        Shape::Json { .. } | Shape::Counted { .. } => Ok(()),
         Shape::Tagged(tags, _) => Parameters::of(parameters, tags).map(drop),
     }
 }

@@ -167,26 +167,27 @@ impl Harmony {
 
     pub(crate) fn finish(&mut self, parts: &mut Parts) {
         match self.place {
-            Place::Text(channel) => parts.text(self.held.all(channel)),
-            Place::Further(channel) if !self.held.is_empty() => {
-                self.further(channel, parts);
-                parts.text(self.held.all(channel));
+            Place::Text(channel) | Place::Further(channel) => {
+                self.say(self.held.len(), channel, parts);
             }
             Place::Call(_) => {
                 parts.broken();
-                parts.text(self.held.all(Channel::Answer));
+                self.begin(Channel::Answer);
+                self.say(self.held.len(), Channel::Answer, parts);
             }
             // A header without a message says nothing; text without a header does.
             Place::Header if !HARMONY.marks.iter().any(|mark| self.held.contains(mark)) => {
-                parts.text(self.held.all(Channel::Answer));
+                self.begin(Channel::Answer);
+                self.say(self.held.len(), Channel::Answer, parts);
             }
             Place::Header => {
                 if let Header::None(bytes, channel) = Header::read_last(&self.held) {
                     self.held.pass(bytes);
-                    parts.text(self.held.all(channel));
+                    self.begin(channel);
+                    self.say(self.held.len(), channel, parts);
                 }
             }
-            Place::Further(_) | Place::Tail => {}
+            Place::Tail => {}
         }
         self.held.clear();
     }
@@ -198,11 +199,7 @@ impl Harmony {
             &mut (Place::Text(channel) | Place::Further(channel)) => {
                 let end = find(&self.held, &ENDS);
                 let said = end.map_or_else(|| undecided(&self.held, &ENDS), |(at, _)| at);
-                if said > 0 {
-                    self.further(channel, parts);
-                    parts.text(self.held.first(said, channel));
-                    self.held.pass(said);
-                }
+                self.say(said, channel, parts);
                 self.next_header(end.is_some())
             }
             Place::Call(arguments) => match arguments.read(&self.held[self.read..], parts) {
@@ -221,9 +218,8 @@ impl Harmony {
                 Found::Broken(bytes) => {
                     self.read += bytes;
                     parts.broken();
-                    parts.text(self.held.first(self.read, Channel::Answer));
-                    self.held.pass(self.read);
-                    self.place = Place::Text(Channel::Answer);
+                    self.begin(Channel::Answer);
+                    self.say(self.read, Channel::Answer, parts);
                     true
                 }
             },
@@ -236,8 +232,17 @@ impl Harmony {
         }
     }
 
-    /// Ends the line of an earlier message of a channel, before the text of a further one.
-    fn further(&mut self, channel: Channel, parts: &mut Parts) {
+    /// Begins a message of a channel.
+    fn begin(&mut self, channel: Channel) {
+        let is_further = self.said.contains(&channel);
+        self.place = if is_further { Place::Further(channel) } else { Place::Text(channel) };
+    }
+
+    /// Says so many bytes in the channel of the message, behind the line of an earlier one.
+    fn say(&mut self, bytes: usize, channel: Channel, parts: &mut Parts) {
+        if bytes == 0 {
+            return;
+        }
         if matches!(self.place, Place::Further(_)) {
             parts.end_line(channel);
         }
@@ -245,6 +250,8 @@ impl Harmony {
         if !self.said.contains(&channel) {
             self.said.push(channel);
         }
+        parts.text(self.held.first(bytes, channel));
+        self.held.pass(bytes);
     }
 
     fn next_header(&mut self, ended: bool) -> bool {
@@ -263,7 +270,7 @@ impl Harmony {
             }
             Header::None(bytes, channel) => {
                 self.held.pass(bytes);
-                self.place = Place::Text(channel);
+                self.begin(channel);
                 return true;
             }
             Header::Whole(end) => end,
@@ -276,9 +283,7 @@ impl Harmony {
             (self.read, self.arguments) = (past, past);
             self.place = Place::Call(Arguments::default());
         } else {
-            let channel = channel_of(first_word(words));
-            let is_further = self.said.contains(&channel);
-            self.place = if is_further { Place::Further(channel) } else { Place::Text(channel) };
+            self.begin(channel_of(first_word(words)));
             self.held.pass(past);
         }
         true

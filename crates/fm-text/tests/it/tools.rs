@@ -263,6 +263,22 @@ const CASES: &[(&str, &str, &str)] = &[
         "<｜tool▁call▁begin｜>look<｜tool▁sep｜>",
     ),
     (
+        "kimi",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{\"days\": 1}<|tool_call_end|><|tool_call_begin|>functions.noop:1 <|tool_call_argument_begin|> {}<|tool_call_end|><|tool_calls_section_end|>",
+        "I look.[0 look({\"days\": 1})=Some(\"{\\\"days\\\": 1}\")][1 noop({})=Some(\"{}\")]",
+    ),
+    // Without the outer marks, and names that are no ids.
+    (
+        "kimi",
+        "<|tool_call_begin|>noop<|tool_call_argument_begin|>{}<|tool_call_end|>\n<|tool_call_begin|>functions.mcp:look:12<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        "[0 noop({})=Some(\"{}\")][1 mcp:look({})=Some(\"{}\")]",
+    ),
+    (
+        "kimi",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{\"days\": ",
+        "[0 look({\"days\": ✗]<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{\"days\": ",
+    ),
+    (
         "harmony",
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{\"days\": 1}",
         "{Hm.}[0 look({\"days\": 1})=Some(\"{\\\"days\\\": 1}\")]",
@@ -297,6 +313,12 @@ const CASES: &[(&str, &str, &str)] = &[
          <|start|>assistant<|channel|>analysis<|message|>Oh.<|end|><|start|>assistant<|channel|>analysis<|message|>\
          <|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
         "{Hm.}I look.{\nOh.}\nYes.",
+    ),
+    // A call that is none stands in a line of its own, and so does what follows it.
+    (
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.look<|message|>{1}<|call|><|start|>assistant<|channel|>final<|message|>Sorry.",
+        "I look.[0 look({1✗]\n<|start|>assistant<|channel|>commentary to=functions.look<|message|>{1}\nSorry.",
     ),
     (
         "harmony",

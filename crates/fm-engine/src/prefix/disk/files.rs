@@ -168,7 +168,8 @@ impl Disk {
         let writer = Writer::start(pieces.part_max).map_err(io_error)?;
         let mut disk = Self {
             others: others(&root, &dir),
-            bytes_stuck: 0,
+            in_use: Vec::new(),
+            bytes_unlisted: 0,
             fingerprint,
             bytes_max,
             pieces,
@@ -241,7 +242,7 @@ impl Disk {
                 // What cannot be removed is tried again at the next start.
                 let _ = fs::remove_file(&file.path);
             } else {
-                self.bytes_stuck += file.bytes;
+                self.bytes_unlisted += file.bytes;
             }
         }
     }

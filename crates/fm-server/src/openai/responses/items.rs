@@ -22,7 +22,7 @@ const TEXTS: &[&str] = &["input_text", "output_text", "text", REFUSAL];
 
 /// What tools did that run on the original's servers, where the answer behind it says what came of it, and what only
 /// they can read or do.
-const LEFT_OUT: [&str; 11] = [
+const LEFT_OUT: [&str; 10] = [
     "web_search_call",
     "file_search_call",
     "image_generation_call",
@@ -31,7 +31,6 @@ const LEFT_OUT: [&str; 11] = [
     "tool_search_output",
     "compaction",
     "compaction_summary",
-    "compaction_trigger",
     "context_compaction",
     "configuration_update",
 ];
@@ -60,7 +59,8 @@ pub(super) fn read(
         }
         Some(_) => return Err(Wrong::Kind("a string or a list of items").at("input")),
     }
-    Ok(items.messages)
+    // All of it may have been left out.
+    if items.messages.is_empty() { Err(Wrong::Empty.at("input")) } else { Ok(items.messages) }
 }
 
 struct Items<'n> {
