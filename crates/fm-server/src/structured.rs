@@ -137,8 +137,8 @@ pub(crate) fn with_tools(
     let compile = |text| model.grammars.constraint(Grammar::Calls(text));
     let wrong = |source| blame(tools, source, &model.grammars);
     check_strict(tools, dialect, |schemas| compile(schemas).map(drop).map_err(wrong))?;
-    let write = |loose| {
-        let functions = tools.callable(loose);
+    let write = |held: &dyn Fn(&Value) -> bool| {
+        let functions = tools.callable(held);
         let thoughts = conversation.enable_thinking != Some(false);
         let calls = Calls { functions: &functions, json: json_rule, thoughts };
         match &answer {
@@ -147,33 +147,40 @@ pub(crate) fn with_tools(
             None => Some(dialect.calls_in_text(calls)),
         }
     };
-    let compiled = match write(forced) {
+    let compiled = match write(&|_| forced) {
         Some(text) => compile(text),
         None if answer.is_some() => return Err(no_calls()),
         None => return Ok(()),
     };
-    let compiled = match (compiled, write(false).filter(|_| forced)) {
-        // What a tool that is not strict says of its arguments is kept to where that can be done.
-        (
-            Err(
-                GrammarError::Invalid { .. }
-                | GrammarError::TooLong { .. }
-                | GrammarError::TooLarge { .. },
-            ),
-            Some(text),
-        ) => compile(text),
-        (compiled, _) => compiled,
+    // What a tool that is not strict says of its arguments is kept to where that can be done: alone, if not with others.
+    let alone = |schema: &Value| {
+        let compiled = || model.grammars.constraint(Grammar::JsonSchema(schema.clone()));
+        dialect.keeps_to(schema).is_ok() && compiled().is_ok()
     };
+    let retries: [&dyn Fn(&Value) -> bool; 2] = [&alone, &|_| false];
+    let compiled = retries.into_iter().filter(|_| forced).fold(compiled, |compiled, held| {
+        let text =
+            compiled.as_ref().err().filter(|error| is_of_schemas(error)).and_then(|_| write(held));
+        text.map_or(compiled, compile)
+    });
     manner.constrained = if answer.is_some() { Constrained::Either } else { Constrained::Calls };
     manner.constraint = Some(compiled.map_err(wrong)?);
     Ok(())
+}
+
+/// Whether a grammar cannot be had because of what schemas say.
+fn is_of_schemas(error: &GrammarError) -> bool {
+    matches!(
+        error,
+        GrammarError::Invalid { .. } | GrammarError::TooLong { .. } | GrammarError::TooLarge { .. }
+    )
 }
 
 /// Why calls have no grammar: because of the first strict tool whose schema has none, if there is one. What is said of
 /// the grammar of all of them shows lines that nobody has sent.
 fn blame(tools: &Tools, source: GrammarError, grammars: &Arc<Grammars>) -> Problem {
     if let GrammarError::Invalid { .. } = source {
-        for Callable { name, parameters } in tools.callable(false) {
+        for Callable { name, parameters } in tools.callable(|_| false) {
             let schema = parameters.map(|parameters| Grammar::JsonSchema(parameters.clone()));
             if let Some(Err(source)) = schema.map(|schema| grammars.constraint(schema)) {
                 return Problem::Unmade { name: name.to_owned(), source };
@@ -189,7 +196,7 @@ fn check_strict(
     dialect: &Dialect,
     compile: impl FnOnce(String) -> Result<(), Problem>,
 ) -> Result<(), Problem> {
-    let functions = tools.callable(false);
+    let functions = tools.callable(|_| false);
     for function in &functions {
         let kept = function.parameters.map_or(Ok(()), |parameters| dialect.keeps_to(parameters));
         kept.map_err(|source| Problem::Unkept { name: function.name.to_owned(), source })?;
@@ -243,6 +250,11 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wish>, Problem> {
     let kind = format.text("type")?.ok_or_else(|| Wrong::Missing.at("response_format.type"))?;
     let wish = match kind.as_str() {
         "text" => None,
+        // llama.cpp and others have the schema here, with either type.
+        "json_object" | "json_schema" if format.peek("schema").is_some() => {
+            let field = format.path_of("schema");
+            Some((field, Grammar::JsonSchema(format.take("schema").unwrap_or_default())))
+        }
         "json_object" => Some(("response_format".to_owned(), Grammar::Json)),
         "json_schema" => {
             let field = "response_format.json_schema";

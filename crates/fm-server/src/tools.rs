@@ -249,11 +249,12 @@ impl Tools {
         Err(Wrong::Rule(wrong).at("tool_choice"))
     }
 
-    /// What the model may call. Without `loose` ones only those that are strict have schemas.
-    pub(crate) fn callable(&self, loose: bool) -> Vec<Callable<'_>> {
+    /// What the model may call. Those that are strict have schemas, and others that are `held` to theirs.
+    pub(crate) fn callable(&self, held: impl Fn(&Value) -> bool) -> Vec<Callable<'_>> {
         let functions = self.list.iter().zip(&self.strict).filter_map(|(tool, strict)| {
             let function = &tool["function"];
-            let parameters = (*strict || loose).then_some(&function["parameters"]);
+            let can_be_held = |own: &&Value| *strict || own["type"] == "object" && held(own);
+            let parameters = Some(&function["parameters"]).filter(can_be_held);
             Some(Callable { name: function["name"].as_str()?, parameters })
         });
         let named = |function: &Callable<'_>| match &self.choice {
@@ -366,8 +367,12 @@ fn function_of(mut fields: Fields, (schema, meant): Schema) -> Result<(Value, bo
     let nothing = || Map::from_iter([("additionalProperties".to_owned(), false.into())]);
     let mut parameters = fields.object(schema)?.unwrap_or_else(nothing);
     // Templates go through the properties of every function.
-    if !parameters.contains_key("type") {
-        parameters.insert("type".to_owned(), "object".into());
+    let kind = parameters.entry("type").or_insert_with(|| "object".into());
+    if kind.as_array().is_some_and(|kinds| kinds.contains(&"object".into())) {
+        *kind = "object".into();
+    } else if strict == Some(true) && *kind != "object" {
+        let field = format!("{}.type", fields.path_of(schema));
+        return Err(Wrong::Kind("object: arguments have names").at(field));
     }
     parameters.entry("properties").or_insert_with(|| json!({}));
     function.insert("parameters".to_owned(), parameters.into());

@@ -20,6 +20,7 @@ mod parts;
 mod qwen_xml;
 mod reader;
 mod scan;
+mod schema;
 mod splitter;
 mod tagged;
 mod value;

@@ -92,11 +92,11 @@ fn tools() -> Vec<Value> {
     vec![tool("look", &parameters), tool("noop", &none)]
 }
 
-fn dialect(name: &str) -> &'static Dialect {
+pub(super) fn dialect(name: &str) -> &'static Dialect {
     DIALECTS.iter().find(|dialect| dialect.name == name).unwrap()
 }
 
-fn with_calls<T>(tools: &[Value], write: impl FnOnce(Calls<'_>) -> T) -> T {
+pub(super) fn with_calls<T>(tools: &[Value], write: impl FnOnce(Calls<'_>) -> T) -> T {
     let functions = tools.iter().map(|tool| Callable {
         name: tool["function"]["name"].as_str().unwrap(),
         parameters: Some(&tool["function"]["parameters"]),
@@ -106,12 +106,12 @@ fn with_calls<T>(tools: &[Value], write: impl FnOnce(Calls<'_>) -> T) -> T {
 }
 
 /// A grammar at its start.
-struct Start {
+pub(super) struct Start {
     constraint: Constraint,
 }
 
 #[derive(Debug, PartialEq)]
-enum Verdict {
+pub(super) enum Verdict {
     /// The text may end here.
     Whole,
     /// It may go on only.
@@ -121,7 +121,7 @@ enum Verdict {
 }
 
 impl Start {
-    fn of(grammars: &Arc<Grammars>, lark: &str) -> Self {
+    pub(super) fn of(grammars: &Arc<Grammars>, lark: &str) -> Self {
         let compiled = grammars.constraint(Grammar::Calls(lark.to_owned()));
         Self { constraint: compiled.unwrap_or_else(|error| panic!("{error}\n{lark}")) }
     }
@@ -130,7 +130,7 @@ impl Start {
         self.constraint.grammars.words().unwrap()
     }
 
-    fn verdict(&self, text: &str) -> Verdict {
+    pub(super) fn verdict(&self, text: &str) -> Verdict {
         let mut matcher = self.constraint.matcher();
         let trie = self.words().factory.tok_env().tok_trie();
         let mut read = 0;
@@ -147,7 +147,11 @@ impl Start {
 }
 
 /// The calls that a reader of the dialect hears, and what was said beside them.
-fn read(dialect: &'static Dialect, tools: &[Value], text: &str) -> (Vec<(String, String)>, String) {
+pub(super) fn read(
+    dialect: &'static Dialect,
+    tools: &[Value],
+    text: &str,
+) -> (Vec<(String, String)>, String) {
     let tags = ThinkingTags::new("<think>", "</think>").unwrap();
     let calls = Some(Arc::new(Definitions::new(tools)));
     let form = AnswerForm { dialect: Some(dialect), calls };
@@ -331,99 +335,6 @@ fn whatever_is_let_through_is_a_call_that_can_be_read() {
             for (name, arguments) in calls {
                 assert!(is_valid(&name, &arguments), "{}: {text}\n{arguments}", dialect.name);
             }
-        }
-    }
-}
-
-/// One call with these parameters in Qwen3-Coder's tags.
-fn in_tags(parameters: &[(&str, &str)]) -> String {
-    let each = |(key, value): &(&str, &str)| format!("<parameter={key}>\n{value}\n</parameter>\n");
-    let all = parameters.iter().map(each).collect::<Vec<_>>().concat();
-    format!("<tool_call>\n<function=f>\n{all}</function>\n</tool_call>")
-}
-
-fn tool_of(parameters: &Value) -> Vec<Value> {
-    vec![json!({"type": "function", "function": {"name": "f", "parameters": parameters}})]
-}
-
-#[test]
-fn parameters_are_found_wherever_a_schema_names_them() {
-    let own = json!({"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}, "required": ["n"]});
-    let grammars = super::tests::grammars(&demo());
-    let roots = [
-        json!({"$ref": "#/$defs/own", "$defs": {"own": own}, "properties": {}, "type": "object"}),
-        json!({"allOf": [{"$ref": "#/$defs/own"}], "$defs": {"own": own}}),
-        json!({"anyOf": [own]}),
-        json!({"allOf": [{"properties": {"n": {"type": "integer"}}}, {"properties": {"s": {}}, "required": ["n"]}]}),
-    ];
-    for root in roots {
-        let tools = tool_of(&root);
-        assert_eq!(dialect("qwen_xml").keeps_to(&root), Ok(()), "{root}");
-        let lark = with_calls(&tools, |calls| dialect("qwen_xml").calls_alone(calls, "")).unwrap();
-        let start = Start::of(&grammars, &lark);
-        let whole = in_tags(&[("n", "6"), ("s", "6")]);
-        assert_eq!(start.verdict(&whole), Verdict::Whole, "{root}");
-        for other in [in_tags(&[]), in_tags(&[("n", "six")]), in_tags(&[("n", "6"), ("t", "x")])] {
-            assert!(matches!(start.verdict(&other), Verdict::Refused(_)), "{root}: {other}");
-        }
-        let (calls, _) = read(dialect("qwen_xml"), &tools, &whole);
-        assert_eq!(calls, [("f".to_owned(), r#"{"n": 6, "s": "6"}"#.to_owned())], "{root}");
-    }
-}
-
-#[test]
-fn what_a_schema_says_of_all_parameters_together_lets_any_arguments_through() {
-    let two = json!({"a": {"type": "integer"}, "b": {}});
-    let roots = [
-        json!({"properties": two, "minProperties": 1}),
-        json!({"properties": two, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
-        json!({"properties": two, "required": ["c"], "additionalProperties": false}),
-        json!({"patternProperties": {"^x": {}}, "minProperties": 1}),
-        json!({"oneOf": [{"properties": two}, {"properties": {"c": {}}}]}),
-        json!({"properties": {"a>b": {}}}),
-        json!({"properties": {"a": {"enum": [" x"]}}}),
-        json!({"$ref": "#/$defs/none"}),
-    ];
-    let grammars = super::tests::grammars(&demo());
-    for root in roots {
-        assert!(dialect("qwen_xml").keeps_to(&root).is_err(), "{root}");
-        assert_eq!(dialect("hermes").keeps_to(&root), Ok(()), "its calls are JSON");
-        let tools = tool_of(&root);
-        let lark = with_calls(&tools, |calls| dialect("qwen_xml").calls_alone(calls, "")).unwrap();
-        let start = Start::of(&grammars, &lark);
-        assert_eq!(start.verdict(&in_tags(&[("a", "6"), ("x", "y")])), Verdict::Whole, "{root}");
-    }
-    let kept = [
-        json!({"properties": two, "required": ["a"], "minProperties": 1, "maxProperties": 2}),
-        json!({"properties": two, "required": ["c"], "propertyNames": {"type": "string"}}),
-    ];
-    for root in kept {
-        assert_eq!(dialect("qwen_xml").keeps_to(&root), Ok(()), "{root}");
-    }
-}
-
-#[test]
-fn strings_to_choose_from_are_found_behind_references_and_choices() {
-    let grammars = super::tests::grammars(&demo());
-    let schemas = [
-        (json!({"$ref": "#/$defs/unit"}), &["C", "F"][..]),
-        (json!({"allOf": [{"$ref": "#/$defs/unit"}]}), &["C", "F"]),
-        (json!({"const": "C"}), &["C"]),
-        (json!({"oneOf": [{"const": "C"}, {"const": "F"}]}), &["C", "F"]),
-        (json!({"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}]}), &["C", "F", "null"]),
-        (json!({"type": ["string", "null"], "enum": ["C", null]}), &["C", "null"]),
-        (json!({"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "integer"}]}), &["C", "F", "15"]),
-        (json!({"allOf": [{"enum": ["C", "F"]}, {"enum": ["F", "K"]}]}), &["F"]),
-    ];
-    for (schema, good) in schemas {
-        let root = json!({"properties": {"u": schema}, "$defs": {"unit": {"type": "string", "enum": ["C", "F"]}}});
-        let tools = tool_of(&root);
-        assert_eq!(dialect("qwen_xml").keeps_to(&root), Ok(()), "{root}");
-        let lark = with_calls(&tools, |calls| dialect("qwen_xml").calls_alone(calls, "")).unwrap();
-        let start = Start::of(&grammars, &lark);
-        for text in ["C", "F", "K", "null", "15", "Celsius"] {
-            let whole = start.verdict(&in_tags(&[("u", text)])) == Verdict::Whole;
-            assert_eq!(whole, good.contains(&text), "{schema}: {text}");
         }
     }
 }

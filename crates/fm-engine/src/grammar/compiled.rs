@@ -17,7 +17,9 @@ use super::{
     matcher::{Fixed, Matcher},
     numbers, readable,
     room::Share,
-    terms, weight,
+    terms,
+    trie::{Letters, Words},
+    weight,
 };
 
 /// What compiling takes whatever the grammar is.
@@ -94,6 +96,9 @@ impl Compiled {
             Heard::Stuck(GrammarError::Exhausted) => return Err(too_complex()),
             _ => return Err(GrammarError::Nothing),
         }
+        if grammar.is_json() {
+            try_object(start.deep_clone(), words)?;
+        }
         let held = start.held();
         let (needs, room) = (held / 3 * 4, allowance);
         if needs > room {
@@ -104,10 +109,28 @@ impl Compiled {
     }
 }
 
+/// Refuses what can begin an object and go no further: every key that may come is looked at there.
+fn try_object(mut start: Matcher, words: &Words) -> Result<(), GrammarError> {
+    let Some(open) = words.closers.open.filter(|open| start.count_allowed(&[*open]) == Ok(1))
+    else {
+        return Ok(());
+    };
+    let mut is_stuck = || {
+        start.consume_token(open).is_err()
+            || matches!(follower::next_mask(&mut start, words, Letters::Only), Heard::Stuck(_))
+    };
+    if is_stuck() {
+        let reason = "an object of it has too many keys that may come first: properties that may be left out, or \
+                      alternatives";
+        return Err(GrammarError::Invalid { reason: reason.to_owned() });
+    }
+    Ok(())
+}
+
 /// Work that may end in a panic.
 fn caught<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T, GrammarError> {
     panic_utils::catch_unwind(AssertUnwindSafe(work))
-        .map_err(|error| GrammarError::Invalid { reason: readable(&error.to_string()) })
+        .map_err(|error| GrammarError::Invalid { reason: readable(&format!("{error:#}")) })
 }
 
 fn too_complex() -> GrammarError {

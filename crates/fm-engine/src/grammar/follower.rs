@@ -188,7 +188,7 @@ impl Follower {
     /// How the text could leave what it is in, by the latest mask.
     pub(crate) fn way_out(&self) -> Option<WayOut> {
         let Some(Heard::Mask(mask)) = &self.latest else { return None };
-        let Closers { brackets, quote, letter, digit, comma } = &self.closers;
+        let Closers { brackets, quote, letter, digit, comma, .. } = &self.closers;
         let has = |token: &u32| mask.has(*token);
         let may = |token: &Option<u32>| token.as_ref().is_some_and(has);
         let bracket = brackets.iter().find(|(token, _)| has(token)).map(|(_, byte)| *byte);

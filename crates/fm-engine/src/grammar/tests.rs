@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, path::Path, sync::mpsc};
 
+use serde_json::Map;
+
 use super::*;
 
 pub(super) fn demo() -> Arc<Tokenizer> {
@@ -100,6 +102,13 @@ fn what_cannot_be_followed_is_refused_with_the_reason() {
     invalid(schema(json!({"$ref": "http://example.com/schema"})), "$ref");
     invalid(schema(json!({"$ref": "#/$defs/none"})), "none");
     invalid(schema(json!([1])), "object");
+    let few = json!({"type": "array", "minItems": 2, "maxItems": 1});
+    invalid(
+        schema(json!({"type": "object", "properties": {"a": few}, "required": ["a"]})),
+        "minItems",
+    );
+    let many: Map<_, _> = (0..400).map(|at| (format!("p{at}"), json!({"type": "null"}))).collect();
+    invalid(schema(json!({"type": "object", "properties": many})), "keys that may come first");
     invalid(regex("(a"), "unclosed");
     invalid(regex("(?=a)b"), "look-ahead");
     invalid(regex(r"(a)\1"), "backreference");
@@ -135,11 +144,65 @@ fn what_cannot_be_followed_is_refused_with_the_reason() {
     assert_eq!(refused(long), GrammarError::TooLong { bytes: max + 1, max });
 }
 
+/// Whether a text is one of a schema.
+fn is_of(schema: &Value, text: &str) -> bool {
+    let constraint = grammars(&demo()).constraint(Grammar::JsonSchema(schema.clone())).unwrap();
+    let (mut matcher, words) = (constraint.matcher(), constraint.grammars.words().unwrap());
+    let tokens = words.factory.tok_env().tok_trie().greedy_tokenize(text.as_bytes());
+    let taken = tokens.into_iter().all(|token| {
+        let taken = !matcher.is_stopped() && matcher.count_allowed(&[token]).unwrap() == 1;
+        taken && matcher.consume_token(token).is_ok()
+    });
+    taken && (matcher.is_stopped() || matcher.is_accepting())
+}
+
+/// A class that has all control letters is no class of quotes.
+#[test]
+fn a_pattern_lets_no_letter_through_that_it_does_not_have() {
+    let pattern = |text: &str| json!({"type": "string", "pattern": text});
+    for (text, taken, not) in [
+        (r#"^[^"]{2}$"#, r#""a\\""#, r#""a\"""#),
+        (r"^[^/\\]{2}$", r#""a\"""#, r#""a\\""#),
+        (r#"^[^"\n]{2}$"#, r#""a\t""#, r#""a\"""#),
+        (r"^[\x00-\x1f]{1}$", r#""\u0001""#, r#""\"""#),
+        (r"^\p{Cc}$", r#""\n""#, r#""\\""#),
+    ] {
+        assert!(is_of(&pattern(text), taken), "{text}: {taken}");
+        assert!(!is_of(&pattern(text), not), "{text}: {not}");
+    }
+    let keys = json!({"type": "object", "patternProperties": {"^[^\"]$": {}}, "additionalProperties": false});
+    assert!(is_of(&keys, r#"{"\\": 1}"#) && !is_of(&keys, r#"{"\"": 1}"#));
+}
+
+#[test]
+fn white_space_is_a_few_spaces_or_a_line_that_ends() {
+    let list = json!({"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 1});
+    let deep = format!("[\n{}1\r\n]", " ".repeat(40));
+    for (text, taken) in
+        [("[1]", true), ("[  1\n]", true), (&deep, true), ("[\n\n1]", false), ("[     1]", false)]
+    {
+        assert_eq!(is_of(&list, text), taken, "{text}");
+    }
+}
+
+#[test]
+fn a_keyword_that_a_draft_does_not_have_is_kept_to_all_the_same() {
+    let schema = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "array", "prefixItems": [{"type": "integer"}], "minItems": 1, "maxItems": 1,
+    });
+    assert!(is_of(&schema, "[1]") && !is_of(&schema, "[\"a\"]"));
+}
+
 #[test]
 fn what_asks_for_nothing_is_taken() {
     let schema = json!({
         "type": "object", "propertyNames": {"type": "string"},
-        "properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": false}},
+        "properties": {
+            "a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": false},
+            "b": {"type": "string", "format": "uuid4"},
+            "c": {"type": "string", "format": "path"},
+        },
     });
     assert_eq!(grammars(&demo()).constraint(Grammar::JsonSchema(schema)).map(drop), Ok(()));
 }

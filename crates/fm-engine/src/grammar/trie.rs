@@ -83,11 +83,13 @@ impl Words {
     }
 }
 
-/// What JSON is closed with, as tokens of one byte.
+/// What JSON is opened and closed with, as tokens of one byte.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Closers {
     /// Ends of lists and objects.
     pub(super) brackets: Vec<(u32, u8)>,
+    /// Begins an object.
+    pub(super) open: Option<u32>,
     /// Ends a string, and begins one.
     pub(super) quote: Option<u32>,
     /// A letter that no other value begins with: where it may stand, a string is open.
@@ -102,8 +104,8 @@ impl Closers {
         let token = |byte: u8| words.iter().position(|word| *word == [byte]).map(|id| id as u32);
         let brackets = [b']', b'}'].into_iter().filter_map(|byte| Some((token(byte)?, byte)));
         let brackets = brackets.collect();
-        let [quote, letter, digit, comma] = [b'"', b'q', b'0', b','].map(token);
-        Self { brackets, quote, letter, digit, comma }
+        let [open, quote, letter, digit, comma] = [b'{', b'"', b'q', b'0', b','].map(token);
+        Self { brackets, open, quote, letter, digit, comma }
     }
 }
 

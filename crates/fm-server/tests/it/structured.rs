@@ -95,6 +95,18 @@ fn every_way_of_asking_is_heard() {
 }
 
 #[test]
+fn a_schema_beside_the_type_is_heard_too() {
+    let server = start(1);
+    for kind in ["json_object", "json_schema"] {
+        let format = json!({"type": kind, "schema": {"const": {"a": 1}}});
+        let answer = post(server.at, CHAT, &ask(json!({"response_format": format}))).json();
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        let told: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(told, json!({"a": 1}), "{kind}: {answer}");
+    }
+}
+
+#[test]
 fn messages_and_completions_have_it_too() {
     let server = start(2);
     let ways = [

@@ -349,6 +349,39 @@ fn an_answer_of_a_given_form_may_be_a_call_instead() {
 }
 
 #[test]
+fn a_tool_that_cannot_be_held_to_its_schema_frees_no_other() {
+    let server = start(1);
+    let mut tools = odd_tools(false);
+    let list = json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true});
+    let parameters = json!({"type": "object", "properties": {"list": list}});
+    let other =
+        json!({"type": "function", "function": {"name": "other", "parameters": parameters}});
+    tools.as_array_mut().unwrap().push(other);
+    let more = json!({"tools": tools, "tool_choice": "required", "max_tokens": 200});
+    let answer = post(server.at, CHAT, &chat(&more)).json();
+    let function = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert_eq!(function["name"], "get_weather", "{answer}");
+    assert!(is_odd(function["arguments"].as_str().unwrap()), "{answer}");
+}
+
+#[test]
+fn arguments_are_an_object_whatever_else_a_schema_allows() {
+    let server = start(1);
+    let mut tools = odd_tools(true);
+    let mut ask = |kind: Value| {
+        tools[0]["function"]["parameters"]["type"] = kind;
+        let more = json!({"tools": tools, "tool_choice": "required", "max_tokens": 200});
+        post(server.at, CHAT, &chat(&more))
+    };
+    let answer = ask(json!(["null", "object"])).json();
+    let function = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert!(is_odd(function["arguments"].as_str().unwrap()), "{answer}");
+    let refused = ask(json!("array"));
+    assert_eq!(refused.status, 400);
+    assert!(refused.body.contains("parameters.type"), "{}", refused.body);
+}
+
+#[test]
 fn a_schema_that_cannot_be_kept_to_is_refused_for_strict_tools_only() {
     let server = start(1);
     let mut tools = odd_tools(true);

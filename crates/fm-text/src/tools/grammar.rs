@@ -12,11 +12,12 @@
 
 use std::fmt::Write;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     definitions::{Kind, Kinds},
     parameters::{Parameter, Parameters, Unkept},
+    schema::{ROOT, pruned, refer_within},
     tagged::Tags,
 };
 
@@ -286,7 +287,8 @@ impl<'t> Rules<'t> {
             }
             _ => {}
         }
-        if kinds.is(Kind::Boolean) {
+        let is_any = CHOICES.iter().all(|keyword| schema.get(keyword).is_none());
+        if kinds.is(Kind::Boolean) && is_any {
             // Some templates write them as Python does.
             return end(r#""true" | "false" | "True" | "False""#);
         }
@@ -294,13 +296,13 @@ impl<'t> Rules<'t> {
         end(&value)
     }
 
-    /// A rule for JSON of a schema, which may refer to definitions of `root`.
+    /// A rule for JSON of a schema, which may refer to any place of `root`.
     fn json_of(&mut self, schema: &Value, root: &Value) -> String {
         let mut schema = pruned(schema);
-        for name in ["$defs", "definitions"] {
-            if let (Some(definitions), Some(schema)) = (root.get(name), schema.as_object_mut()) {
-                schema.insert(name.to_owned(), pruned_each(definitions));
-            }
+        if refer_within(&mut schema) {
+            let mut root = pruned(root);
+            refer_within(&mut root);
+            schema["$defs"] = json!({ROOT: root});
         }
         self.json(schema)
     }
@@ -345,6 +347,9 @@ impl Shape {
     }
 }
 
+/// What may leave only some of the values that a type has.
+const CHOICES: [&str; 6] = ["enum", "const", "$ref", "allOf", "anyOf", "oneOf"];
+
 /// Whether calls of this form can be held to a schema.
 pub(super) fn keeps(form: &Form, parameters: &Value) -> Result<(), Unkept> {
     match form.shape {
@@ -385,52 +390,17 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// A schema without what says nothing about values: descriptions are most of it.
-fn pruned(schema: &Value) -> Value {
-    const IDLE: [&str; 7] =
-        ["description", "title", "examples", "default", "deprecated", "$comment", "$schema"];
-    match schema {
-        Value::Object(map) => {
-            let kept = map.iter().filter(|(key, _)| !IDLE.contains(&key.as_str()));
-            let kept = kept.map(|(key, value)| {
-                let value = match key.as_str() {
-                    "properties" | "patternProperties" | "$defs" | "definitions" => {
-                        pruned_each(value)
-                    }
-                    // Values, which may look like schemas.
-                    "enum" | "const" => value.clone(),
-                    _ => pruned(value),
-                };
-                (key.clone(), value)
-            });
-            kept.collect::<Map<_, _>>().into()
-        }
-        Value::Array(list) => list.iter().map(pruned).collect(),
-        other => other.clone(),
-    }
-}
-
-/// Schemas by names, which may be any word.
-fn pruned_each(schemas: &Value) -> Value {
-    match schemas {
-        Value::Object(map) => map
-            .iter()
-            .map(|(name, schema)| (name.clone(), pruned(schema)))
-            .collect::<Map<_, _>>()
-            .into(),
-        other => other.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::Map;
+
     use super::*;
     use crate::tools::qwen_xml::QWEN_XML;
 
     #[test]
     fn definitions_that_every_value_brings_along_end_where_nobody_compiles_them() {
         let definitions = json!({"n": {"enum": vec![123_456; 10_000]}});
-        let number = |at| (format!("p{at}"), json!({"type": "number"}));
+        let number = |at| (format!("p{at}"), json!({"type": "number", "$ref": "#/$defs/n"}));
         let properties: Map<_, _> = (0..1000).map(number).collect();
         let parameters = json!({"properties": properties, "$defs": definitions});
         let functions = [Callable { name: "f", parameters: Some(&parameters) }];
@@ -439,25 +409,5 @@ mod tests {
         let written = calls.blocks(QWEN_XML.forms).len();
         assert!(written > GRAMMAR_BYTES_MAX, "it is refused: {written}");
         assert!(written < 2 * GRAMMAR_BYTES_MAX, "{written}");
-    }
-
-    #[test]
-    fn what_says_nothing_about_values_is_left_out_but_no_name() {
-        let schema = json!({
-            "title": "T", "type": "object", "description": "d",
-            "properties": {
-                "description": {"type": "string", "description": "d", "default": "x"},
-                "title": {"enum": [{"description": 1}]},
-            },
-            "$defs": {"default": {"anyOf": [{"type": "string", "examples": []}]}},
-        });
-        let expected = json!({
-            "type": "object",
-            "properties": {
-                "description": {"type": "string"}, "title": {"enum": [{"description": 1}]},
-            },
-            "$defs": {"default": {"anyOf": [{"type": "string"}]}},
-        });
-        assert_eq!(pruned(&schema), expected);
     }
 }

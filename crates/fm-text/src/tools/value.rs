@@ -12,6 +12,10 @@ pub(super) fn to_json(text: &str, kinds: Kinds) -> String {
     if may_be_null && is_null(text) {
         return "null".to_owned();
     }
+    // As it stands, however long it is.
+    if (kinds.has(Kind::Integer) || kinds.has(Kind::Number)) && is_whole(text.trim()) {
+        return text.trim().to_owned();
+    }
     let value = if kinds.is_text() { None } else { read(text.trim(), kinds) };
     value.map_or_else(|| quoted(text), |value| value.to_string())
 }
@@ -19,6 +23,13 @@ pub(super) fn to_json(text: &str, kinds: Kinds) -> String {
 /// Nothing, as JSON writes it in any case, or as templates do that print Python's values.
 fn is_null(text: &str) -> bool {
     text.eq_ignore_ascii_case("null") || text == "None"
+}
+
+/// A whole number as JSON writes it.
+fn is_whole(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let begins = digits == "0" || !digits.starts_with('0');
+    begins && !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Whether a text that begins like this may yet be nothing.
@@ -167,5 +178,7 @@ mod tests {
         let whole = json!({"type": "integer"});
         assert_eq!(json("9007199254740993", &whole), "9007199254740993");
         assert_eq!(json("1e300", &whole), "\"1e300\"");
+        let long = "-6599999999997199888886222624215";
+        assert_eq!([json(long, &whole), json("007", &whole)], [long, "\"007\""]);
     }
 }
