@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod bench;
+mod completions;
 mod convert;
 mod eval;
 mod inspect;
@@ -25,7 +26,7 @@ use crate::{hub, version};
 type Entry = (fn() -> Command, fn(&ArgMatches) -> anyhow::Result<()>);
 
 /// Every command, in the order of help.
-const COMMANDS: [Entry; 14] = [
+const COMMANDS: [Entry; 15] = [
     (run::command, run::run),
     (serve::command, serve::run),
     (pull::command, pull::run),
@@ -40,6 +41,7 @@ const COMMANDS: [Entry; 14] = [
     (logits::command, logits::run),
     (eval::command, eval::run),
     (synth::command, synth::run),
+    (completions::command, completions::run),
 ];
 
 /// The whole command line.
@@ -63,6 +65,8 @@ fn commands() -> Command {
         .about("Runs Mixture-of-Experts language models far larger than memory, exactly")
         .subcommand_required(true)
         .arg_required_else_help(true)
+        // An alias has options that its user may give again.
+        .args_override_self(true)
         .subcommands(COMMANDS.iter().map(|(describe, _)| describe()))
 }
 

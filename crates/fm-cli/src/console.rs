@@ -284,7 +284,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<Cow<'static, str>> {
 
 fn convert_hint(error: &ConvertError) -> Option<&'static str> {
     Some(match error {
-        ConvertError::NotRecorded { .. } | ConvertError::Replaced { .. } => {
+        ConvertError::NotRecorded { .. }
+        | ConvertError::Replaced { .. }
+        | ConvertError::RecordDamaged { .. } => {
             "`flash-moe verify --record MODEL` reads the model once and records its checksums"
         }
         ConvertError::Cancelled => "finished layers are kept",

@@ -142,8 +142,15 @@ pub enum ConvertError {
     },
 
     /// The files are not those that were recorded.
-    #[error("{} was replaced since its checksums were recorded; record them again", dir.display())]
+    #[error("{} is another file than the one whose checksums were recorded: its length or its header is another", path.display())]
     Replaced {
+        /// The first of them; the checkpoint, if it has other tensors than were recorded.
+        path: PathBuf,
+    },
+
+    /// What was recorded cannot be read.
+    #[error("the checksums that were recorded of {} are damaged; record them again", dir.display())]
+    RecordDamaged {
         /// The checkpoint.
         dir: PathBuf,
     },

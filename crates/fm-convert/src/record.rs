@@ -79,11 +79,21 @@ pub fn record(
         records += checksums.len() as u64;
         recorded.layers.push(Some(checksums));
     }
+    let path = keep(&recorded, cache_dir, dir)?;
+    let files = recorded.small_files.as_ref().map_or(0, BTreeMap::len) as u64;
+    Ok(Written { path, files, tensors: spec.trunk_tensors.len() as u64, records })
+}
+
+/// Writes what was recorded of `dir` below `cache_dir`. Says where.
+pub(crate) fn keep(
+    recorded: &Recorded,
+    cache_dir: &Path,
+    dir: &Path,
+) -> Result<PathBuf, ConvertError> {
     let path = Recorded::path(cache_dir, dir)?;
     if let Some(parent) = path.parent() {
         RealDisk.create_dir(parent).map_err(|source| refusal(parent, 0, source))?;
     }
     staged::write_file(&RealDisk, &path, |to| to.write(&recorded.to_text()))?;
-    let files = recorded.small_files.as_ref().map_or(0, BTreeMap::len) as u64;
-    Ok(Written { path, files, tensors: spec.trunk_tensors.len() as u64, records })
+    Ok(path)
 }

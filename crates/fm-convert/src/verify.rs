@@ -18,7 +18,7 @@ use fm_format::{
 };
 use fm_model::arch;
 
-use crate::{error::ConvertError, progress::OnProgress};
+use crate::{error::ConvertError, progress::OnProgress, record};
 
 mod check;
 
@@ -45,6 +45,8 @@ pub struct Report {
     pub is_container: bool,
     /// Whether small files were left out, because an older build recorded the checksums.
     pub small_files_unknown: bool,
+    /// Whether weight files have other times of change than when they were recorded.
+    pub touched: bool,
 }
 
 /// Something that is not what it was.
@@ -154,9 +156,13 @@ pub fn verify(
     };
     let recorded = match found {
         Found::Absent => return Err(ConvertError::NotRecorded { dir: dir.into() }),
-        Found::Stale => return Err(ConvertError::Replaced { dir: dir.into() }),
-        Found::Current(recorded) => recorded,
+        Found::Stale(None) => return Err(ConvertError::RecordDamaged { dir: dir.into() }),
+        Found::Stale(Some(recorded)) | Found::Current(recorded) => recorded,
     };
+    if let Some(path) = recorded.replaced(&checkpoint)? {
+        return Err(ConvertError::Replaced { path });
+    }
+    let now = recorded.clone().renewed(&checkpoint)?;
     let fits = recorded.fill(Arc::make_mut(&mut spec.catalog))
         && recorded.tensors.keys().eq(&spec.trunk_tensors);
     match recorded.check_small_files(&checkpoint) {
@@ -166,12 +172,17 @@ pub fn verify(
         checked => checked?,
     }
     if !fits {
-        return Err(ConvertError::Replaced { dir: dir.into() });
+        return Err(ConvertError::Replaced { path: dir.into() });
     }
     let files = recorded.small_files.clone().unwrap_or_default();
     let known = Known { tensors: &recorded.tensors, files: &files };
     let report = Check::new(&checkpoint, &spec.catalog, known, report).run()?;
-    Ok(Report { small_files_unknown: recorded.small_files.is_none(), ..report })
+    // Touched, copied or put back, and the same: from now on they are known as they are.
+    let touched = now != recorded;
+    if let (true, 0, Some(cache_dir)) = (touched, report.mismatches, cache_dir) {
+        record::keep(&now, cache_dir, dir)?;
+    }
+    Ok(Report { small_files_unknown: recorded.small_files.is_none(), touched, ..report })
 }
 
 /// Checksums as they should be and as they are.

@@ -233,7 +233,9 @@ impl EngineError {
             Self::PromptTooLong { .. } => {
                 "shorten the prompt, or raise --context if `flash-moe inspect` says that the model has more"
             }
-            Self::EmptyPrompt => "give --prompt, --prompt-file or --prompt-tokens",
+            Self::EmptyPrompt => {
+                "give one: `flash-moe run MODEL \"…\"`, --prompt-file or --prompt-tokens; to chat, `flash-moe serve MODEL` and its page"
+            }
             Self::NoTokenizer { .. } => "`flash-moe run` takes tokens: --prompt-tokens 1,2,3",
             Self::Sampling { .. } | Self::SamplingKey { .. } => {
                 "correct the file, or remove the key"

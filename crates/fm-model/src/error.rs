@@ -61,6 +61,20 @@ pub enum LoadError {
     #[error("the GGUF metadata does not describe a model")]
     Metadata(#[source] GgufError),
 
+    /// A GGUF file of something else.
+    #[error("this GGUF file is no model: its `general.type` is `{kind}`")]
+    NoModel {
+        /// What it says that it is: an adapter, the part of a model that sees, statistics.
+        kind: String,
+    },
+
+    /// A model without experts.
+    #[error("this is a dense model (`{key}` is missing): only Mixture-of-Experts models run")]
+    Dense {
+        /// What one with experts has.
+        key: String,
+    },
+
     /// A GGUF file lacks a key.
     #[error("the GGUF metadata lacks `{key}`")]
     MissingKey {

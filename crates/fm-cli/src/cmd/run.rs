@@ -96,11 +96,16 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     let tags = ThinkingTags::new(thinking::OPEN, thinking::CLOSE).map_err(EngineError::from)?;
     let template = engine.template.as_ref().filter(|_| prompt.text.is_some());
     let begins = template.is_some() && !matches.get_flag("raw");
+    let mut thinking = ThinkingState::None;
+    if let Some(text) = &prompt.text {
+        thinking = tags.state_at_end_of(text);
+    }
+    // Without a turn, a text of a given form is that form from its first letter on.
+    if !begins && constraint.is_some() && thinking == ThinkingState::None {
+        thinking = ThinkingState::Absent;
+    }
     let request = Request {
-        thinking: prompt
-            .text
-            .as_ref()
-            .map_or(ThinkingState::None, |text| tags.state_at_end_of(text)),
+        thinking,
         prompt: prompt.tokens,
         sampling: flags::sampling(matches, &SAMPLING, engine.generation.sampling())?,
         max_tokens: matches.get_one("max-tokens").copied(),
@@ -202,8 +207,7 @@ fn show(
         });
     }
     if generated.text.is_none() {
-        let numbers: Vec<String> = generated.tokens.iter().map(u32::to_string).collect();
-        writeln!(io::stdout(), "{}", numbers.join(","))?;
+        writeln!(io::stdout())?;
     }
     if let Some(why) = why_cut(engine, generated.finish) {
         console::say!("note: the answer ends here because {why}");
@@ -274,6 +278,21 @@ pub(super) fn warn(engine: &Engine) {
     }
 }
 
+/// Tokens of a model without a tokenizer, as they come.
+#[derive(Default)]
+struct Numbers {
+    are_more: bool,
+}
+
+impl Numbers {
+    fn show(&mut self, token: u32) -> io::Result<()> {
+        let separator = if std::mem::replace(&mut self.are_more, true) { "," } else { "" };
+        let mut out = io::stdout();
+        write!(out, "{separator}{token}")?;
+        out.flush()
+    }
+}
+
 /// What came of a prompt.
 struct Generating {
     generated: Generated,
@@ -296,15 +315,11 @@ fn generate(
     let long = shown == Shown::All && request.prompt.len() > PROGRESS_TOKENS;
     let bar = console::progress("reading the prompt", Unit::Share);
     let (mut failed, mut released) = (None, 0);
+    let (tokenizer, mut numbers) = (engine.tokenizer.as_ref(), Numbers::default());
     let stats = engine.stats_handle();
     let read_stats = || fm_engine::local::read_stats(&stats);
-    let generation = Generation::new(
-        engine.runner.as_mut(),
-        session,
-        request,
-        engine.tokenizer.as_ref(),
-        &read_stats,
-    )?;
+    let generation =
+        Generation::new(engine.runner.as_mut(), session, request, tokenizer, &read_stats)?;
     let generated = generation.run(&mut |event| {
         match event {
             Event::Prefill { done, total } => {
@@ -313,8 +328,14 @@ fn generate(
                     bar.set_position(done);
                 }
             }
-            Event::Token(_) => {
+            Event::Token(chosen) => {
                 bar.finish_and_clear();
+                if let (None, true) = (tokenizer, shown != Shown::Nothing)
+                    && let Err(error) = numbers.show(chosen.token)
+                {
+                    failed = Some(error);
+                    return ControlFlow::Break(());
+                }
                 let now = read_stats().released_bytes;
                 if now > released {
                     let bytes = Bytes(now - released);

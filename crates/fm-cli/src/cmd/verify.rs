@@ -84,6 +84,11 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         console::counted(checked.files, "file"),
         Bytes(checked.bytes)
     );
+    if checked.touched {
+        console::say!(
+            "its files have been touched since they were recorded, and are the same: they are known as they are now"
+        );
+    }
     if checked.small_files_unknown {
         console::say!(
             "config.json, the tokenizer and other small files were not recorded: an older build did it; \
@@ -114,6 +119,7 @@ fn as_json(dir: &Path, report: &Report) -> serde_json::Value {
         "tensors": report.tensors,
         "files": report.files,
         "small_files_unknown": report.small_files_unknown,
+        "touched": report.touched,
         "bytes": report.bytes,
         "mismatches": report.mismatches,
         "first": report.first.as_ref().map(ToString::to_string),

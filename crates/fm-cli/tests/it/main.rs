@@ -10,6 +10,7 @@ mod errors;
 mod eval;
 mod help;
 mod hub;
+mod inputs;
 mod packed;
 mod paths;
 mod profile;

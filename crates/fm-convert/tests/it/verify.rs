@@ -281,13 +281,31 @@ fn replaced_files_and_other_catalogs_make_checksums_stale() {
     assert!(!recorded.fill(std::sync::Arc::make_mut(&mut other)), "three layers are not two");
     assert!(other.layers.iter().flatten().all(|l| l.records.iter().all(|r| r.checksums.is_none())));
 
-    let file = fs::File::options().write(true).open(published.shard()).unwrap();
-    let modified = file.metadata().unwrap().modified().unwrap();
-    file.set_modified(modified + Duration::from_secs(1)).unwrap();
-    assert!(matches!(published.find(), Found::Stale));
-    assert!(matches!(published.verify(), Err(ConvertError::Replaced { .. })));
-    published.record();
-    assert!(matches!(published.find(), Found::Current(_)));
+    let touch = || {
+        let file = fs::File::options().write(true).open(published.shard()).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.set_modified(modified + Duration::from_secs(1)).unwrap();
+        assert!(matches!(published.find(), Found::Stale(Some(_))));
+    };
+    // The same bytes are the same file.
+    touch();
+    let report = published.verify().unwrap();
+    assert!(report.touched && report.mismatches == 0);
+    assert!(matches!(published.find(), Found::Current(_)), "it is known as it is now");
+    assert!(!published.verify().unwrap().touched);
+    // Other ones are named, as often as one asks.
+    let bytes = fs::metadata(published.shard()).unwrap().len() as usize;
+    flip(&published.shard(), bytes - 1);
+    touch();
+    for _ in 0..2 {
+        let report = published.verify().unwrap();
+        assert!(report.touched && report.mismatches == 1, "{:?}", report.first);
+        assert_eq!(report.first.unwrap().path, published.shard());
+    }
+    let file = fs::File::options().append(true).open(published.shard()).unwrap();
+    file.set_len(bytes as u64 + 8).unwrap();
+    let refused = published.verify().unwrap_err().to_string();
+    assert!(refused.contains(&*published.shard().to_string_lossy()), "{refused}");
 }
 
 #[test]
@@ -297,7 +315,8 @@ fn a_damaged_record_in_the_cache_is_stale_not_fatal() {
     let path = Recorded::path(&published.cache(), &published.case.source()).unwrap();
     for text in ["", "{", "{}", "[]"] {
         fs::write(&path, text).unwrap();
-        assert!(matches!(published.find(), Found::Stale), "{text:?}");
+        assert!(matches!(published.find(), Found::Stale(None)), "{text:?}");
+        assert!(matches!(published.verify(), Err(ConvertError::RecordDamaged { .. })));
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) fn checksums(
     let Some(cache_dir) = cache_dir else { return Ok((Checks::Lengths, Vec::new())) };
     let recorded = match Recorded::find(cache_dir, checkpoint)? {
         Found::Current(recorded) => recorded,
-        Found::Stale => return Ok((Checks::Stale, Vec::new())),
+        Found::Stale(_) => return Ok((Checks::Stale, Vec::new())),
         Found::Absent => return Ok((Checks::Lengths, Vec::new())),
     };
     recorded.check_small_files(checkpoint)?;

@@ -200,7 +200,8 @@ pub struct Distance {
 impl Evaluation {
     /// Sums up windows, of which there is at least one.
     pub(super) fn of(windows: &[WindowSums]) -> Self {
-        let loss = Estimate::of(windows, |window| window.loss);
+        // Of a text no loss is negative, whatever few windows say.
+        let loss = Estimate::of(windows, |window| window.loss).map(|loss| loss.max(0.0));
         let scored_tokens = windows.iter().map(|window| window.tokens).sum();
         let (windows, perplexity) = (windows.len(), loss.map(f64::exp));
         Self { windows, scored_tokens, loss, perplexity, against: None }
@@ -214,7 +215,8 @@ impl Distance {
         let (kl_max, kl_max_token) = largest.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or_default();
         let agreement = Estimate::of(windows, |window| window.agreeing as f64);
         Self {
-            perplexity: Estimate::of(windows, |window| window.other_loss).map(f64::exp),
+            perplexity: Estimate::of(windows, |window| window.other_loss)
+                .map(|loss| loss.max(0.0).exp()),
             loss_difference: Estimate::of(windows, |window| window.loss - window.other_loss),
             kl: Estimate::of(windows, |window| window.kl).map(|kl| kl.max(0.0)),
             kl_max,

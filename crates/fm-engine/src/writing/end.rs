@@ -40,6 +40,8 @@ impl<S: Hear> Writing<'_, S> {
             None => (None, None, Vec::new()),
         };
         let first = self.first.unwrap_or(now);
+        // Of a prompt that was broken off, what was taken in.
+        let taken_in = self.held.clamp(self.reused, self.request.prompt.len()) - self.reused;
         let generated = Generated {
             text,
             thinking: thinking.filter(|thinking| !thinking.is_empty()),
@@ -50,7 +52,7 @@ impl<S: Hear> Writing<'_, S> {
             thinking_tokens: self.thinking_tokens,
             first_token: (!self.tokens.is_empty() || finish != FinishReason::Cancelled)
                 .then(|| first.at - self.started.at),
-            prefill: self.started.until(first, self.request.prompt.len() - self.reused),
+            prefill: self.started.until(first, taken_in),
             decode: first.until(now, self.tokens.len().saturating_sub(1)),
             longest_wait: self.waits.longest,
             tokens: self.tokens,

@@ -70,7 +70,9 @@ fn a_client_that_leaves_a_prompt_is_gone_at_the_next_layer_and_its_session_goes_
             let asked = (layers + at, request(prompt.clone()));
             let (job, ends, heard) = asked_at(asked, || ControlFlow::Break(()));
             scheduler.queue().push(vec![job]).unwrap();
-            assert_eq!(ends.recv().unwrap().unwrap().finish, FinishReason::Cancelled);
+            let ended = ends.recv().unwrap().unwrap();
+            let told = (ended.finish, ended.prefill.tokens);
+            assert_eq!(told, (FinishReason::Cancelled, CHUNK), "{family}: what was taken in");
             assert_eq!(*heard.lock().unwrap(), layers + at, "{family}: no layer more");
             goes_on(&scheduler, family, &prompt);
             scheduler.drain().unwrap();

@@ -64,8 +64,8 @@ struct RecordedFile {
 pub enum Found {
     /// Nothing: it was never recorded.
     Absent,
-    /// Something of files that have been replaced since.
-    Stale,
+    /// Something of files that have been touched or replaced since; nothing if it is damaged.
+    Stale(Option<Recorded>),
     /// Checksums of these very files.
     Current(Recorded),
 }
@@ -106,11 +106,41 @@ impl Recorded {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(_) if is_absent(&path) => return Ok(Found::Absent),
-            Err(_) => return Ok(Found::Stale),
+            Err(_) => return Ok(Found::Stale(None)),
         };
-        let Ok(recorded) = serde_json::from_slice::<Self>(&text) else { return Ok(Found::Stale) };
-        let current = recorded.version == VERSION && recorded.files == identify(checkpoint)?;
-        Ok(if current { Found::Current(recorded) } else { Found::Stale })
+        let recorded = serde_json::from_slice::<Self>(&text).ok();
+        let Some(recorded) = recorded.filter(|recorded| recorded.version == VERSION) else {
+            return Ok(Found::Stale(None));
+        };
+        let current = recorded.files == identify(checkpoint)?;
+        Ok(if current { Found::Current(recorded) } else { Found::Stale(Some(recorded)) })
+    }
+
+    /// The first file of `checkpoint` of another name, length or header than was recorded: not the same file with another
+    /// time of change.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn replaced(&self, checkpoint: &Checkpoint) -> Result<Option<PathBuf>, FormatError> {
+        let files = identify(checkpoint)?;
+        let is_other = |at: usize| match (self.files.get(at), files.get(at)) {
+            (Some(recorded), Some(found)) => {
+                let RecordedFile { name, bytes, header, .. } = recorded;
+                (name, bytes, header) != (&found.name, &found.bytes, &found.header)
+            }
+            _ => true,
+        };
+        let other = (0..files.len().max(self.files.len())).find(|at| is_other(*at));
+        let file = |at: usize| checkpoint.files.get(at).unwrap_or(&checkpoint.path).clone();
+        Ok(other.map(file))
+    }
+
+    /// The same checksums, of the files as they are now.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn renewed(self, checkpoint: &Checkpoint) -> Result<Self, FormatError> {
+        Ok(Self { files: identify(checkpoint)?, ..self })
     }
 
     /// Compares the small files of `checkpoint` with those that were recorded, if they were.

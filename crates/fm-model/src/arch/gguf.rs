@@ -115,6 +115,10 @@ pub(crate) fn check_layer_ahead(
 }
 
 fn architecture(metadata: &Metadata) -> Result<&'static Architecture, LoadError> {
+    let kind = metadata.text("general.type").map_err(LoadError::Metadata)?;
+    if let Some(kind) = kind.filter(|kind| *kind != "model") {
+        return Err(LoadError::NoModel { kind: kind.to_owned() });
+    }
     let name = metadata.text("general.architecture").map_err(LoadError::Metadata)?;
     let name = name.unwrap_or_default();
     ARCHITECTURES.iter().find(|known| known.name == name).ok_or_else(|| {

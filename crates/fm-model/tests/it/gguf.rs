@@ -223,6 +223,16 @@ fn a_bias_that_one_projection_has_all_have() {
 }
 
 #[test]
+fn what_is_no_model_of_experts_is_called_what_it_is() {
+    let dense = described("mixtral", |header| hide(header, "llama.expert_count"));
+    let refusal = dense.unwrap_err();
+    assert!(refusal.starts_with("this is a dense model (`llama.expert_count`"), "{refusal}");
+    let file = described("mixtral", |header| rename(header, "model", "adapter"));
+    let refusal = file.unwrap_err();
+    assert!(refusal.contains("`general.type` is `adapter`"), "{refusal}");
+}
+
+#[test]
 fn a_missing_key_and_a_wrong_one_are_named() {
     let hidden = |key: &str| described("qwen3_5_moe", |header| hide(header, key)).unwrap_err();
     for key in ["embedding_length", "block_count", "expert_used_count", "ssm.inner_size"] {

@@ -26,7 +26,8 @@ pub(super) fn args() -> [Arg; 5] {
         valued(
             "prompt",
             "TEXT",
-            "What to say; `-` reads stdin, and so does no prompt at all where stdin is no terminal",
+            "What to say; `-` reads stdin, without the end of its last line, and so does no prompt at all where stdin is no \
+             terminal",
         )
         .short('p')
         .allow_hyphen_values(true),
@@ -94,10 +95,22 @@ impl Said {
         let text = match given {
             Some(text) if !from_stdin => text.clone(),
             None if file.is_none() && io::stdin().is_terminal() => String::new(),
-            _ => String::from_utf8(bytes()?).context("the prompt is not UTF-8")?,
+            _ => {
+                let text = String::from_utf8(bytes()?).context("the prompt is not UTF-8")?;
+                // What a shell ends a line with is none of what somebody says.
+                let is_said = file.is_none() && !matches.get_flag("raw");
+                if is_said { without_line_end(text) } else { text }
+            }
         };
         if text.is_empty() { Err(EngineError::EmptyPrompt.into()) } else { Ok(Self::Text(text)) }
     }
+}
+
+/// A text without the end of its last line.
+fn without_line_end(mut text: String) -> String {
+    let kept = text.strip_suffix('\n').map(|text| text.strip_suffix('\r').unwrap_or(text).len());
+    text.truncate(kept.unwrap_or(text.len()));
+    text
 }
 
 /// A prompt as the model sees it.

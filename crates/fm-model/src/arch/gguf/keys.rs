@@ -20,6 +20,8 @@ pub(super) const LAYERS_AHEAD: &str = "nextn_predict_layers";
 /// All layers, those behind the decoder included.
 const BLOCKS: &str = "block_count";
 
+const EXPERTS: &str = "expert_count";
+
 /// See the module.
 pub(super) struct Keys<'a> {
     metadata: &'a Metadata,
@@ -117,6 +119,12 @@ impl<'a> Keys<'a> {
 
     pub(super) fn required(&self, key: &'static str) -> Result<u64, LoadError> {
         self.count(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// Experts of a layer.
+    pub(super) fn experts(&self) -> Result<u64, LoadError> {
+        let dense = || LoadError::Dense { key: self.key(EXPERTS) };
+        self.count(EXPERTS)?.filter(|count| *count > 0).ok_or_else(dense)
     }
 
     pub(super) fn missing(&self, key: &'static str) -> LoadError {

@@ -147,7 +147,7 @@ pub(super) fn normalised_experts(keys: &Keys<'_>, config: &mut Config) -> Result
     add(
         config,
         [
-            ("num_experts", json!(keys.required("expert_count")?)),
+            ("num_experts", json!(keys.experts()?)),
             ("num_experts_per_tok", json!(keys.required("expert_used_count")?)),
             ("intermediate_size", json!(keys.count("feed_forward_length")?)),
             ("moe_intermediate_size", json!(keys.required("expert_feed_forward_length")?)),
@@ -165,7 +165,7 @@ pub(super) fn local_experts(keys: &Keys<'_>, config: &mut Config) -> Result<(), 
     add(
         config,
         [
-            ("num_local_experts", json!(keys.required("expert_count")?)),
+            ("num_local_experts", json!(keys.experts()?)),
             ("num_experts_per_tok", json!(keys.required("expert_used_count")?)),
             ("intermediate_size", json!(ffn)),
         ],
@@ -182,7 +182,7 @@ pub(super) fn grouped_experts(keys: &Keys<'_>, config: &mut Config) -> Result<()
     add(
         config,
         [
-            ("n_routed_experts", json!(keys.required("expert_count")?)),
+            ("n_routed_experts", json!(keys.experts()?)),
             ("num_experts_per_tok", json!(keys.required("expert_used_count")?)),
             ("n_shared_experts", json!(keys.count("expert_shared_count")?)),
             ("intermediate_size", json!(keys.required("feed_forward_length")?)),
