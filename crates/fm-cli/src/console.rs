@@ -284,9 +284,10 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<Cow<'static, str>> {
 
 fn convert_hint(error: &ConvertError) -> Option<&'static str> {
     Some(match error {
-        ConvertError::NotRecorded { .. }
-        | ConvertError::Replaced { .. }
-        | ConvertError::RecordDamaged { .. } => {
+        ConvertError::Replaced { .. } | ConvertError::OtherTensors { .. } => {
+            "if it was changed on purpose, `flash-moe verify --record MODEL` records it anew; else it is damaged: get it again"
+        }
+        ConvertError::NotRecorded { .. } | ConvertError::RecordDamaged { .. } => {
             "`flash-moe verify --record MODEL` reads the model once and records its checksums"
         }
         ConvertError::Cancelled => "finished layers are kept",

@@ -142,10 +142,17 @@ pub enum ConvertError {
     },
 
     /// The files are not those that were recorded.
-    #[error("{} is another file than the one whose checksums were recorded: its length or its header is another", path.display())]
+    #[error("{} is another file than was recorded: its name, its length or its header is another", path.display())]
     Replaced {
-        /// The first of them; the checkpoint, if it has other tensors than were recorded.
+        /// The first of them.
         path: PathBuf,
+    },
+
+    /// The files are those that were recorded, and something else makes another model of them.
+    #[error("{} has other tensors than were recorded", dir.display())]
+    OtherTensors {
+        /// The checkpoint.
+        dir: PathBuf,
     },
 
     /// What was recorded cannot be read.

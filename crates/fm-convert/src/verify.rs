@@ -46,7 +46,19 @@ pub struct Report {
     /// Whether small files were left out, because an older build recorded the checksums.
     pub small_files_unknown: bool,
     /// Whether weight files have other times of change than when they were recorded.
-    pub touched: bool,
+    pub touched: Touched,
+}
+
+/// What became of files that have another time of change than was recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Touched {
+    /// There are none.
+    #[default]
+    No,
+    /// They are the same, and known as they are now.
+    Renewed,
+    /// They are not the same, or that could not be written down.
+    NotRenewed,
 }
 
 /// Something that is not what it was.
@@ -172,16 +184,18 @@ pub fn verify(
         checked => checked?,
     }
     if !fits {
-        return Err(ConvertError::Replaced { path: dir.into() });
+        return Err(ConvertError::OtherTensors { dir: dir.into() });
     }
     let files = recorded.small_files.clone().unwrap_or_default();
     let known = Known { tensors: &recorded.tensors, files: &files };
     let report = Check::new(&checkpoint, &spec.catalog, known, report).run()?;
     // Touched, copied or put back, and the same: from now on they are known as they are.
-    let touched = now != recorded;
-    if let (true, 0, Some(cache_dir)) = (touched, report.mismatches, cache_dir) {
-        record::keep(&now, cache_dir, dir)?;
-    }
+    let renew = |cache_dir: &Path| record::keep(&now, cache_dir, dir).is_ok();
+    let touched = match now != recorded {
+        false => Touched::No,
+        true if report.mismatches == 0 && cache_dir.is_some_and(renew) => Touched::Renewed,
+        true => Touched::NotRenewed,
+    };
     Ok(Report { small_files_unknown: recorded.small_files.is_none(), touched, ..report })
 }
 

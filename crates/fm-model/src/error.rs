@@ -69,7 +69,7 @@ pub enum LoadError {
     },
 
     /// A model without experts.
-    #[error("this is a dense model (`{key}` is missing): only Mixture-of-Experts models run")]
+    #[error("this is a dense model (`{key}` is missing or 0): only Mixture-of-Experts models run")]
     Dense {
         /// What one with experts has.
         key: String,

@@ -14,7 +14,7 @@ use fm_text::{
     ChatTemplate, Dialect,
     tools::{Callable, Calls},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     ask::Manner,
@@ -153,9 +153,11 @@ pub(crate) fn with_tools(
         None => return Ok(()),
     };
     // What a tool that is not strict says of its arguments is kept to where that can be done: alone, if not with others.
+    // A busy machine says nothing of a schema: then it is compiled with the others, and refused with them.
     let alone = |schema: &Value| {
         let compiled = || model.grammars.constraint(Grammar::JsonSchema(schema.clone()));
-        dialect.keeps_to(schema).is_ok() && compiled().is_ok()
+        let cannot = || compiled().err().is_some_and(|error| is_of_schemas(&error));
+        dialect.keeps_to(schema).is_ok() && !cannot()
     };
     let retries: [&dyn Fn(&Value) -> bool; 2] = [&alone, &|_| false];
     let compiled = retries.into_iter().filter(|_| forced).fold(compiled, |compiled, held| {
@@ -253,7 +255,10 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wish>, Problem> {
         // llama.cpp and others have the schema here, with either type.
         "json_object" | "json_schema" if format.peek("schema").is_some() => {
             let field = format.path_of("schema");
-            Some((field, Grammar::JsonSchema(format.take("schema").unwrap_or_default())))
+            let schema = format.take("schema").unwrap_or_default();
+            let says_nothing = schema == true || schema.as_object().is_some_and(Map::is_empty);
+            let is_object = says_nothing && kind == "json_object";
+            Some((field, if is_object { Grammar::Json } else { Grammar::JsonSchema(schema) }))
         }
         "json_object" => Some(("response_format".to_owned(), Grammar::Json)),
         "json_schema" => {

@@ -251,17 +251,19 @@ impl Tools {
 
     /// What the model may call. Those that are strict have schemas, and others that are `held` to theirs.
     pub(crate) fn callable(&self, held: impl Fn(&Value) -> bool) -> Vec<Callable<'_>> {
-        let functions = self.list.iter().zip(&self.strict).filter_map(|(tool, strict)| {
-            let function = &tool["function"];
-            let can_be_held = |own: &&Value| *strict || own["type"] == "object" && held(own);
-            let parameters = Some(&function["parameters"]).filter(can_be_held);
-            Some(Callable { name: function["name"].as_str()?, parameters })
-        });
-        let named = |function: &Callable<'_>| match &self.choice {
-            Choice::Named(name) => function.name == name,
+        let is_named = |name: &str| match &self.choice {
+            Choice::Named(named) => name == named,
             _ => true,
         };
-        functions.filter(named).collect()
+        let tools = self.list.iter().zip(&self.strict);
+        let functions = tools.filter_map(|(tool, strict)| {
+            let function = &tool["function"];
+            let name = function["name"].as_str().filter(|name| is_named(name))?;
+            let can_be_held = |own: &&Value| *strict || own["type"] == "object" && held(own);
+            let parameters = Some(&function["parameters"]).filter(can_be_held);
+            Some(Callable { name, parameters })
+        });
+        functions.collect()
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {

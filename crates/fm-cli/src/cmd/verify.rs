@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{ArgMatches, Command};
 use fm_convert::{
     ConvertError, Progress, record,
-    verify::{Checked, Mismatch, Report, verify},
+    verify::{Checked, Mismatch, Report, Touched, verify},
 };
 use fm_engine::bytes::Bytes;
 use fm_format::{
@@ -84,10 +84,15 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<()> {
         console::counted(checked.files, "file"),
         Bytes(checked.bytes)
     );
-    if checked.touched {
-        console::say!(
-            "its files have been touched since they were recorded, and are the same: they are known as they are now"
-        );
+    let now = match checked.touched {
+        Touched::No => None,
+        Touched::Renewed => Some("they are known as they are now"),
+        Touched::NotRenewed => {
+            Some("that could not be written down, so it is still opened without its checksums")
+        }
+    };
+    if let Some(now) = now {
+        console::say!("its files were touched since they were recorded, and are the same: {now}");
     }
     if checked.small_files_unknown {
         console::say!(
@@ -119,7 +124,8 @@ fn as_json(dir: &Path, report: &Report) -> serde_json::Value {
         "tensors": report.tensors,
         "files": report.files,
         "small_files_unknown": report.small_files_unknown,
-        "touched": report.touched,
+        "touched": report.touched != Touched::No,
+        "renewed": report.touched == Touched::Renewed,
         "bytes": report.bytes,
         "mismatches": report.mismatches,
         "first": report.first.as_ref().map(ToString::to_string),

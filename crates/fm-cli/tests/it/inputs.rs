@@ -52,8 +52,10 @@ fn what_a_shell_pipes_in_ends_without_its_line() {
 
 #[test]
 fn the_last_of_two_options_counts() {
-    let twice = run(&[QUESTION, "--max-tokens", "1", "--max-tokens", "9"]);
-    assert_eq!(twice, run(&[QUESTION, "--max-tokens", "9"]));
+    let asked = |more: &[&str]| run(&[&[QUESTION, "--no-think"], more].concat());
+    let [one, many] = ["1", "9"].map(|max| asked(&["--max-tokens", max]));
+    assert_ne!(one, many);
+    assert_eq!(asked(&["--max-tokens", "1", "--max-tokens", "9"]), many);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{fs, path::Path, time::Duration};
 use fm_convert::{
     ConvertError,
     record::record,
-    verify::{Checked, Part, Report, verify},
+    verify::{Checked, Part, Report, Touched, verify},
 };
 use fm_format::{
     container::recorded::{Found, Recorded},
@@ -290,16 +290,16 @@ fn replaced_files_and_other_catalogs_make_checksums_stale() {
     // The same bytes are the same file.
     touch();
     let report = published.verify().unwrap();
-    assert!(report.touched && report.mismatches == 0);
+    assert_eq!((report.touched, report.mismatches), (Touched::Renewed, 0));
     assert!(matches!(published.find(), Found::Current(_)), "it is known as it is now");
-    assert!(!published.verify().unwrap().touched);
+    assert_eq!(published.verify().unwrap().touched, Touched::No);
     // Other ones are named, as often as one asks.
     let bytes = fs::metadata(published.shard()).unwrap().len() as usize;
     flip(&published.shard(), bytes - 1);
     touch();
     for _ in 0..2 {
         let report = published.verify().unwrap();
-        assert!(report.touched && report.mismatches == 1, "{:?}", report.first);
+        assert_eq!((report.touched, report.mismatches), (Touched::NotRenewed, 1));
         assert_eq!(report.first.unwrap().path, published.shard());
     }
     let file = fs::File::options().append(true).open(published.shard()).unwrap();

@@ -2,7 +2,8 @@
 //!
 //! Where a class has all control letters, `derivre` 0.3.13 (`quote_byteset`) lets every escape of JSON stand for them,
 //! `\"` and `\\` among them, whether the class has those letters or not: `[^"]` takes quotes. A class without one control
-//! letter is written out, and so nothing but that letter is lost; NUL is the one that no text has.
+//! letter is written out, and so nothing but that letter is lost; NUL is the one that no text has. Where a pattern names
+//! NUL beside such a class (`\x00|[\x01-\x1f]`), the two are one class again: that stays.
 
 use regex_syntax::{
     ast::{self, Ast, Span, parse::Parser},

@@ -1,6 +1,9 @@
 //! A grammar as it is followed from, and what making it may take.
 
-use std::{panic::AssertUnwindSafe, sync::Mutex};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Mutex, PoisonError},
+};
 
 use llguidance::{
     Logger,
@@ -78,7 +81,8 @@ impl Compiled {
         let expressions = read.1.regex_builder.exprset();
         let derivatives = terms::bytes(expressions)?;
         let fixed = Fixed { expressions: expressions.num_bytes() as u64, meet: meet(expressions) };
-        grammars.grow(&mut share, always + of_making(&read.1) + derivatives)?;
+        let of_lexer = of_making(&read.1);
+        grammars.grow(&mut share, always + of_lexer + derivatives)?;
         let limits = ParserLimits { initial_lexer_fuel: STATES_WORK, ..limits };
         let read = GrammarInit::Internal(read.0, read.1);
         let (quiet, none) = (Logger::new(0, 0), InferenceCapabilities::default());
@@ -97,7 +101,11 @@ impl Compiled {
             _ => return Err(GrammarError::Nothing),
         }
         if grammar.is_json() {
-            try_object(start.deep_clone(), words)?;
+            grammars.grow(&mut share, always + of_lexer + derivatives + start.held())?;
+            let copying = grammars.copying.lock().unwrap_or_else(PoisonError::into_inner);
+            let copy = start.deep_clone();
+            drop(copying);
+            try_object(copy, words)?;
         }
         let held = start.held();
         let (needs, room) = (held / 3 * 4, allowance);

@@ -2,16 +2,15 @@
 //!
 //! It refuses keywords that ask for nothing as they are used, and formats that it does not know; it passes over keywords
 //! that the draft which `$schema` names does not have; and it lets quotes through where a pattern has none
-//! ([`classes`](super::classes)).
+//! ([`classes`]).
 
 use serde_json::{Map, Value, json};
 
 use super::classes;
 
 /// Formats that say nothing of a text, or nothing that the type does not say: pydantic's and those of `OpenAPI`.
-const IDLE_FORMATS: [&str; 10] = [
+const IDLE_FORMATS: [&str; 9] = [
     "binary",
-    "byte",
     "directory-path",
     "double",
     "file-path",
@@ -25,14 +24,14 @@ const IDLE_FORMATS: [&str; 10] = [
 /// The schema in those words.
 pub(super) fn rewritten(schema: Value) -> Value {
     match schema {
-        Value::Object(map) => {
+        Value::Object(mut map) => {
+            tell_version(&mut map);
             let kept = map.into_iter().filter(|(keyword, value)| !is_idle(keyword, value));
             let kept = kept.map(|(keyword, value)| {
                 let value = match (keyword.as_str(), value) {
                     ("properties" | "$defs" | "definitions", value) => each(value, |name| name),
                     ("patternProperties", value) => each(value, classes::without_nul),
                     ("pattern", Value::String(pattern)) => classes::without_nul(pattern).into(),
-                    ("format", Value::String(format)) => known_format(format).into(),
                     // Values, which may look like schemas.
                     ("enum" | "const" | "default" | "examples", value) => value,
                     (_, value) => rewritten(value),
@@ -58,14 +57,18 @@ fn each(schemas: Value, rename: impl Fn(String) -> String) -> Value {
     }
 }
 
-/// Versions of a UUID look alike but for one digit, which nobody checks.
-fn known_format(format: String) -> String {
-    let version = format.strip_prefix("uuid").and_then(|version| version.parse::<u8>().ok());
-    if version.is_some_and(|version| (1..=8).contains(&version)) {
-        "uuid".to_owned()
-    } else {
-        format
-    }
+/// A UUID of one version, as pydantic asks for it, has a digit that says so.
+fn tell_version(schema: &mut Map<String, Value>) {
+    let format = schema.get("format").and_then(Value::as_str).unwrap_or_default();
+    let version = format.strip_prefix("uuid").filter(|version| {
+        version.len() == 1 && ("1"..="8").contains(version) && !schema.contains_key("pattern")
+    });
+    let Some(version) = version else { return };
+    let hex = "[0-9a-fA-F]";
+    let pattern =
+        format!("^{hex}{{8}}-{hex}{{4}}-{version}{hex}{{3}}-[89abAB]{hex}{{3}}-{hex}{{12}}$");
+    schema.remove("format");
+    schema.insert("pattern".to_owned(), pattern.into());
 }
 
 fn is_idle(keyword: &str, value: &Value) -> bool {
@@ -109,7 +112,7 @@ mod tests {
     fn formats_and_patterns_are_told_as_they_are_meant() {
         let schema = json!({
             "$schema": "http://json-schema.org/draft-07/schema#",
-            "properties": {"$schema": {"format": "uuid4"}, "format": {"format": "path"}, "a": {"format": "date"}},
+            "properties": {"$schema": {"format": "uuid"}, "format": {"format": "path"}, "a": {"format": "date"}},
             "patternProperties": {"^[^\"]$": {"pattern": "^[^/\\\\]{2}\\d$"}},
         });
         let expected = json!({

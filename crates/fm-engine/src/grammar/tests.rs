@@ -175,6 +175,13 @@ fn a_pattern_lets_no_letter_through_that_it_does_not_have() {
 }
 
 #[test]
+fn a_uuid_has_the_version_that_is_asked_for() {
+    let schema = json!({"type": "string", "format": "uuid4"});
+    assert!(is_of(&schema, r#""ffee206f-affe-4fea-9fea-0123456789ab""#));
+    assert!(!is_of(&schema, r#""ffee206f-affe-1fea-9fea-0123456789ab""#));
+}
+
+#[test]
 fn white_space_is_a_few_spaces_or_a_line_that_ends() {
     let list = json!({"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 1});
     let deep = format!("[\n{}1\r\n]", " ".repeat(40));

@@ -1,6 +1,8 @@
 //! `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: Kimi-K2, which counts the calls of
 //! a conversation.
 
+use std::collections::{HashMap, VecDeque};
+
 use serde_json::Value;
 
 use super::{
@@ -58,22 +60,29 @@ fn is_number(text: &str) -> bool {
 
 /// Ids as the model has given them, by which the templates write calls and results: whoever serves it may have others.
 fn count(messages: &mut [Message]) {
-    let (mut calls, mut ids) = (0, Vec::new());
-    for message in messages {
+    let mut calls = 0;
+    // The calls of the latest message that have an id, whose results have not come.
+    let mut ids: HashMap<String, (usize, VecDeque<String>)> = HashMap::new();
+    for (at, message) in messages.iter_mut().enumerate() {
         for call in message.tool_calls.iter_mut().filter_map(Value::as_array_mut).flatten() {
             let name = call["function"]["name"].as_str().unwrap_or_default();
             let own = format!("{FUNCTIONS}{name}:{calls}");
             calls += 1;
             if let Some(id) = call.get("id").and_then(Value::as_str) {
-                ids.push((id.to_owned(), own.clone()));
+                let (of, waiting) = ids.entry(id.to_owned()).or_default();
+                if std::mem::replace(of, at) != at {
+                    waiting.clear();
+                }
+                waiting.push_back(own.clone());
             }
             call["id"] = own.into();
         }
-        if let Some(id) = &mut message.tool_call_id {
-            // Of the latest call that has it.
-            if let Some((_, own)) = ids.iter().rev().find(|(theirs, _)| theirs == id) {
-                id.clone_from(own);
-            }
+        if let Some(id) = &mut message.tool_call_id
+            && let Some((_, waiting)) = ids.get_mut(id.as_str())
+        {
+            let own =
+                if waiting.len() > 1 { waiting.pop_front() } else { waiting.front().cloned() };
+            *id = own.unwrap_or_default();
         }
     }
 }
@@ -94,6 +103,10 @@ mod tests {
         let result =
             |id: &str| Message { tool_call_id: Some(id.to_owned()), ..Message::new("tool", "1") };
         let mut told = [called(&["x", "y"]), result("y"), called(&["x"]), result("x"), result("?")];
+        let mut alike = [called(&["", ""]), result(""), result("")];
+        count(&mut alike);
+        let ids = alike.map(|message| message.tool_call_id);
+        assert_eq!(ids, [None, Some("functions.f:0".to_owned()), Some("functions.f:1".to_owned())]);
         count(&mut told);
         let [first, second, third] = [0, 1, 2].map(|at| format!("functions.f:{at}"));
         let want = [

@@ -59,13 +59,15 @@ impl Marked {
         }
         let Some(behind) = end.map(|end| end + named.len()) else { return Err(Step::More) };
         let Some(start) = text[behind..].find('{').map(|at| behind + at) else {
-            return Err(Step::More);
+            let is_over = text[behind..].contains(self.marks.end);
+            return Err(if is_over { Step::Broken(0) } else { Step::More });
         };
         let second = text[behind..start].trim();
         let second = second.strip_suffix("json").unwrap_or(second);
         let second = second.strip_suffix(FENCE).unwrap_or(second).trim();
         let name = (self.marks.name)(first, second);
-        if valid_name(name) { Ok((name, start)) } else { Err(Step::Broken(0)) }
+        let is_call = second.is_empty() || name == second;
+        if is_call && valid_name(name) { Ok((name, start)) } else { Err(Step::Broken(0)) }
     }
 }
 

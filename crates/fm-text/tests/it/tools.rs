@@ -273,6 +273,12 @@ const CASES: &[(&str, &str, &str)] = &[
         "<|tool_call_begin|>noop<|tool_call_argument_begin|>{}<|tool_call_end|>\n<|tool_call_begin|>functions.mcp:look:12<|tool_call_argument_begin|>{}<|tool_call_end|>",
         "[0 noop({})=Some(\"{}\")][1 mcp:look({})=Some(\"{}\")]",
     ),
+    // Arguments are those of the call that they stand in.
+    (
+        "kimi",
+        "<|tool_call_begin|>functions.noop:0<|tool_call_argument_begin|><|tool_call_end|><|tool_call_begin|>functions.look:1<|tool_call_argument_begin|>{\"days\": 1}<|tool_call_end|>",
+        "<|tool_call_begin|>functions.noop:0<|tool_call_argument_begin|><|tool_call_end|>[0 look({\"days\": 1})=Some(\"{\\\"days\\\": 1}\")]",
+    ),
     (
         "kimi",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{\"days\": ",
