@@ -171,10 +171,11 @@ pub fn verify(
         Found::Stale(None) => return Err(ConvertError::RecordDamaged { dir: dir.into() }),
         Found::Stale(Some(recorded)) | Found::Current(recorded) => recorded,
     };
-    if let Some(path) = recorded.replaced(&checkpoint)? {
-        return Err(ConvertError::Replaced { path });
-    }
     let now = recorded.clone().renewed(&checkpoint)?;
+    if let Some(name) = recorded.replaced(&now) {
+        let beside = if dir.is_dir() { dir } else { dir.parent().unwrap_or(dir) };
+        return Err(ConvertError::Replaced { path: beside.join(name) });
+    }
     let fits = recorded.fill(Arc::make_mut(&mut spec.catalog))
         && recorded.tensors.keys().eq(&spec.trunk_tensors);
     match recorded.check_small_files(&checkpoint) {

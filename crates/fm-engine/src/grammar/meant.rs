@@ -31,6 +31,7 @@ pub(super) fn rewritten(schema: Value) -> Value {
                 let value = match (keyword.as_str(), value) {
                     ("properties" | "$defs" | "definitions", value) => each(value, |name| name),
                     ("patternProperties", value) => each(value, classes::without_nul),
+                    ("$ref", Value::String(reference)) => renamed(&reference).into(),
                     ("pattern", Value::String(pattern)) => classes::without_nul(pattern).into(),
                     // Values, which may look like schemas.
                     ("enum" | "const" | "default" | "examples", value) => value,
@@ -43,6 +44,16 @@ pub(super) fn rewritten(schema: Value) -> Value {
         Value::Array(list) => list.into_iter().map(rewritten).collect(),
         other => other,
     }
+}
+
+/// A reference with the names that patterns have in the rewritten schema.
+fn renamed(reference: &str) -> String {
+    let mut before = "";
+    let parts = reference.split('/').map(|part| match std::mem::replace(&mut before, part) {
+        "patternProperties" => classes::without_nul(part.to_owned()),
+        _ => part.to_owned(),
+    });
+    parts.collect::<Vec<_>>().join("/")
 }
 
 /// Schemas by names, which may be any word.
@@ -113,10 +124,12 @@ mod tests {
         let schema = json!({
             "$schema": "http://json-schema.org/draft-07/schema#",
             "properties": {"$schema": {"format": "uuid"}, "format": {"format": "path"}, "a": {"format": "date"}},
+            "allOf": [{"$ref": "#/patternProperties/^[^\"]$"}],
             "patternProperties": {"^[^\"]$": {"pattern": "^[^/\\\\]{2}\\d$"}},
         });
         let expected = json!({
             "properties": {"$schema": {"format": "uuid"}, "format": {}, "a": {"format": "date"}},
+            "allOf": [{"$ref": "#/patternProperties/^[[^\"]--\\x00]$"}],
             "patternProperties": {"^[[^\"]--\\x00]$": {"pattern": "^[[^/\\\\]--\\x00]{2}\\d$"}},
         });
         assert_eq!(rewritten(schema), expected);

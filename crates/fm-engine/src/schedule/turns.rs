@@ -184,10 +184,9 @@ impl Crew<'_> {
             Lane::Short => short,
         };
         let mut room = if writes { self.pace.rows().min(most) } else { most };
-        let (count, first) = (self.writings.len(), &mut self.sweeps.first[lane as usize]);
-        let latest = first.take();
-        let latest = self.writings.iter().position(|writing| Some(writing.session()) == latest);
-        let start = latest.map_or(0, |at| at + 1);
+        let first = self.sweeps.first[lane as usize];
+        let latest = self.writings.iter().position(|writing| Some(writing.session()) == first);
+        let (count, start) = (self.writings.len(), latest.map_or(0, |at| at + 1));
         for at in 0..count {
             let at = (start + at) % count;
             let Some(tokens) = self.wants(&self.writings[at]) else { continue };
@@ -196,15 +195,12 @@ impl Crew<'_> {
                 Lane::Short => tokens <= short,
             };
             if is_here {
-                let first = &mut self.sweeps.first[lane as usize];
-                first.get_or_insert_with(|| self.writings[at].session());
                 room -= self.writings[at].ask_in(lane, room, &mut self.batch);
             }
         }
         let rows = self.batch.rows.len();
-        if rows == 0 {
-            return false;
-        }
+        let Some(row) = self.batch.rows.first() else { return false };
+        self.sweeps.first[lane as usize] = Some(row.session);
         self.make_room();
         match self.runner.sweep_begin(lane, &self.batch) {
             Ok(()) => *self.sweeps.of(lane) = Some(Sweep { rows, layer: Duration::ZERO }),

@@ -116,23 +116,13 @@ impl Recorded {
         Ok(if current { Found::Current(recorded) } else { Found::Stale(Some(recorded)) })
     }
 
-    /// The first file of `checkpoint` of another name, length or header than was recorded: not the same file with another
-    /// time of change.
-    ///
-    /// # Errors
-    /// If a file cannot be read.
-    pub fn replaced(&self, checkpoint: &Checkpoint) -> Result<Option<PathBuf>, FormatError> {
-        let files = identify(checkpoint)?;
-        let is_other = |at: usize| match (self.files.get(at), files.get(at)) {
-            (Some(recorded), Some(found)) => {
-                let RecordedFile { name, bytes, header, .. } = recorded;
-                (name, bytes, header) != (&found.name, &found.bytes, &found.header)
-            }
-            _ => true,
-        };
-        let other = (0..files.len().max(self.files.len())).find(|at| is_other(*at));
-        let file = |at: usize| checkpoint.files.get(at).unwrap_or(&checkpoint.path).clone();
-        Ok(other.map(file))
+    /// The name of the first file that is another one `now`: of another name, length or header, not the same file with
+    /// another time of change.
+    pub fn replaced<'n>(&'n self, now: &'n Self) -> Option<&'n str> {
+        let key = |file: &'n RecordedFile| (file.name.as_str(), file.bytes, file.header);
+        let same = self.files.iter().zip(&now.files).take_while(|(a, b)| key(a) == key(b)).count();
+        let other = now.files.get(same).or_else(|| self.files.get(same))?;
+        Some(&other.name)
     }
 
     /// The same checksums, of the files as they are now.

@@ -77,16 +77,14 @@ pub(crate) fn call_one_by_one(messages: &mut Vec<Message>) {
 }
 
 /// A message and its calls but the first, each in a message that says nothing else.
-fn each_call(mut message: Message) -> Vec<Message> {
+fn each_call(mut message: Message) -> impl Iterator<Item = Message> {
     let calls = message.tool_calls.as_mut().and_then(Value::as_array_mut);
-    let further = calls.filter(|calls| calls.len() > 1).map(|calls| calls.split_off(1));
+    let further = calls.map(|calls| calls.split_off(calls.len().min(1))).unwrap_or_default();
     let alone = |call| Message {
         tool_calls: Some(Value::Array(vec![call])),
         ..Message::new("assistant", "")
     };
-    let further = further.into_iter().flatten().map(alone);
-    let further: Vec<Message> = further.collect();
-    iter::once(message).chain(further).collect()
+    iter::once(message).chain(further.into_iter().map(alone))
 }
 
 fn is_result(message: &Message) -> bool {
